@@ -137,8 +137,8 @@ class TrainingConfig(Section):
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="what the backward pass computes once more, to need less memory: nothing; what isn't a "
-        "product, an attention or an FFT; or whole blocks",
+        description="what the backward pass computes once more, to need less memory: nothing; all but linear "
+        "layers, convolutions and attention kernels; or whole blocks",
     )
     use_flex: bool = Field(False, description="true means operator.attention=flex")
     cpu_offload_optimizer: bool = Field(

@@ -121,7 +121,7 @@ def _with_others(run: OpenedRun, *, has_members: bool, note: Note) -> TrainedRun
         run.simulator,
         run.config.seed,
         find_baselines(run.config, run.simulator, note=note),
-        read_stage_logs(run.config, note=note),
+        _logs_of(run.path, run.config, note),
         find_corrected(run.path, device=device, note=note) if has_members else (),
         find_prior(run.path, device=device) if has_members else None,
     )

@@ -193,13 +193,18 @@ def _moves_nothing(func: Any, read: list[Tensor], made: list[Tensor]) -> bool:
     schema = getattr(func, "_schema", None)  # operations of higher order have none
     if schema is None or schema.is_mutable:
         return False
-    known = {tensor.untyped_storage().data_ptr() for tensor in read}
-    is_view = all(tensor.untyped_storage().data_ptr() in known for tensor in made)
+    known = set(map(_storage, read))
+    is_view = all(_storage(tensor) in known for tensor in made)
     return is_view or schema.name.startswith(("aten::empty", "aten::new_empty"))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
     return (value for value in tree_leaves(values) if isinstance(value, Tensor))
+
+
+def _storage(tensor: Tensor) -> int:
+    """Which storage it is a view of; an address wouldn't say that of tensors without numbers (`ShapesOf`)."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _nbytes(tensor: Tensor) -> int:

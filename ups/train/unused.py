@@ -59,7 +59,8 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
         yield from _not_read(optimizer, optimizer.name, _READ_BY_OPTIMIZER, f"{where}.optimizer")
         yield from _not_read(scheduler, scheduler.name, _READ_BY_SCHEDULER, f"{where}.scheduler")
         for name in _changed(settings, _SWITCHED_BY.keys() & StageConfig.model_fields.keys()):
-            if not getattr(config.stage(stage), switch := _SWITCHED_BY[name]):
+            is_own = getattr(settings, name) != getattr(config.training, name)  # a budget fills in the others
+            if is_own and not getattr(config.stage(stage), switch := _SWITCHED_BY[name]):
                 yield f"{where}.{name} has no effect: {where}.{switch} is off"
     for name in _changed(config.training, _SWITCHED_BY):
         switch = _SWITCHED_BY[name]

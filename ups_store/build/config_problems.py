@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
@@ -14,6 +14,8 @@ with needs("hdf5"):
     from pydantic_core import ErrorDetails
 
 _UNKNOWN, _MISSING = "unknown_key", "missing_key"  # kinds of errors
+# How pydantic names alternatives of a union within a key.
+_ALTERNATIVES = ("constrained-", "literal[", "tuple[")
 # What pydantic says in terms of Python, by its type of error; {} are its own numbers.
 _EXPECTED = {
     "model_type": "keys and values",
@@ -50,12 +52,13 @@ def config_errors(
         see: A page or a command that lists all keys; by default the error lists them.
     """
     known, problems = known_keys(model), dict[str, ConfigError]()
-    for one in error.errors():
-        key = _key_of(one)
+    for key, ways in _by_key(error.errors()).items():
+        one = ways[0]
         is_outside = any(key == name or name.startswith(f"{key}.") for name in outside)
         is_outside |= ".".join(key.split(".")[:2]) in outside
         hint = _hint(key, known, _keys_beside(model, one["loc"]), see)
-        problems.setdefault(key, _problem(one, key, known, hint, path, None if is_outside else path))
+        expected = _either(map(_expected_by, ways))
+        problems[key] = _problem(one, key, expected, known, hint, path, None if is_outside else path)
     # A misspelled key explains why another one is missing, a wrong part why the whole is wrong.
     meant = {problem.hint for problem in problems.values() if problem.kind == _UNKNOWN}
     return [
@@ -79,17 +82,32 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
+def _by_key(problems: Sequence[ErrorDetails]) -> dict[str, list[ErrorDetails]]:
+    """What is wrong with each key; with one that takes several kinds of values once for each of them."""
+    found: dict[str, list[ErrorDetails]] = {}
+    for problem in problems:
+        found.setdefault(_key_of(problem), []).append(problem)
+    return found
+
+
 def _key_of(problem: ErrorDetails) -> str:
-    """Dotted key; pydantic adds the alternative of a union to it, as in `num_workers.int`."""
+    """Dotted key; pydantic adds alternatives of a union, as in `num_workers.int` or `mixer.tuple[...].1`."""
     parts = [str(part) for part in problem["loc"]]
-    if parts and (parts[-1] == "int" or parts[-1].startswith(("constrained-", "literal["))):
+    if parts and parts[-1] == "int":
         parts.pop()
-    return ".".join(parts)
+    return ".".join(part for part in parts if not part.startswith(_ALTERNATIVES))
+
+
+def _either(expected: Iterable[str]) -> str:
+    """One of several things, each said once."""
+    words = list(dict.fromkeys(expected))
+    return (", or " if any(" or " in word for word in words) else " or ").join(words)
 
 
 def _problem(
     problem: ErrorDetails,
     key: str,
+    expected: str,
     known: Sequence[str],
     hint: str,
     path: Path | str | None,
@@ -105,7 +123,7 @@ def _problem(
         facts = {name: getattr(inner, name, None) for name in ("kind", "expected", "found", "hint")}
         said = getattr(inner, "problem", str(inner)) or key  # a validator below doesn't know where it is
         return ConfigError(said, path=where, **facts)
-    return ConfigError(key, path=where, expected=_expected_by(problem), found=repr(problem["input"]))
+    return ConfigError(key, path=where, expected=expected, found=repr(problem["input"]))
 
 
 def _expected_by(problem: ErrorDetails) -> str:

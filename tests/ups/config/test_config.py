@@ -150,11 +150,29 @@ def test_all_mistakes_are_told_at_once_each_with_the_nearest_key(tmp_path: Path)
     assert title == "4 mistakes in the configuration:"
     assert set(lines) == {
         "  encoder.width: expected greater than or equal to 1, found 0",
-        f"  {path}: training.num_workers: expected greater than or equal to 0, found -1",
+        f"  {path}: training.num_workers: expected greater than or equal to 0, or 'auto', found -1",
         f"  {path}: unknown key: found 'latent.tokns'; did you mean latent.tokens?",
         f"  {path}: unknown key: found 'training.lrr'; did you mean training.lr?",
     }
     assert caught.value.exit_code == 2
+
+
+_MIXERS = "'spectral', 'convolution', 'attention' or 'hybrid'"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (
+            "training.num_workers=many",
+            "training.num_workers: expected a valid integer or 'auto', found 'many'",
+        ),
+        ("operator.mixer=spectrl", f"operator.mixer: expected {_MIXERS}, or a list, found 'spectrl'"),
+        ("operator.mixer=[spectral,foo]", f"operator.mixer.1: expected {_MIXERS}, found 'foo'"),
+    ],
+)
+def test_key_that_takes_several_kinds_of_values_names_them_all(override: str, says: str) -> None:
+    assert str(error_of(override)) == says
 
 
 def test_misspelled_key_explains_the_missing_one() -> None:

@@ -25,8 +25,9 @@ from ups.errors import ConfigError
 from ups.eval import predict as prediction
 from ups.eval.equal_budgets import equal_budgets
 from ups.eval.forecasters import OperatorForecaster, Start
-from ups.eval.runs import open_others, open_runs
+from ups.eval.runs import evaluate_run, open_others, open_runs
 from ups.eval.training_logs import StageLog
+from ups.output import discard
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import OPERATOR
@@ -273,6 +274,19 @@ def test_training_of_another_operator_is_told_only_where_its_log_is_its_own(
     assert [list(other.logs) for other in others] == [[log], []]
 
 
+def test_training_of_an_operator_from_elsewhere_is_not_that_of_the_configurations_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
+    monkeypatch.setattr("ups.eval.runs.read_stage_logs", lambda config, note: [log])
+    monkeypatch.setattr("ups.eval.runs.evaluate", lambda *given, logs, **others: pytest.fail(str(list(logs))))
+    own, moved = folder / "checkpoints" / "operator.safetensors", tmp_path / "operator.safetensors"
+    moved.write_bytes(own.read_bytes())
+    for path, says in ((own, "steps=1000"), (moved, r"\[\]")):
+        with pytest.raises(pytest.fail.Exception, match=says):
+            evaluate_run(path, config_path=folder / "run.yaml", overrides=(), note=discard)
+
+
 def save_with_training(folder: Path, path: Path, training: dict[str, Any]) -> None:
     """The operator on fields with another section of its configuration."""
     source = folder / "checkpoints" / "operator.safetensors"
@@ -328,6 +342,7 @@ def test_baselines_are_trained_once_and_then_kept(folder: Path, tmp_path: Path) 
     }
     assert all((effort["limit"], effort["samples"]) == ("samples", 64) for effort in trained.values())
     assert again.stderr.count("is there already") == 2
+    assert "has no effect" not in first.stderr  # of what a budget fills in
     other = run("train-baselines", *arguments, "seed=1", "--kind", "fno")
     assert "is there already" not in other.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from test_trainer import Regression, make_config, records, train
 
 from ups.config import StageConfig
+from ups.data.batches import endless
+from ups.train.flops import ShapesOf, of_step
 from ups.train.meter import BANDWIDTH_BOUND, MFU
 from ups.train.roofline import Cost, Limits, cost_of, known_gpu, precision_of
 
@@ -58,6 +61,17 @@ def test_memory_that_nothing_is_written_to_moves_nothing() -> None:
     wide = torch.ones(1, 1000).expand(1000, 1000)
     assert cost_of(lambda: torch.empty(10**6), limits=EVEN).least_s == 0.0
     assert cost_of(lambda: wide.sum(), limits=EVEN).least_s == pytest.approx(4004e-9)
+
+
+def test_step_of_a_model_without_its_numbers_costs_the_same() -> None:
+    """As it is counted where parameters are shared out over ranks."""
+    stage = Regression()
+    batch = next(endless(stage.loader, 0))
+    measure = partial(cost_of, limits=EVEN)
+    found = of_step(stage, batch, measure)
+    with ShapesOf(stage.model).in_place_of(stage):
+        assert of_step(stage, batch, measure) == found
+    assert found.bandwidth_bound_s > 0
 
 
 def test_log_has_utilisation_and_what_bounds_a_step(tmp_path: Path) -> None:

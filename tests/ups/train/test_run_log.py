@@ -284,6 +284,14 @@ def test_setting_that_its_kind_reads_is_not_named(tmp_path: Path) -> None:
     assert list(unused_settings(make_config(tmp_path, *settings), "autoencoder")) == []
 
 
+def test_setting_of_a_stage_is_named_unless_it_is_that_of_training(tmp_path: Path) -> None:
+    own = "stages.autoencoder.amp_dtype=float16"
+    (sentence,) = unused_settings(make_config(tmp_path, own), "autoencoder")
+    assert sentence == "stages.autoencoder.amp_dtype has no effect: stages.autoencoder.amp is off"
+    (sentence,) = unused_settings(make_config(tmp_path, own, "training.amp_dtype=float16"), "autoencoder")
+    assert sentence == "training.amp_dtype has no effect: training.amp is off"
+
+
 # --- what a run is trained on --------------------------------------------------------------------------
 
 
