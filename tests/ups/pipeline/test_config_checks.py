@@ -103,6 +103,22 @@ def test_a_full_disk_has_the_exit_code_of_disks(run: Path, monkeypatch: pytest.M
     assert [(check.kind, check.exit_code) for check in report.problems] == [("disk_full", 6)]
 
 
+@pytest.mark.parametrize(
+    ("key", "group"),
+    [
+        ("training.latent_cache_dir", "latent cache"),
+        ("pipeline.dir", "checkpoints"),
+        ("pipeline.report_dir", "checkpoints"),
+        ("pipeline.best_dir", "checkpoints"),
+    ],
+)
+def test_folders_that_are_written_after_hours_are_tried_first(run: Path, key: str, group: str) -> None:
+    Path("file").write_text("no folder")
+    report = check_config(run, [f"{key}=file/within"])
+    assert [(check.group, check.kind) for check in report.problems] == [(group, "not_written")]
+    assert "file/within: can't be written" in texts(report)
+
+
 @pytest.mark.parametrize(("package", "extra"), [("scipy", "train"), ("matplotlib", "plot")])
 def test_packages_that_are_needed_after_hours_are_asked_for_first(
     run: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
