@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ups.config import RunConfig
 from ups.data.splits import open_split
 from ups.data.stores import Store, latent_build, latent_folder, place_of, store_path
 from ups.errors import UpsError
+from ups.output import check_writable
 from ups.pipeline.report import Checks
 from ups.pipeline.sources import TaskSources
 from ups_store.build import BuildConfig, Readers, explain
@@ -99,7 +101,7 @@ def check_caches(
     *,
     trains_encoder: bool,
 ) -> None:
-    """Stores that are there and those that aren't, the disk for these, and the RAM for preloading.
+    """Stores that are there and those that aren't, folder and disk for these, and the RAM for preloading.
 
     Args:
         config: Configuration of the run.
@@ -117,7 +119,9 @@ def check_caches(
     for wanted in stores:
         task = tasks[wanted.task]
         _check_store(config, task, wanted, readers, checks, group=group, trains_encoder=trains_encoder)
-    _check_disk([wanted for wanted in stores if wanted.place is None], checks, group)
+    missing = [wanted for wanted in stores if wanted.place is None]
+    if not missing or checks.passes(group, partial(check_writable, missing[0].path.parent)):
+        _check_disk(missing, checks, group)
     _check_preload(config, [wanted for wanted in stores if wanted.split == "train"], checks)
 
 

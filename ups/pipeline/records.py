@@ -59,8 +59,7 @@ class RunFolder:
             raise OutputError.of(error, path) from error
         try:
             _take(fd, path, note=note, timeout_s=timeout_s)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} of {os.uname().nodename}\n".encode(), 0)
+            _sign(fd, path)
             yield fd
         finally:
             os.close(fd)  # released unless a child still has it
@@ -157,6 +156,15 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield dict(json.loads(line))
             except (ValueError, TypeError):
                 continue
+
+
+def _sign(fd: int, path: Path) -> None:
+    """Write into a lock which process holds it."""
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} of {os.uname().nodename}\n".encode(), 0)
+    except OSError as error:
+        raise OutputError.of(error, path) from error
 
 
 def _take(fd: int, path: Path, *, note: Note, timeout_s: float) -> None:

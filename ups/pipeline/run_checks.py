@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from ups.config import RunConfig
@@ -26,12 +27,20 @@ def check_checkpoints(config: RunConfig, stages: tuple[str, ...], checks: Checks
     group, folder = "checkpoints", config.checkpoint.dir
     if checks.passes(group, lambda: check_writable(folder)):
         checks.ok(group, f"{folder}: can be written")
+    for other in _named_folders(config):
+        checks.passes(group, partial(check_writable, other))
     for name in stages:
         _check_state(config, name, checks)
     if has_given_encoder(config):
         with checks.collecting(group):
             _check_given(config)
             checks.ok(group, f"{config.autoencoder_path}: an autoencoder of these tasks and sizes")
+
+
+def _named_folders(config: RunConfig) -> list[Path]:
+    """Where `ups run` writes, besides `checkpoint.dir`, which has all that isn't named."""
+    pipeline = config.pipeline
+    return [folder for folder in (pipeline.dir, pipeline.report_dir, pipeline.best_dir) if folder is not None]
 
 
 def _check_state(config: RunConfig, stage: str, checks: Checks) -> None:

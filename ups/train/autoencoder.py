@@ -220,7 +220,8 @@ class AutoencoderStage(Stage):
         make_isometric(model, sample, queries=self._queries, ranks=self.ranks)
         if self.ranks.is_first:
             document = read_document(self.path, kind=AUTOENCODER)
-            save_autoencoder(self.path, model, config=document["config"], report=document["report"])
+            said = {name: document[name] for name in ("config", "report", "data")}
+            save_autoencoder(self.path, model, **said)
         return before
 
     def _spectra(self, model: Autoencoder) -> dict[str, DecoderSpectrum]:

@@ -16,7 +16,7 @@ from ups.config.corrector_size import corrector_size
 from ups.config.operator_size import operator_size
 from ups.data.splits import describe_fields
 from ups.data.stores import latent_folder
-from ups.errors import ConfigError, ConfigWarning, UpsError
+from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
 from ups.eval.split_uses import daily_split
 from ups.grid import GridSpec, cut_grid
 from ups.output import check_writable, discard
@@ -42,6 +42,7 @@ def check_nothing_refused_later(config: RunConfig, first: str | None, *, report_
 
     Raises:
         UpsError: All that is refused, in one error.
+        MissingExtraError: If a package isn't installed that a whole run needs.
     """
     refused = [
         error
@@ -62,6 +63,8 @@ def later_checks(
         first: What `first_stage` says.
         report_folder: Where the evaluation writes.
     """
+    yield "configuration", lambda: check_installed("safetensors", "scipy", extra="train")
+    yield "configuration", lambda: check_installed("matplotlib", extra="plot")
     if config.evaluation.enabled:
         yield "evaluation", lambda: daily_split(None, config.evaluation.split, note=discard)
         yield "evaluation", lambda: check_writable(report_folder)

@@ -9,10 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from ups.config import load_config as load_run_config
 from ups.config.loading import load_leniently
+from ups.errors import MissingExtraError
+from ups.output import discard
 from ups.pipeline.config_checks import GROUPS, check_config
 from ups.pipeline.gpus import chosen_gpus
 from ups.pipeline.report import Report
+from ups.pipeline.training import run_all
 from ups_store.build import QuietWatcher, build_all, load_config
 
 STATES_OF_FIELDS = ["operator.state=fields", "stages.autoencoder.epochs=0"]
@@ -97,6 +101,36 @@ def test_a_full_disk_has_the_exit_code_of_disks(run: Path, monkeypatch: pytest.M
     monkeypatch.setattr("ups.pipeline.cache_checks.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
     report = check_config(run)
     assert [(check.kind, check.exit_code) for check in report.problems] == [("disk_full", 6)]
+
+
+@pytest.mark.parametrize(
+    ("key", "group"),
+    [
+        ("training.latent_cache_dir", "latent cache"),
+        ("pipeline.dir", "checkpoints"),
+        ("pipeline.report_dir", "checkpoints"),
+        ("pipeline.best_dir", "checkpoints"),
+    ],
+)
+def test_folders_that_are_written_after_hours_are_tried_first(run: Path, key: str, group: str) -> None:
+    Path("file").write_text("no folder")
+    report = check_config(run, [f"{key}=file/within"])
+    assert [(check.group, check.kind) for check in report.problems] == [(group, "not_written")]
+    assert "file/within: can't be written" in texts(report)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("scipy", "train"), ("matplotlib", "plot")])
+def test_packages_that_are_needed_after_hours_are_asked_for_first(
+    run: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # also where it is installed
+    report = check_config(run)
+    said = f"{package} isn't installed; pip install 'ups-store[{extra}]'"
+    assert [(check.group, check.text) for check in report.problems] == [("configuration", said)]
+    with pytest.raises(MissingExtraError) as refused:
+        run_all(load_run_config(run), config_path=run, overrides=(), note=discard)
+    assert refused.value.module == package
+    assert not Path("checkpoints").exists()
 
 
 def test_a_model_that_does_not_fit_misses_a_gate(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,12 @@ import pytest
 from command_line import run_ups
 from vast_standin import KEY, serving
 
+from ups.config.stages import STAGE_NAMES
 from ups.errors import ConfigError, LaunchError
 from ups.output import discard
 from ups.pipeline.launch.job import Job, job_script, make_job, packed
+from ups.trained.corrected_files import candidate_of
+from ups.trained.specs import CORRECTOR_FILE, OPERATOR_FILE, PRIOR_FILE, STUDENT_FILE
 
 SECRETS = {"B2_KEY_ID": "id-of-b2", "B2_APP_KEY": "secret-of-b2", "WANDB_API_KEY": "secret-of-wandb"}
 PHASES = ["download", "precompute", "run", "upload"]
@@ -260,7 +263,14 @@ def test_checkpoints_of_another_launch_are_cleared_and_stores_kept(machine: Mach
         "out/best/operator.safetensors",
         "out/run/nodes/autoencoder.json",
     ]
-    cleared = ["out/operator.training.safetensors", "out/baselines/fno.safetensors", "out/joint.safetensors"]
+    later = {*STAGE_NAMES} - {"autoencoder"}
+    files = (OPERATOR_FILE, CORRECTOR_FILE, STUDENT_FILE, PRIOR_FILE)
+    cleared = [
+        "out/baselines/fno.safetensors",
+        *(f"out/{stage}.training.safetensors" for stage in sorted(later)),
+        *(f"out/{file}" for file in files),
+        *(f"out/{candidate_of(Path(file))}" for file in files[1:]),
+    ]
     for name in (*kept, *cleared, "cache/burgers1d_train.zarr.zip"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text("old")
@@ -272,7 +282,8 @@ def test_checkpoints_of_another_launch_are_cleared_and_stores_kept(machine: Mach
     assert [name for name in cleared if not (work / name).exists()] == []
     machine.job = replace(machine.job, launch_id="two")
     assert machine.run()[0] == 0
-    assert [name for name in cleared if (work / name).exists()] == []
+    left = (name for name in cleared if (work / name).exists())
+    assert [name for name in left if (work / name).read_text() == "old"] == []  # one is made again
     assert [name for name in (*kept, "cache/burgers1d_train.zarr.zip") if not (work / name).exists()] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from command_line import run_ups
 from tiny_pipeline import NAMES, begun, execute, make_graph, result, tiny_run
 from wandb_runs import Standin
 
-from ups.errors import GateMissedError, UpsError
+from ups.errors import GateMissedError, OutputError, UpsError
 from ups.output import discard
 from ups.pipeline.graph import Graph, Node
 from ups.pipeline.records import RunFolder
@@ -149,6 +150,16 @@ def test_second_run_of_a_folder_is_refused_while_the_first_works() -> None:
     assert len(notes) == 1
     with second.locked(note=discard):
         pass
+
+
+def test_full_disk_under_a_lock_is_an_error_about_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("ups.pipeline.records.os.pwrite", write)
+    with pytest.raises(OutputError, match="run/lock: can't be written") as caught:
+        execute(make_graph())
+    assert (caught.value.exit_code, begun()) == (6, [])
 
 
 def test_missed_gate_is_judged_again_without_running_anything_again() -> None:

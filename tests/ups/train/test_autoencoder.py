@@ -22,6 +22,7 @@ from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
 from ups.errors import CheckpointError, ConfigError, ShapeError
 from ups.models.any_point_decoder import grid_queries
+from ups.pipeline.lineage import lineage_of
 from ups.train.run import run_stage
 from ups.trained.autoencoder import load_autoencoder, save_autoencoder
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, read_document, save_checkpoint
@@ -320,6 +321,8 @@ def test_trained_autoencoder_is_isometric(root: Path, tmp_path: Path) -> None:
     report = run_stage("autoencoder", config, note=print)
     before, after = (report[f"decoder_condition{of}"]["advection1d"] for of in ("_before_isometry", ""))
     assert after < min(1.3, before)
+    (data,) = lineage_of(tmp_path / "autoencoder.safetensors").made_from
+    assert (data.state, data.origin.kind) == ("same", "source")  # also in what was written again
     digest = hash_tensors(tmp_path / "autoencoder.safetensors")
     again = run_stage("autoencoder", config, note=print)  # nothing is left to train, nor to rescale
     assert again["decoder_condition_before_isometry"] == {}

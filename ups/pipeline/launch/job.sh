@@ -130,8 +130,8 @@ clear_checkpoints() {
   local marker=$CHECKPOINTS/.launch
   mkdir -p "$CHECKPOINTS" || return
   if [ "$RESUME" = 0 ] && [ "$(cat "$marker" 2> /dev/null)" != "$LAUNCH_ID" ]; then
-    (cd "$CHECKPOINTS" && rm -rf -- baselines joint* operator* fno* unet* diff_residual* \
-      consistency_distill* steady_prior* seed-*) || return
+    (cd "$CHECKPOINTS" && rm -rf -- baselines joint* operator* fno* unet* diff_residual* corrector* \
+      consistency_distill* student* steady_prior* prior* seed-*) || return
   fi
   printf '%s\n' "$LAUNCH_ID" > "$marker"
 }
