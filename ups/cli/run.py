@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,30 +11,24 @@ import typer
 
 from ups.cli.common import (
     AsJson,
+    Config,
     ExportAnyway,
-    Overrides,
     columns,
     exporting_anyway,
     note,
     parse_numbers,
 )
 from ups.cli.notify import Notify, notifying
-from ups.errors import GateMissedError
-from ups_store.build import shipped_configs
-from ups_store.command_line import completing
+from ups.cli.validate import Words, split_words
+from ups.errors import ConfigError, GateMissedError
 from ups_store.console import importing, print_json, print_lines
 from ups_store.launch import ONLY_ONCE, check_shared
 
 
 def run(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="YAML file, or a name of `ups configs`", autocompletion=completing(shipped_configs)
-        ),
-    ],
-    overrides: Overrides = None,
+    words: Words = None,
     *,
+    config: Config = None,
     seeds: Annotated[
         str | None,
         typer.Option(help="such as 0,1,2: all of it with each, in <checkpoint.dir>/seed-N, and one report"),
@@ -74,7 +69,8 @@ def run(
     """Build stores, train, evaluate, decide by gates, promote; run it again to continue.
 
     Executes what isn't valid, each node in a process of its own. A missed gate is exit code 10. With --seeds
-    what doesn't depend on the seed is done once, and the leaderboard has intervals over the seeds.
+    what doesn't depend on the seed is done once, and the leaderboard has intervals over the seeds. Without
+    CONFIG it takes the one that the variable TRAIN_CONFIG names.
     """
     phases = parse_numbers("--phase", phase or ())
     with importing():
@@ -99,11 +95,12 @@ def run(
         price_per_hour=price_per_hour,
     )
     wanted = parse_seeds(seeds) if seeds is not None else ()
-    given = [*(overrides or ()), *exporting_anyway(export_anyway)]
     with notifying(None if dry_run else notify) as notice:
-        opened = open_run(config, given, phases=phases, note=note)
+        path, overrides = _configuration(words, config)
+        given = [*overrides, *exporting_anyway(export_anyway)]
+        opened = open_run(path, given, phases=phases, note=note)
         notice.run = opened.folder
-        runs = open_seeds(opened, wanted, config_path=config, overrides=given)
+        runs = open_seeds(opened, wanted, config_path=path, overrides=given)
         try:
             found = (
                 run_seeds(opened, runs, options, note=note)
@@ -114,6 +111,16 @@ def run(
             print_lines(str(opened.folder))  # what was found lies there
             raise
     _show(found, opened.folder, as_json=as_json)
+
+
+def _configuration(words: Sequence[str] | None, config: Path | None) -> tuple[Path, list[str]]:
+    """The configuration, which may be that of TRAIN_CONFIG, and the overrides."""
+    path, overrides = split_words(words, config)
+    named = os.environ.get("TRAIN_CONFIG")
+    if path is None and not named:
+        expected = "a YAML file or a name of `ups configs`, as a word, --config or TRAIN_CONFIG"
+        raise ConfigError("CONFIG", expected=expected, found="none")
+    return path or Path(named or ""), overrides
 
 
 def _show(found: dict[str, Any], folder: Path, *, as_json: bool) -> None:

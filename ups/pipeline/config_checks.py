@@ -22,9 +22,11 @@ from ups.data.held_out import check_enough, check_lead_times
 from ups.data.splits import check_room
 from ups.errors import ConfigWarning, UpsError
 from ups.grid import GridSpec
+from ups.output import discard
 from ups.pipeline.cache_checks import FIELD_STORES, LATENTS, check_caches
 from ups.pipeline.machine_checks import check_machine
 from ups.pipeline.report import Checks, Report, warnings_of
+from ups.pipeline.run import open_run
 from ups.pipeline.run_checks import check_checkpoints, check_evaluation, check_events, check_wandb
 from ups.pipeline.sources import TRAINED, TaskSources, find_tasks, quick_readers
 from ups.train.checks import (
@@ -85,6 +87,7 @@ def check_config(config_path: Path | None, overrides: Sequence[str] = ()) -> Rep
     checks.refuse("configuration", *loaded.problems)
     if not loaded.problems:
         checks.ok("configuration", f"{config_path or 'overrides'}: all keys and values are known")
+        checks.passes("evaluation", lambda: open_run(config_path, overrides, note=discard))
     if loaded.config is not None:
         _check_loaded(loaded, config_path, checks)
     return Report(checks.all_of(GROUPS), time.perf_counter() - began)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.after_training import GatesConfig
-from ups.errors import CheckpointError, GateMissedError, UpsError
+from ups.errors import CheckpointError, ConfigError, GateMissedError, UpsError, did_you_mean
 from ups.eval.gate_verdicts import GateVerdict, check_gates, judge_number, judge_range, shown_number
 from ups.eval.training_logs import log_path, read_stage_logs
 from ups.pipeline.records import json_lines
@@ -43,6 +43,30 @@ def judge(
         *_rates(gates, config),
     ]
     return check_gates(verdicts, where=f"gate after {what}", hint="nothing is removed")
+
+
+def check_judgeable(name: str, gates: GatesConfig, config: RunConfig) -> None:
+    """Refuse, before anything is trained, gates that the evaluation couldn't but miss.
+
+    Args:
+        name: "small" or "full".
+        gates: Of the evaluation.
+        config: Of the evaluation.
+
+    Raises:
+        ConfigError: Kind "gates": it names a task that isn't evaluated, or an ensemble where none is drawn.
+    """
+    key, tasks = f"pipeline.{name}.gates", config.data.tasks
+    of_ensembles = (*gates.ensemble_ceilings, *gates.ensemble_ranges)
+    if of_ensembles and config.evaluation.members is None:
+        problem, advice = f"{key}: {of_ensembles[0]}", "say evaluation.members=64"
+        raise ConfigError(problem, kind="gates", expected="evaluation.members", found="none", hint=advice)
+    named = {gate: gate.rpartition("/")[0] for gate in gates.ceilings}
+    named |= {gate: gate.rpartition("/")[0].rpartition("/")[0] for gate in of_ensembles}
+    for gate, task in named.items():
+        if task and task not in tasks:
+            hint, expected = did_you_mean(task, tasks), " or ".join(tasks)
+            raise ConfigError(f"{key}: {gate}", kind="gates", expected=expected, found=task, hint=hint)
 
 
 def gate_missed_by_stage(config: RunConfig, stage: str, *, since: float) -> GateMissedError | None:

@@ -17,7 +17,7 @@ from typing import Any
 from ups.config import RunConfig, dump_config, load_config
 from ups.errors import ConfigError, GateMissedError, InterruptedTrainingError, UpsError
 from ups.output import Note, discard, each_once, write_atomically
-from ups.pipeline.gates import gate_missed_by_stage
+from ups.pipeline.gates import check_judgeable, gate_missed_by_stage
 from ups.pipeline.graph import Graph, Node
 from ups.pipeline.metadata import write_metadata
 from ups.pipeline.nodes import Run, declare_graph, shown
@@ -73,6 +73,7 @@ def open_run(
     )
     for name, other in (("small", small), ("full", full)):
         _check_same_run(name, other, config)
+        check_judgeable(name, getattr(config.pipeline, name).gates, other)
     return Run(config, small, full, folder, phases or {})
 
 

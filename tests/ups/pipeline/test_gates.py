@@ -17,8 +17,11 @@ from ups.config import RunConfig, load_config
 from ups.config.after_training import METRICS, GatesConfig
 from ups.errors import ConfigError, GateMissedError
 from ups.eval.scores import _ORDER, MORE_IS_BETTER
+from ups.output import discard
 from ups.pipeline.best import best_path, promote, read_provenance, rival_of
+from ups.pipeline.config_checks import check_config
 from ups.pipeline.gates import judge
+from ups.pipeline.run import open_run
 from ups.trained.checkpoint import save_checkpoint
 
 
@@ -139,6 +142,36 @@ def test_gates_of_nothing_known_are_refused(gates: dict[str, Any], says: str) ->
     values = {"data": {"tasks": "burgers1d", "root": "data"}, "pipeline": {"full": {"gates": gates}}}
     with pytest.raises(ConfigError, match=says):
         load_config(values)
+
+
+@pytest.mark.parametrize(
+    ("gates", "overrides", "says"),
+    [
+        (
+            {"ceilings": {"burgers2d/nrmse": 1}},
+            [],
+            "expected burgers1d, found burgers2d; did you mean burgers1d",
+        ),
+        ({"ensemble_ceilings": {"student/crps": 1}}, [], "expected evaluation.members, found none"),
+        (
+            {"ensemble_ranges": {"darcy2d/student/spread_skill": [0.8, 1.2]}},
+            ["evaluation.members=4"],
+            "expected burgers1d, found darcy2d",
+        ),
+        ({"ceilings": {"burgers1d/nrmse": 1}}, ["evaluation.horizn=3"], "did you mean evaluation.horizon"),
+    ],
+)
+def test_gates_that_no_report_could_pass_are_refused_before_a_run(
+    gates: dict[str, Any], overrides: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"gates": gates, "overrides": overrides}
+    values = {"data": {"tasks": "burgers1d", "root": "data"}, "pipeline": {"small": small}}
+    Path("run.yaml").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=says):
+        open_run(Path("run.yaml"), (), note=discard)
+    found = {check.group: check.text for check in check_config(Path("run.yaml")).problems}
+    assert says in found["evaluation"]
 
 
 def test_gates_know_the_metrics_of_reports() -> None:

@@ -101,6 +101,20 @@ def test_export_anyway_is_a_flag_of_the_run(folder: Path) -> None:
     assert "export_anyway: true" in Path("out/run/train.yaml").read_text()
 
 
+def test_configuration_is_a_word_a_flag_or_that_of_a_variable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("run.yaml").write_text(json.dumps({"data": {"tasks": "burgers1d", "root": "data"}}))
+    listed = run_ups("run", "run.yaml", "seed=1", "--dry-run")
+    assert listed.stdout.split()[::2][:2] == ["validate-config", "validate-data"]
+    assert run_ups("run", "--config", "run.yaml", "seed=1", "--dry-run").stdout == listed.stdout
+    refused = run_ups("run", "seed=1", "--dry-run")
+    assert (refused.exit_code, "CONFIG: expected" in refused.output) == (2, True)
+    monkeypatch.setenv("TRAIN_CONFIG", "run.yaml")
+    assert run_ups("run", "seed=1", "--dry-run").stdout == listed.stdout
+    assert run_ups("run", "other.yaml", "--dry-run").exit_code == 2  # the word goes first
+
+
 def test_dry_run_lists_nodes_and_writes_nothing() -> None:
     check = Node("check", "validation", (), dict, command=lambda restart: ["false"])
     found = result(make_graph(extra=(check,)), [], dry_run=True)
