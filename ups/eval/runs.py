@@ -88,7 +88,7 @@ def evaluate_run(
     others = open_others(also, first.config, first.simulator, note=note)
     rival = open_others([best] if best else [], first.config, first.simulator, note=note)
     has_members = (first.config.evaluation.members if members is None else members) is not None
-    trained = [_with_others(run, has_members=has_members, note=note) for run in runs]
+    trained = [with_others(run, has_members=has_members, note=note) for run in runs]
     trained, others = join_alike(trained, others, first, note=note)
     report = evaluate(
         first.config,
@@ -114,8 +114,14 @@ def evaluate_run(
     return replace(report, title=title) if title else report
 
 
-def _with_others(run: OpenedRun, *, has_members: bool, note: Note) -> TrainedRun:
-    """A run, the baselines that lie with it, and where ensembles are asked for what makes them."""
+def with_others(run: OpenedRun, *, has_members: bool, note: Note) -> TrainedRun:
+    """A run, the baselines that lie with it, and where ensembles are asked for what makes them.
+
+    Args:
+        run: With its operator.
+        has_members: Whether ensembles are asked for.
+        note: Called with what is left out, and why.
+    """
     device = str(run.simulator.device)
     return TrainedRun(
         run.simulator,

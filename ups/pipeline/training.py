@@ -20,12 +20,10 @@ from ups.config import RunConfig, load_config
 from ups.config.seeds import seed_overrides
 from ups.data.stores import are_reused
 from ups.device import choose_device
-from ups.eval.baseline_files import find_baselines
-from ups.eval.comparison import TrainedRun
 from ups.eval.evaluate import evaluate
 from ups.eval.report_page import write_report
+from ups.eval.runs import OpenedRun, with_others
 from ups.eval.split_uses import count_test_uses, daily_split
-from ups.eval.training_logs import read_stage_logs
 from ups.output import Note, discard, each_once
 from ups.pipeline.nodes import FIELD_STORES, LATENT_STORES, build_command, shown, training_nodes
 from ups.pipeline.processes import run_process
@@ -177,15 +175,16 @@ def _evaluate(
     """Write the report of `ups evaluate` to a folder."""
     first, runs = configs[0], []
     for config in configs:
-        device = choose_device(config.training.device, note=note)
-        simulator = load_simulator(config.checkpoint.dir / OPERATOR_FILE, device=str(device))
-        baselines = find_baselines(config, simulator, note=note)
-        runs.append(TrainedRun(simulator, config.seed, baselines, read_stage_logs(config, note=note)))
+        device, path = choose_device(config.training.device, note=note), config.checkpoint.dir / OPERATOR_FILE
+        opened = OpenedRun(config, load_simulator(path, device=str(device)), path, checkpoints)
+        runs.append(with_others(opened, has_members=first.evaluation.members is not None, note=note))
     report = evaluate(
         first,
         runs[0].simulator,
         split=daily_split(None, first.evaluation.split, note=note),
         baselines=runs[0].baselines,
+        corrected=runs[0].corrected,
+        prior=runs[0].prior,
         logs=runs[0].logs,
         other_seeds=runs[1:],
         phases=phases,

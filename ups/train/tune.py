@@ -297,7 +297,8 @@ class _Search:
         best = _best(study)
         if best is None:
             return
-        self._note(f"validation error {report.get('score')}, best {best.value} of trial {best.number + 1}")
+        score = f"{report['score']:.4g}" if "score" in report else "not known"
+        self._note(f"validation error {score}, best {best.value:.4g} of trial {best.number + 1}")
         text = f"# Best of {len(study.trials)} trials of `ups tune --stage {self._stage}`, each with a"
         text += f" {self._budget}:\n# nRMSE on validation {best.value:.4g}.\n{_as_yaml(best.params)}"
         write_atomically(self.folder / "best.yaml", text.encode())

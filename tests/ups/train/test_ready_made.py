@@ -22,10 +22,18 @@ from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
 from ups_store.build import shipped_configs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("unrendered")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("unrendered")]
 
 SHARE = 4  # published points along an axis, over those here
 NUM_STEPS = 2  # that every trajectory has room for
+# Stages of generative models, and the rows of reports that are theirs.
+ROW_OF = {"diff_residual": "corrected", "consistency_distill": "student", "steady_prior": "prior"}
+# Of these: few evaluations of networks that know nothing, exported whatever gates say of them.
+SHORT = {
+    "diffusion.num_sampler_steps": 2,
+    "training.distill_num_pairs": 32,
+    "diffusion.export_anyway": "true",
+}
 READY_MADE = [name for name in shipped_configs() if name.startswith(("pdebench/", "the_well/"))]
 
 
@@ -33,7 +41,7 @@ def write_sources(config: RunConfig, task: str) -> Path:
     """Files of the task below `data`; returns one that has samples of test."""
     published = PUBLISHED[task]
     frames = 1 + NUM_STEPS * config.training.stride * config.data.reduce_time
-    size = Size(5, frames, tuple(num // SHARE for num in published.points))
+    size = Size(40 if config.trains_corrector else 5, frames, tuple(num // SHARE for num in published.points))
     if published.orders:
         boundary = dict(zip("xyz", published.boundary, strict=False))
         folder = Path("data", task, "data")
@@ -47,7 +55,13 @@ def write_sources(config: RunConfig, task: str) -> Path:
     return family.write(Path("data", family.file_name), size)
 
 
-@pytest.mark.parametrize("name", READY_MADE)
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    """Those with generative stages always run, as few other tests train all stages and report on them."""
+    has_ensembles = load_config(name).evaluation.members is not None
+    return [] if has_ensembles else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in READY_MADE])
 def test_ready_made_configuration_trains_reports_and_predicts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,26 +70,30 @@ def test_ready_made_configuration_trains_reports_and_predicts(
     config = load_config(name)
     (task,) = config.data.tasks
     source = write_sources(config, task)
+    generative = [name for name in ROW_OF if name in config.stages]
     num_tokens = config.latent.tokens // SHARE ** len(PUBLISHED[task].points)
     done = run_ups(
         "train",
         *("--config", name, "--json", "data.root=data", "data.split_fractions=[0.4,0.4,0.2]"),
         *(f"latent.tokens={num_tokens}", "operator.pdet.hidden_dim=16"),
-        *("training.batch_size=2", "stages.operator.epochs=1", "stages.operator.steps_per_epoch=3"),
-        *("training.device=cpu", "reading.num_workers=0"),
+        *("training.batch_size=2", "training.device=cpu", "reading.num_workers=0"),
+        *(f"stages.{stage}.{key}" for stage in config.stages for key in ("epochs=1", "steps_per_epoch=3")),
+        *((f"{key}={value}" for key, value in SHORT.items()) if generative else ()),
     )
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     is_latent = config.operator.state == "latent"
-    assert list(report["stages"]) == ["autoencoder", "operator"] if is_latent else ["operator"]
-    assert report["stages"]["operator"]["steps"] == 3
+    trained = ["operator", *generative]
+    assert list(report["stages"]) == (["autoencoder", *trained] if is_latent else trained)
+    assert [report["stages"][stage]["steps"] for stage in trained] == [3] * len(trained)
     rows = json.loads(Path(report["evaluation"]["json"]).read_text())["rows"]
     assert math.isfinite(rows["operator"]["nrmse"]["mean"])
     assert ("autoencoder_floor" in rows) is is_latent
+    assert {ROW_OF[stage] for stage in generative} <= rows.keys()
 
     is_steady = PUBLISHED[task].frames == 1
     steps = 1 if is_steady else NUM_STEPS
-    checkpoint = Path("checkpoints", task, "operator.safetensors")
+    checkpoint = config.checkpoint.dir / "operator.safetensors"
     predicted = run_ups(
         "predict", source, "--checkpoint", checkpoint, "--out", "out.zarr.zip", "--horizon", steps,
         *("--split", "test", "--device", "cpu"),
