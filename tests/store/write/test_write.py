@@ -445,3 +445,13 @@ def test_store_left_whole_without_finish_warns(tmp_path: Path) -> None:
         ups_store.create(tmp_path / "a.zarr.zip", arrays, identity={}) as writer,
     ):
         writer.commit_many([0, 1], {"x": np.zeros(2, np.int8)})
+
+
+@pytest.mark.filterwarnings("error:.*`finish` wasn.t called:RuntimeWarning")
+def test_store_left_whole_is_closed_though_the_warning_is_an_error(tmp_path: Path) -> None:
+    path, arrays = tmp_path / "a.zarr.zip", {"x": ups_store.ArraySpec((1,), "int8")}
+    with pytest.raises(RuntimeWarning), ups_store.create(path, arrays, identity={}) as writer:
+        writer.commit(0, {"x": 1})
+    assert writer.building.fd < 0
+    with ups_store.create(path, arrays, identity={}) as again:  # the lock isn't kept
+        again.finish()
