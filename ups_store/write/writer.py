@@ -237,8 +237,8 @@ class StoreWriter(Committer):
             is_in_order = error[:1] == (None,) and self.building.fd >= 0 and not self._failed
             if is_in_order and not len(self.missing()):
                 warnings.warn(
-                    f"{self.path}: all {self.num_samples:,} samples are committed, but `finish` wasn't called: "
-                    "nothing is there under this name; the same `create` continues it",
+                    f"{self.path}: all {self.num_samples:,} samples are committed, but `finish` wasn't "
+                    "called: nothing is there under this name; the same `create` continues it",
                     RuntimeWarning,
                     stacklevel=2,
                 )
