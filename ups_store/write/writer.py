@@ -270,14 +270,17 @@ class StoreWriter(Committer):
 
     def __exit__(self, *error: object) -> None:
         """Close it; warn if it is left in order, with everything committed, and nothing published."""
-        if error[:1] == (None,) and self.building.fd >= 0 and not self._failed and not len(self.missing()):
-            warnings.warn(
-                f"{self.path}: all {self.num_samples:,} samples are committed, but `finish` wasn't called: "
-                "nothing is there under this name; the same `create` continues it",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        super().__exit__(*error)
+        try:
+            is_in_order = error[:1] == (None,) and self.building.fd >= 0 and not self._failed
+            if is_in_order and not len(self.missing()):
+                warnings.warn(
+                    f"{self.path}: all {self.num_samples:,} samples are committed, but `finish` wasn't "
+                    "called: nothing is there under this name; the same `create` continues it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        finally:  # also where the warning is an error, or looking needs memory that isn't there
+            super().__exit__(*error)
 
     def finish(self) -> Path:
         """Complete the file and publish it under its own name, atomically and durably; closes the writer.

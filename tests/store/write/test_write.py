@@ -522,3 +522,13 @@ def test_first_samples_of_other_shapes_are_shown_as_shapes(tmp_path: Path) -> No
         with pytest.raises(SpecError) as caught:
             ups_store.write(tmp_path / "a.zarr.zip", iter([{"u": first}, {"u": other}]), identity={})
         assert caught.value.expected == f"shape {shown}, as in sample 0"
+
+
+@pytest.mark.filterwarnings("error:.*`finish` wasn.t called:RuntimeWarning")
+def test_store_left_whole_is_closed_though_the_warning_is_an_error(tmp_path: Path) -> None:
+    path, arrays = tmp_path / "a.zarr.zip", {"x": ups_store.ArraySpec((1,), "int8")}
+    with pytest.raises(RuntimeWarning), ups_store.create(path, arrays, identity={}) as writer:
+        writer.commit(0, {"x": 1})
+    assert writer.building.fd < 0
+    with ups_store.create(path, arrays, identity={}) as again:  # the lock isn't kept
+        again.finish()
