@@ -141,7 +141,7 @@ def test_lines_that_are_no_records_are_told_and_left_out(tmp_path: Path) -> None
         file.write(b'7\n{"event": "step", "stage": "oper\xff')
     (log,) = read_stage_logs(configure(tmp_path), note=told.append)
     assert log.steps == 10
-    assert [text.partition(": ")[2].partition(" is no")[0] for text in told] == [
+    assert [text.partition(": ")[2].partition(" isn't")[0] for text in told] == [
         f"{path}: line 6",
         f"{path}: line 7",
     ]
