@@ -26,6 +26,13 @@ def batch_of(data: Any, number: int) -> Any:
     return batch
 
 
+def end_batches(data: Any) -> None:
+    """End what `batch_of` has begun: its loader's threads would outlive the test."""
+    loader = _loader_of(data)
+    vars(loader).pop("tested", None)
+    loader.close()
+
+
 def _loader_of(data: Any) -> Loader:
     if isinstance(data, Loader):
         return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from numbered_batches import batch_of
+from numbered_batches import batch_of, end_batches
 from operator_runs import build, configure, made_once
 from test_quiet_step import BY_AUTOGRAD, MADE, META, Watching, on_meta
 
@@ -40,6 +40,7 @@ from ups_store.torch import map_tensors
 CPU = torch.device("cpu")
 OPERATOR_PATH = Path("checkpoints/operator.safetensors")
 CORRECTOR_PATH = Path("checkpoints/corrector.safetensors")
+_MADE: list[CorrectorStage] = []  # by a test
 SETTINGS: dict[str, Any] = {
     "data": {"task": "burgers1d", "root": "data", "split_fractions": [0.5, 0.4, 0.1]},
     "cache": {"dir": "cache"},
@@ -73,7 +74,18 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_stage(folder: Path, *overrides: str, note: Callable[[str], None] = discard) -> CorrectorStage:
     stage = make_corrector_stage(configure(folder, *overrides), device=CPU, start=StageStart(note=note))
     assert isinstance(stage, CorrectorStage)
+    _MADE.append(stage)
     return stage
+
+
+@pytest.fixture(autouse=True)
+def close_stages() -> Iterator[None]:
+    """Their loaders' threads would outlive the test."""
+    yield
+    while _MADE:
+        stage = _MADE.pop()
+        end_batches(stage)
+        stage.close()
 
 
 def change_operator() -> None:
