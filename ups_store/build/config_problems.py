@@ -116,7 +116,7 @@ def _problem(
     if problem["type"] == "extra_forbidden":
         return ConfigError("unknown key", kind=_UNKNOWN, path=where, found=repr(key), hint=hint)
     if problem["type"] == "missing" and isinstance(problem["input"], dict):
-        say = f"say {key}=..." if key in known else None
+        say = f"say {key}=..., or name a --config that has it" if key in known else None
         return ConfigError("missing key", kind=_MISSING, path=path, expected=key, hint=say)
     if problem["type"] == "value_error":
         inner = problem["ctx"]["error"]
