@@ -56,7 +56,7 @@ def test_choices_of_an_option_that_is_missing_are_listed() -> None:
     done = run_ups_store("export", "a.zarr.zip", "out")
     assert (done.exit_code, done.stdout) == (2, "")
     listed = done.stderr[done.stderr.index("Missing option") :].split()
-    assert [word.rstrip(",") for word in listed][-4:] == ["zarr", "safetensors", "hdf5", "pt"]
+    assert [word.rstrip(",") for word in listed][-5:] == ["zarr", "safetensors", "hdf5", "pt", "arrow"]
 
 
 def test_value_that_is_no_choice_is_said_without_the_library_that_found_it() -> None:
