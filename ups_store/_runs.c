@@ -1,8 +1,9 @@
 /* Runs copied one behind the other into a batch, and their CRC-32C: all of ups_store that isn't Python; see runs.py.
 
    One run after the other waits for memory at the start of every run. So several are copied in lockstep, a line of
-   each in turn: the processor follows as many streams at a time, and their waits overlap. A batch that is larger
-   than the caches goes past them, which the C library decides by the length of a run instead. */
+   each in turn: the processor follows as many streams at a time, and their waits overlap. Long runs are left to
+   memcpy, whose instructions fit the processor. A batch that is larger than the caches goes past them, which the
+   C library decides by the length of a run instead. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -21,6 +22,7 @@
 #define STREAMED_WIDTH 4              /* of those past the caches: lines wait in few buffers until they are whole */
 #define PAGES_AHEAD_BYTES (16 << 10)  /* copied while the address of a page is translated */
 #define BEGIN_BYTES 128               /* of the next runs; the processor reads on from there by itself */
+#define LONG_BYTES (32 << 10)         /* runs whose beginnings take little of their time: memcpy, one by one */
 
 static size_t streamed_bytes = 16 << 20; /* from how large a batch on a cache wouldn't hold it until it is used */
 
@@ -104,6 +106,15 @@ static inline __attribute__((always_inline)) void copy_lockstep(
     copy_together(out + i * nbytes, memory, firsts + i, num - i, nbytes, is_streamed);
 }
 
+/* Copies long runs one by one, the beginning of the next one prefetched: the C library knows its processor. */
+static void copy_long(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes)
+{
+    for (size_t i = 0; i < num; i++) {
+        prefetch_next(memory, firsts, i, num, 1, nbytes);
+        memcpy(out + i * nbytes, memory + firsts[i], nbytes);
+    }
+}
+
 static void copy_all(char *out, const char *memory, const int64_t *firsts, size_t num, size_t nbytes)
 {
     int is_streamed = 0;
@@ -113,6 +124,8 @@ static void copy_all(char *out, const char *memory, const int64_t *firsts, size_
     if (nbytes < LINE_BYTES) {
         for (size_t i = 0; i < num; i++)
             memcpy(out + i * nbytes, memory + firsts[i], nbytes);
+    } else if (!is_streamed && nbytes >= LONG_BYTES) {
+        copy_long(out, memory, firsts, num, nbytes);
     } else if (!is_streamed) {
         copy_lockstep(out, memory, firsts, num, WIDTH, nbytes, 0);
     } else {

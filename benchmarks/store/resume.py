@@ -18,7 +18,7 @@ BATCH_BYTES = 16 * MIB
 
 
 class Resume:
-    params = ((102_400, 4096),)
+    params = (102_400, 4096)
     param_names = ("sample_bytes",)
 
     def setup(self, sample_bytes: int) -> None:

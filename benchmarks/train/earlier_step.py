@@ -75,10 +75,17 @@ def earlier_tree() -> tuple[Path, Path]:
     folder = demo().folder.path
     tree = folder / "then"
     check_out(tree)
+    _compile(tree)
     config = write_config(folder, include=str(tree / "configs" / "demo.yaml"), name="then.yaml")
     build_stores(config, _own_cache(tree), tree=tree)
     build_stores(config)
     return tree, config
+
+
+def _compile(tree: Path) -> None:
+    """Its own compiled code: else the package that is installed would lend it today's."""
+    command = [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_ext", "--inplace"]
+    subprocess.run(command, check=True, cwd=tree, env=environment(tree), capture_output=True)
 
 
 def _own_cache(tree: Path) -> str:
