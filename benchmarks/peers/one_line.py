@@ -237,7 +237,8 @@ def markdown(outcomes: list[Outcome], about: dict[str, Any]) -> str:
 def short(outcomes: list[Outcome]) -> str:
     """The table of the README: no versions, and what was killed in percent."""
     lines = [
-        "| one call that writes | lines | samples/s | killed at 75 %, is readable | and is taken again |",
+        "| one call that writes | lines | samples/s | readable after a kill at 75 % "
+        "| asked for again by the same call |",
         "|---|---:|---:|---:|---:|",
     ]
     for each in outcomes:

@@ -171,11 +171,11 @@ def test_without_obstore_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 
 def test_deadline_bounds_a_request_that_hangs(server: ObjectServer) -> None:
     """Bounded by the server's delay in the end; the error is there before."""
-    failing(server, float("inf"), delay_s=3.0)
+    failing(server, float("inf"), delay_s=60.0)
     begun = time.monotonic()
     with pytest.raises(RemoteError):
         RemoteObject(Url.of("s3://b/d/a"), deadline_s=0.4).read(0, 1)
-    assert time.monotonic() - begun < 3.0
+    assert time.monotonic() - begun < 60.0
 
 
 def test_end_of_an_object_of_a_known_version_is_a_range(server: ObjectServer) -> None:
