@@ -1,17 +1,19 @@
 """`python -m benchmarks.models.ablations`: what each choice of the operator's training is worth.
 
-Each ablation changes one thing of a training of the models benchmark, at the same counted operations, on
-several tasks and seeds, and stands beside what it changes by paired differences on the same trajectories.
-Stop it whenever you like: run again, it goes on. docs/results/log.md has what came of it.
+Each ablation changes one thing of a training of the models benchmark, on several tasks and seeds, and stands
+beside what it changes by paired differences on the same trajectories. All are trained for as much processor
+time as the base, whose budget is counted operations: steps of both are timed in turns. Stop it whenever you
+like: run again, it goes on. docs/results/log.md has what came of it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,21 +22,19 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.models.data import make_all_data
+from benchmarks.models.data import make_all_data, training_identity
 from benchmarks.models.patched import full_resolution_lift, with_input_added
 from benchmarks.models.questions import BURGERS, DARCY, SHOCKS, TEST, VORTICITY, Question
 from benchmarks.models.table import WORDS, shown_interval, values_of
+from benchmarks.models.timed import Timed, time_ratio
 from benchmarks.models.train import known_scores, train_and_score
-from ups.config import load_config
-from ups.data.batches import endless
+from ups.config import RunConfig, load_config
 from ups.eval.intervals import Paired, Resamples, compare
 from ups.output import discard, write_atomically
-from ups.train.flops import count_step
-from ups.train.stage import make_stage
 
 _HERE = Path(__file__).resolve().parent
 SEEDS = (0, 1, 2)
-MODEL, FNO, SHIFT = "operator", "fno", "amplitude 1.5x"
+BASE, MODEL, FNO, SHIFT = "base", "operator", "fno", "amplitude 1.5x"
 
 
 # The base's loss, the benchmark's until 2026-11-23: relative l2, now the default, is an ablation.
@@ -50,9 +50,8 @@ def _short(question: Question, flops: float) -> Question:
 QUESTIONS = {
     question.name: question
     for question in (
-        *(_short(line, 5e10) for line in (BURGERS, SHOCKS)),
-        _short(VORTICITY, 1e11),
-        _short(DARCY, 2e11),
+        *(_short(line, 1e11) for line in (BURGERS, SHOCKS)),
+        *(_short(square, 2e11) for square in (VORTICITY, DARCY)),
     )
 }
 USUAL = ("burgers", "shocks", "vorticity")
@@ -70,16 +69,16 @@ class Ablation:
         against: Name of what it stands beside.
         questions: Names of the tasks.
         model: The stage that is scored.
-        stages: What is trained; each stage has the whole budget of the question.
+        stages: What is trained, in this order, and the share of the processor time that each has.
         patched: Changes the model itself, where no key does.
     """
 
     title: str
     overrides: Callable[[Question], Sequence[str]] | Sequence[str] = ()
-    against: str = "base"
+    against: str = BASE
     questions: Sequence[str] = USUAL
     model: str = MODEL
-    stages: Sequence[str] = (MODEL,)
+    stages: Mapping[str, float] = field(default_factory=lambda: {MODEL: 1.0})
     patched: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def of(self, question: Question) -> Question:
@@ -110,13 +109,14 @@ def trained_latents(factor: int, *further: str, stage: str = "autoencoder") -> C
         networks = [f"{part}.{key}" for part in ("encoder", "decoder") for key in ("width=32", "depth=1")]
         sampled = ("encoder.residual=true", "training.query_sampling.num_queries=96")
         rates = (f"stages.{stage}.optimizer.lr=2e-3", f"stages.{stage}.scheduler.warmup_steps=40")
-        budget = () if stage == "joint" else (f"stages.{stage}.budget.flops={question.flops}",)
-        return (*latents(factor)(question), *networks, *sampled, *rates, *budget, *further)
+        return (*latents(factor)(question), *networks, *sampled, *rates, *further)
 
     return overrides
 
 
-LINEAR = ("autoencoder", MODEL)  # the first of which has nothing to train there
+LINEAR = {"autoencoder": 0.0, MODEL: 1.0}  # the first of which has nothing to train there
+TRAINED = {"autoencoder": 0.5, MODEL: 0.5}
+TOGETHER = {"joint": 1.0}
 JOINT = "training.use_inverse_losses=true"
 PRIOR = "training.physics_priors"
 
@@ -135,31 +135,31 @@ ABLATIONS: Mapping[str, Ablation] = {
     "adds-input": Ablation(
         "the input is added to the solution", questions=(DARCY.name,), patched=with_input_added
     ),
-    "fno": Ablation("FNO", questions=(DARCY.name,), model=FNO, stages=(FNO,)),
+    "fno": Ablation("FNO", questions=(DARCY.name,), model=FNO, stages={FNO: 1.0}),
     "pushforward": Ablation("pushforward, 2 steps", ("training.horizon=2", "training.pushforward=true")),
     "trained-4x": Ablation(
-        "trained latents, 4x", trained_latents(4), "linear-4x", questions=LOSSY, stages=LINEAR
+        "trained latents, 4x", trained_latents(4), "linear-4x", questions=LOSSY, stages=TRAINED
     ),
     "joint-4x": Ablation(
         "trained jointly, 4x",
         trained_latents(4, JOINT, stage="joint"),
         "trained-4x",
         questions=LOSSY,
-        stages=("joint",),
+        stages=TOGETHER,
     ),
     "joint-4x-aligned": Ablation(
         "trained jointly 4x, alignment without stop-gradient",
         trained_latents(4, JOINT, "training.lambda_alignment=1", stage="joint"),
         "joint-4x",
         questions=LOSSY,
-        stages=("joint",),
+        stages=TOGETHER,
     ),
     "trained-4x-l1": Ablation(
         "trained latents 4x, L1",
         trained_latents(4, "training.reconstruction_loss=l1"),
         "trained-4x",
         questions=LOSSY,
-        stages=LINEAR,
+        stages=TRAINED,
     ),
     "residual": Ablation("prior: residual, weight 1", (f"{PRIOR}.residual=1",), questions=ONE_AXIS),
     "latent-noise-0": Ablation(
@@ -227,28 +227,36 @@ def _train(name: str, question: Question, seed: int, folder: Path) -> None:
         return
     _note(f"{question.name}: {name}, seed {seed}")
     path = make_all_data(question, folder / question.name, note=_note)
-    steps = () if "joint" not in ablation.stages else (f"stages.joint.steps={_joint_steps(changed, path)}",)
-    with ablation.patched():
-        train_and_score(
-            changed,
-            ablation.model,
-            seed,
-            config_path=path,
-            folder=folder,
-            note=discard,
-            variant=name,
-            stages=ablation.stages,
-            overrides=steps,
-        )
+    train_and_score(
+        changed,
+        ablation.model,
+        seed,
+        config_path=path,
+        folder=folder,
+        note=discard,
+        variant=name,
+        stages=tuple(ablation.stages),
+        steps=None if name == BASE else functools.partial(_steps, name, question, folder),
+        patched=ablation.patched,
+    )
 
 
-def _joint_steps(question: Question, config_path: Path) -> int:
-    """Steps of stage joint within the budgets of autoencoder and operator; all take the same losses."""
-    config = load_config(config_path, overrides=question.overrides, note=discard)
-    stage = make_stage("joint", config, device=torch.device("cpu"))
-    stage.model.train()
-    batch = next(endless(stage.loader, 0))
-    return max(1, int(2 * question.flops / count_step(stage, batch, autocast=nullcontext)))
+def _steps(name: str, question: Question, folder: Path, stage: str, config: RunConfig) -> int:
+    """Steps of a stage that take its share of the base's processor time."""
+    ablation, base = ABLATIONS[name], ABLATIONS[BASE].of(question)
+    if not (share := ablation.stages[stage]):
+        return 1
+    trained = known_scores(base, MODEL, config.seed, folder, variant=BASE)
+    assert trained is not None, "the base is trained first"
+    path = folder / question.name / "run.yaml"
+    unit = Timed(MODEL, load_config(path, overrides=[*base.overrides, f"seed={config.seed}"], note=discard))
+    identity = training_identity(ablation.of(question))
+    ratio = time_ratio(
+        Timed(stage, config, ablation.patched),
+        unit,
+        folder / "ratios" / f"{question.name}-{name}-{stage}-{identity}.json",
+    )
+    return max(1, round(share * trained["steps"] / ratio))
 
 
 def markdown(scores: Scores) -> str:

@@ -7,10 +7,8 @@ that are timed in turns in one process. Stop it whenever you like: run again, it
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,11 +20,10 @@ from rich.console import Console
 from benchmarks.models.data import make_all_data, training_identity
 from benchmarks.models.questions import SMALL, TEST, Question
 from benchmarks.models.table import LABELS, PEERS, WORDS, Row, rows_of, shown_interval, summary
+from benchmarks.models.timed import Timed, time_ratio
 from benchmarks.models.train import MODELS, known_scores, train_and_score
 from ups.config import load_config
 from ups.output import discard, write_atomically
-from ups.train.budget import ratio_of, step_seconds, without_preparing
-from ups.train.stage import StageStart, make_stage
 
 _HERE = Path(__file__).resolve().parent
 SHARE = 0.25  # of the benchmark's counted operations, for FNO
@@ -68,34 +65,17 @@ def scores_of(
     """Scores of a question by limit, of FNO and of the models beside it."""
     config_path = make_all_data(question, folder / question.name, note=_note)
     unit = {seed: _trained(question, UNIT, seed, config_path, folder) for seed in seeds}
+    config = load_config(config_path, overrides=question.overrides, note=discard)
+    identity = training_identity(question)
     found: dict[str, Scores] = {limit: {UNIT: unit} for limit in LIMITS}
     for model in models:
-        ratio = time_ratio(question, model, config_path, folder)
+        timed = (Timed(name, config) for name in (model, UNIT))
+        ratio = time_ratio(*timed, folder / "ratios" / f"{question.name}-{model}-{identity}.json")
         for limit in LIMITS:
             for seed in seeds:
                 steps = round(unit[seed]["steps"] / (ratio if limit == "seconds" else 1.0))
                 scores = _trained(question, model, seed, config_path, folder, limit=limit, steps=steps)
                 found[limit].setdefault(model, {})[seed] = scores
-    return found
-
-
-def time_ratio(question: Question, model: str, config_path: Path, folder: Path) -> float:
-    """How much longer a step of a model takes than one of FNO: the median of steps timed in turns.
-
-    It is kept, so that a benchmark that goes on has the steps that it began with.
-    """
-    path = folder / "ratios" / f"{question.name}-{model}-{training_identity(question)}.json"
-    if not path.exists():
-        config = without_preparing(load_config(config_path, overrides=question.overrides, note=discard))
-        device = torch.device("cpu")
-        with ExitStack() as stack:
-            stages = []
-            for name in (model, UNIT):
-                stages.append((make_stage(name, config, device=device, start=StageStart()), config))
-                stack.callback(stages[-1][0].close)
-            ratio = ratio_of(*step_seconds(stages, device=device))
-        write_atomically(path, json.dumps(ratio).encode())
-    found: float = json.loads(path.read_text())
     return found
 
 
@@ -112,7 +92,6 @@ def _trained(
     scores = known_scores(question, model, seed, folder, variant=limit)
     if scores is None or steps not in (None, scores["steps"]):
         _note(f"{question.name}: {model}, seed {seed}, {LIMITS.get(limit, 'counted operations')}")
-        overrides = [] if steps is None else [f"stages.{model}.budget=null", f"stages.{model}.steps={steps}"]
         scores = train_and_score(
             question,
             model,
@@ -121,7 +100,7 @@ def _trained(
             folder=folder,
             note=_note,
             variant=limit,
-            overrides=overrides,
+            steps=None if steps is None else lambda stage, config: steps,
         )
     return scores
 

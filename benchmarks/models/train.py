@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ups.eval.baseline_model import load_baseline
 from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, shown_size
 from ups.eval.rollout import roll_out
 from ups.output import Note, write_atomically
+from ups.train.budget import with_steps
 from ups.train.run import run_stage
 from ups.trained.simulator import load_simulator
 
@@ -53,7 +55,8 @@ def train_and_score(
     note: Note,
     variant: str = "",
     stages: Sequence[str] = (),
-    overrides: Sequence[str] = (),
+    steps: Callable[[str, RunConfig], int] | None = None,
+    patched: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, Any]:
     """Train from where it was left, or from the start, and write its scores in one step.
 
@@ -66,18 +69,21 @@ def train_and_score(
         note: Called with what is being done.
         variant: Name of what is otherwise than in the benchmark.
         stages: What is trained, one after the other; by default the stage that is called as the model.
-        overrides: Further `key=value` that follow from those of the question.
+        steps: Optimiser steps of a stage, asked for once the stages before it are trained; by default what
+            the budget allows.
+        patched: Changes the model itself, where no key does.
     """
     home = folder / question.name
     checkpoints = home / _named(variant, model, str(seed), training_identity(question))
     paths = [f"checkpoint.dir={json.dumps(str(checkpoints))}"]
-    config = load_config(
-        config_path, overrides=[*question.overrides, *overrides, f"seed={seed}", *paths], note=note
-    )
-    began = time.perf_counter()
-    stages = () if model == PERSISTENCE else stages or (model,)
-    trained = [run_stage(stage, config, note=note) for stage in stages]
-    forecaster, size = _load(model, checkpoints)
+    config = load_config(config_path, overrides=[*question.overrides, f"seed={seed}", *paths], note=note)
+    began, trained = time.perf_counter(), []
+    for stage in () if model == PERSISTENCE else stages or (model,):
+        own = config if steps is None else with_steps(config, stage, steps(stage, config))
+        with patched():
+            trained.append(run_stage(stage, own, note=note))
+    with patched():
+        forecaster, size = _load(model, checkpoints)
     scores = {
         "identity": training_identity(question),
         "question": question.name,
