@@ -144,6 +144,20 @@ ADVECTION = _line(
     },
 )
 
+WALLS = _line(
+    name="walls",
+    title="Burgers between walls, three viscosities",
+    task="burgers1d",
+    settings={"walls": True, "nu": (0.01, 0.03, 0.1), **_LINE},
+    shifts={
+        "nu = 0.017, between": {"nu": 0.017},
+        "nu = 0.004, beyond": {"nu": 0.004},
+        **_rollouts(
+            _LINE, {name: shift for name, shift in _STATES_1D.items() if "mean" not in shift}, nu=0.03
+        ),
+    },
+)
+
 VORTICITY = _square(
     name="vorticity",
     title="2D vorticity, two viscosities",
@@ -181,7 +195,7 @@ DARCY = _square(
     num_held_out=40,
 )
 
-SMALL = (BURGERS, SHOCKS, ADVECTION, VORTICITY, REACTION, DARCY)
+SMALL = (BURGERS, SHOCKS, WALLS, ADVECTION, VORTICITY, REACTION, DARCY)
 
 
 def _larger(question: Question, *, points: int, samples: int, patch: int, **settings: Any) -> Question:
@@ -227,6 +241,7 @@ DAM_BREAK = _square(
 FULL = (
     _larger(BURGERS, points=256, samples=1000, patch=4),
     _larger(SHOCKS, points=256, samples=3000, patch=4),
+    _larger(WALLS, points=256, samples=1000, patch=4),
     _larger(ADVECTION, points=256, samples=1000, patch=4),
     _larger(VORTICITY, points=128, samples=500, patch=4),
     _larger(REACTION, points=128, samples=1000, patch=4, modes=64),

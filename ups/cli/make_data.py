@@ -63,6 +63,9 @@ def make_data(
         float | None, typer.Option(help="Burgers: RMS of a random field added after every stored step")
     ] = None,
     waves: Annotated[int | None, typer.Option(help="1D: initial sines of a sample")] = None,
+    walls: Annotated[
+        bool | None, typer.Option("--walls", help="Burgers: u = 0 at both ends, instead of periodic")
+    ] = None,
     modes: Annotated[
         int | None,
         typer.Option(help="reaction-diffusion, Darcy: random modes per axis, for other --points alike"),
@@ -84,7 +87,7 @@ def make_data(
     grid = {"points": points, "frames": frames, "end_time": end_time}
     physics = {"nu": _numbers(nu, "--nu"), "beta": _numbers(beta, "--beta"), "du": du, "dv": dv, "k": k}
     states = {"amplitude": amplitude, "mean": mean, "max_wave_number": max_wave_number, "waves": waves}
-    states |= {"kicks": kicks, "modes": modes, "burn_in": burn_in, "forcing": forcing}
+    states |= {"kicks": kicks, "walls": walls, "modes": modes, "burn_in": burn_in, "forcing": forcing}
     dam = {"height": height, "min_radius": min_radius, "max_radius": max_radius, "shift": shift}
     given = {**grid, **physics, **states, **dam}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

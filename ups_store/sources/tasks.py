@@ -142,7 +142,8 @@ _TASKS = (
     ),
     _periodic_line(
         name="burgers1d",
-        file_patterns=(rf"1D_Burgers_Sols_Nu{_NUMBER}",),
+        file_patterns=(rf"1D_Burgers_Sols_Nu{_NUMBER}(_walls)?",),
+        boundary_exceptions=((r"_walls", _all_axes("dirichlet", "x")),),  # `ups make-data --walls` writes it
         parameters=("nu",),
     ),
     _periodic_line(

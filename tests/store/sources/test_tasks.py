@@ -89,6 +89,8 @@ def test_training_files_are_no_benchmarks() -> None:
     ("task", "name", "boundary"),
     [
         ("cfd1d", "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5", {"x": "periodic"}),
+        ("burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5", {"x": "periodic"}),
+        ("burgers1d", "burgers1d_test_1D_Burgers_Sols_Nu0.01_walls.hdf5", {"x": "dirichlet"}),
         ("cfd1d", "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5", {"x": "outflow"}),
         ("cfd1d", "Sod1.hdf5", {"x": "outflow"}),
         ("cfd2d", "KH_M01_dk1_Re1e3.hdf5", {"x": "periodic", "y": "outflow"}),

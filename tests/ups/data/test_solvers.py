@@ -128,6 +128,61 @@ def test_burgers_equals_a_spectral_solution_with_small_steps():
     np.testing.assert_allclose(found, np.fft.irfft(modes, axis=1), atol=1e-8)
 
 
+def wall_states(num_samples, *, num_points):
+    return random_sines(
+        range(num_samples),
+        seed=1,
+        num_points=num_points,
+        num_waves=3,
+        max_wave_number=2,
+        max_amplitude=0.6,
+        has_walls=True,
+    )
+
+
+def between_walls(states, *, nu, t):
+    return burgers1d.solve_between_walls(
+        states, nu=nu, t=np.array([0.0, t]), max_amplitude=0.6, max_wave_number=2
+    ).fields[:, 1]
+
+
+def test_burgers_between_walls_equals_finite_differences_of_second_order():
+    """Central fluxes; a wall carries none but of viscosity, towards the mirrored cell behind it."""
+    nu, t = 0.1, 0.4
+    errors = []
+    for num_points in (64, 128):
+        states = wall_states(2, num_points=num_points)
+
+        def change(_, flat, num_points=num_points):
+            u = flat.reshape(2, num_points)
+            cells = np.concatenate([-u[:, :1], u, -u[:, -1:]], axis=1)
+            flux = (cells[:, 1:] ** 2 + cells[:, :-1] ** 2) / 4
+            flux[:, [0, -1]] = 0  # u = 0 at the walls
+            flux = flux - nu / np.pi * np.diff(cells, axis=1) * num_points
+            return -(np.diff(flux, axis=1) * num_points).ravel()
+
+        steps = solve_ivp(change, (0, t), states.ravel(), method="BDF", rtol=1e-9, atol=1e-10)
+        found = between_walls(states, nu=nu, t=t)
+        errors.append(relative_l2(steps.y[:, -1].reshape(found.shape), found))
+    assert errors[0] < 2e-3
+    assert errors[1] < 0.3 * errors[0]
+
+
+def test_burgers_between_walls_stands_still_there_and_is_the_same_on_other_grids():
+    found = between_walls(wall_states(3, num_points=96), nu=0.03, t=0.7)
+    finer = between_walls(wall_states(3, num_points=288), nu=0.03, t=0.7)
+    np.testing.assert_allclose(found, finer[:, 1::3], atol=1e-9)
+    extrapolated = np.array([35, -35, 21, -5]) / 16  # from the four cells nearest to a wall to its face
+    for nearest in (finer[:, :4], finer[:, :-5:-1]):
+        assert np.abs(nearest @ extrapolated).max() < 1e-6 < np.abs(nearest[:, 0]).max()
+
+
+@pytest.mark.parametrize("refused", [{"kicks": 0.1}, {"mean": 0.2}, {"nu": 8e-4}])
+def test_burgers_between_walls_refuses_what_walls_exclude(refused):
+    with pytest.raises(ConfigError, match=next(iter(refused))):
+        burgers1d.Burgers1D(points=64, walls=True, **refused)
+
+
 def test_burgers_in_two_stretches_equals_one():
     states = smooth_states(3, num_points=256)
     whole = burgers1d.solve(states, nu=0.01, t=np.array([0.0, 0.3, 0.9])).fields

@@ -1,6 +1,6 @@
-"""1D viscous Burgers equation on the periodic unit interval: the exact solution of Cole and Hopf.
+"""1D viscous Burgers equation, periodic or between walls: the exact solution of Cole and Hopf.
 
-    du/dt + d(u^2/2)/dx = (nu/pi) d^2u/dx^2,  x in (0, 1) periodic.
+    du/dt + d(u^2/2)/dx = (nu/pi) d^2u/dx^2,  x in (0, 1).
 
 This is PDEBench's definition: its `nu` is pi times the viscosity. With m the mean of u(y, 0), P the integral
 of u(y, 0) - m, and K the periodic heat kernel,
@@ -9,7 +9,8 @@ of u(y, 0) - m, and K the periodic heat kernel,
 
 All weights are positive, so nothing cancels, and no time step is taken: the error is that of the sum over y,
 which is rounding error for smooth states. With kicks, a random field is added after every stored step, so
-that one state has many futures; between them the solution is as exact.
+that one state has many futures; between them the solution is as exact. Between walls, where u is 0, the
+solution is half a period of the odd one on a line twice as long.
 Letters: N samples, T time steps, X cells, M nodes of the sum.
 
 Source: Cole 1951, eq. 20; Hopf 1950, eq. 8; kicks: Bec, Frisch and Khanin 2000 (arXiv:nlin/0001022).
@@ -93,6 +94,39 @@ def solve(
     return Trajectories(fields_NTX, t=t, x=x, parameters={"nu": nu})
 
 
+def solve_between_walls(
+    initial_NX: Array, *, nu: float, t: Array, max_amplitude: float, max_wave_number: int
+) -> Trajectories:
+    """Evaluate the solution with u = 0 at both ends of the interval.
+
+    The odd continuation over x = 1 is periodic on (0, 2), and stays odd. There y = x / 2 and v = u / 2 solve
+    the same equation with a quarter of the viscosity.
+
+    Args:
+        initial_NX: As in `solve`, with u = 0 at 0 and 1.
+        nu: As in `solve`.
+        t: As in `solve`.
+        max_amplitude: Bound of |u| at t = 0, as in `solve`.
+        max_wave_number: Highest wave number in `initial_NX`, periods per unit length.
+
+    Returns:
+        Trajectories with `fields` (N, T, X).
+
+    Raises:
+        ConfigError: As `solve`.
+    """
+    num_points = initial_NX.shape[1]
+    whole = solve(
+        np.concatenate([initial_NX, -initial_NX[:, ::-1]], axis=1) / 2,
+        nu=nu / 4,
+        t=t,
+        max_amplitude=max_amplitude / 2,
+        max_wave_number=2 * max_wave_number,
+    )
+    fields_NTX = 2 * whole.fields[..., :num_points]
+    return Trajectories(fields_NTX, t=t, x=cell_centres(num_points), parameters={"nu": nu})
+
+
 def solve_kicked(initial_NX: Array, kicks_NTX: Array, *, nu: float, t: Array) -> Trajectories:
     """Evaluate the solution with a field added at once after every stored step but the last.
 
@@ -139,12 +173,12 @@ def random_kicks(
     return np.asarray(size / np.sqrt(max_wave_number) * amplitudes @ waves_KX)
 
 
-def least_nu(*, max_amplitude: float) -> float:
+def least_nu(*, max_amplitude: float, has_walls: bool = False) -> float:
     """Return the least nu at which every state of random sines with this bound can be solved for.
 
-    The potential of a sine of wave number 1 spans amplitude / pi, that of others less.
+    The potential of a sine of wave number 1 spans amplitude / pi, that of half a period twice as much.
     """
-    return max_amplitude / (2 * _MAX_EXPONENT)
+    return max_amplitude * (1 + has_walls) / (2 * _MAX_EXPONENT)
 
 
 def _states_at_nodes(modes_K: Array, *, shift: float, num_nodes: int) -> tuple[Array, Array]:
@@ -208,10 +242,12 @@ class Burgers1D(RandomSines):
         nu: pi times the viscosity, > 0.
         kicks: Root mean square of the random field added after every stored step; 0 for none. Its wave
             numbers are those of the initial states.
+        walls: Whether u is 0 at both ends, instead of periodic; then states have no mean and no kicks.
     """
 
     nu: float = 0.01
     kicks: float = 0.0
+    walls: bool = False
     amplitude: float = 0.6
     mean: float = 0.3
     max_wave_number: int = 3
@@ -221,16 +257,32 @@ class Burgers1D(RandomSines):
         super().__post_init__()
         check_positive(nu=self.nu)
         check_not_negative(kicks=self.kicks)
-        if self.nu < (enough := least_nu(max_amplitude=self.amplitude)):
+        if self.walls and (self.kicks or self.mean not in (0.0, Burgers1D.mean)):
+            name = "kicks" if self.kicks else "mean"
+            raise ConfigError(
+                f"{name} = {getattr(self, name)} between walls, where u is 0",
+                kind="setting_out_of_range",
+                expected="0",
+                hint=f"leave out {name}, or walls",
+            )
+        if self.nu < (enough := least_nu(max_amplitude=self.amplitude, has_walls=self.walls)):
             raise _too_small(self.nu, enough)
 
     @property
     def file_name(self) -> str:
-        """Name as in PDEBench, such as `1D_Burgers_Sols_Nu0.01.hdf5`."""
-        return f"1D_Burgers_Sols_Nu{float(self.nu)}.hdf5"
+        """Name as in PDEBench, such as `1D_Burgers_Sols_Nu0.01.hdf5`; between walls `..._walls.hdf5`."""
+        return f"1D_Burgers_Sols_Nu{float(self.nu)}{'_walls' * self.walls}.hdf5"
 
     def sample(self, indices: Sequence[int], *, seed: int) -> Trajectories:
         """Draw and solve the samples of these numbers."""
+        if self.walls:
+            return solve_between_walls(
+                self.initial_states(indices, seed=seed, has_walls=True),
+                nu=self.nu,
+                t=self.t,
+                max_amplitude=self.amplitude,
+                max_wave_number=self.max_wave_number,
+            )
         initial_NX = self.initial_states(indices, seed=seed)
         if self.kicks:
             kicks = [self.kicks_of(index, seed=seed) for index in indices]

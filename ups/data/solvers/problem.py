@@ -137,11 +137,13 @@ def random_sines(
     max_wave_number: int,
     max_amplitude: float,
     max_mean: float = 0.0,
+    has_walls: bool = False,
 ) -> Array:
     """Draw smooth periodic states on (0, 1): a mean plus a few sines of low wave number.
 
     u(x) = m + sum_j a_j sin(2 pi k_j x + phi_j) with sum_j a_j = `max_amplitude`, so |u - m| is at most
-    `max_amplitude` for every sample; solvers choose their resolution and their steps by that bound.
+    `max_amplitude` for every sample; solvers choose their resolution and their steps by that bound. With
+    walls, u is 0 at both ends: u(x) = sum_j +-a_j sin(pi k_j x), and k_j counts half periods.
 
     Args:
         indices: Sample numbers, N of them.
@@ -150,7 +152,8 @@ def random_sines(
         num_waves: Sines per sample.
         max_wave_number: Wave numbers k_j are uniform in 1..`max_wave_number`, periods per unit length.
         max_amplitude: Sum of the amplitudes a_j.
-        max_mean: The mean m is uniform in (-`max_mean`, `max_mean`).
+        max_mean: The mean m is uniform in (-`max_mean`, `max_mean`); 0 with walls.
+        has_walls: Whether u is 0 at 0 and 1.
 
     Returns:
         States, shape (N, X).
@@ -160,8 +163,10 @@ def random_sines(
     for row, index in enumerate(indices):
         rng = sample_generator(index, seed=seed)
         weights = rng.uniform(0.1, 1.0, num_waves)
-        wave_numbers = rng.integers(1, max_wave_number, num_waves, endpoint=True)
+        wave_numbers = rng.integers(1, max_wave_number * (1 + has_walls), num_waves, endpoint=True)
         phases = rng.uniform(0.0, 2 * np.pi, num_waves)
+        if has_walls:
+            wave_numbers, phases = wave_numbers / 2, np.where(phases < np.pi, 0.0, np.pi)
         mean = rng.uniform(-max_mean, max_mean)
         waves = np.sin(2 * np.pi * np.outer(wave_numbers, x) + phases[:, None])
         states[row] = mean + max_amplitude / weights.sum() * (weights[:, None] * waves).sum(axis=0)
@@ -195,7 +200,7 @@ class RandomSines(Transient):
         check_at_least(1, max_wave_number=self.max_wave_number, waves=self.waves)
         check_at_least(2 * self.max_wave_number + 1, points=self.points)
 
-    def initial_states(self, indices: Sequence[int], *, seed: int) -> Array:
+    def initial_states(self, indices: Sequence[int], *, seed: int, has_walls: bool = False) -> Array:
         """Draw the initial states of these samples, shape (N, X)."""
         return random_sines(
             indices,
@@ -204,7 +209,8 @@ class RandomSines(Transient):
             num_waves=self.waves,
             max_wave_number=self.max_wave_number,
             max_amplitude=self.amplitude,
-            max_mean=self.mean,
+            max_mean=0.0 if has_walls else self.mean,
+            has_walls=has_walls,
         )
 
 
