@@ -28,23 +28,22 @@ def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int
     bfloat16 becomes an HDF5 floating-point type of 16 bits with 8 of exponent: the bits are the same, and
     readers without bfloat16 get float32.
     """
-    with (
-        new_file(target, force=force, needed_bytes=payload_nbytes(store)) as output,
-        h5py.File(sink := _Sink(output.fd), "w") as file,
-    ):
-        _set_attrs(file.attrs, store.attrs)
-        file.attrs["ups_store.config_hash"] = store.config_hash
-        file.attrs["ups_store.identity"] = json_text(dict(store.identity_document))
-        for name in store.dims:
-            _write_array(file, name, store, sink.checked(progress))
-        file.flush()
-        sink.check()
+    with new_file(target, force=force, needed_bytes=payload_nbytes(store)) as output:
+        sink = _Sink(output.fd)
+        with h5py.File(sink, "w") as file:
+            _set_attrs(file.attrs, store.attrs)
+            file.attrs["ups_store.config_hash"] = store.config_hash
+            file.attrs["ups_store.identity"] = json_text(dict(store.identity_document))
+            for name in store.dims:
+                _write_array(file, name, store, sink.checked(progress))
+        sink.check()  # closing writes, too
 
 
 class _Sink(io.RawIOBase):
     """A file that seems to take everything once one write has failed, of which `check` speaks.
 
-    The HDF5 library can't close a file that it can't write, and ends the process at its exit.
+    The HDF5 library can't close a file that it can't write, and ends the process at its exit; and whatever is
+    raised through it, such as a Ctrl-C, fails in what it calls next.
 
     Args:
         fd: The file, empty; stays the caller's.
@@ -52,7 +51,7 @@ class _Sink(io.RawIOBase):
 
     def __init__(self, fd: int) -> None:
         self._fd, self._at = fd, 0
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
 
     def check(self) -> None:
         """Raise what the first write that failed did."""
@@ -73,7 +72,7 @@ class _Sink(io.RawIOBase):
         if self._error is None:
             try:
                 files.write_at(self._fd, self._at, data)
-            except OSError as error:
+            except BaseException as error:
                 self._error = error
         self._at += len(data)
         return len(data)
@@ -102,7 +101,7 @@ class _Sink(io.RawIOBase):
         if self._error is None:
             try:
                 files.truncate(self._fd, length)
-            except OSError as error:
+            except BaseException as error:
                 self._error = error
         return length
 

@@ -131,8 +131,8 @@ class ReaderHandle:
                 message = self._socket.recv(MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 return
-            except ConnectionResetError:  # it ended without reading a request
-                message = b""
+            except ConnectionResetError:  # said once, before its last answers, if it left a request unread
+                continue
             yield pickle.loads(message) if message else None
             if not message:
                 return

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import struct
+import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ import ups_store
 from ups_store.convert import FORMATS, export_store
 from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
+from ups_store.system import files
 from ups_store.write import target as output_module
 
 ATTRS = {"channels": ["u", "v", "w", "p"], "length_x": 1.0, "note": "Grüße", "periodic": True, "none": None}
@@ -328,6 +332,29 @@ def test_export_that_fails_midway_leaves_nothing(
     assert caught.value.path == str(tmp_path / "out")
     assert "commit" not in str(caught.value)
     assert names_in(tmp_path) == ["burgers1d_train.zarr.zip"]
+
+
+def test_interrupted_write_of_the_hdf5_library_is_an_interrupt(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raised through the library, it made the next look for a method fail where Python hadn't kept it."""
+    calls = failing = 0
+
+    def interrupted(fd: int, offset: int, data: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            sys._clear_type_cache()
+            raise KeyboardInterrupt
+        os.pwrite(fd, data, offset)
+
+    monkeypatch.setattr(files, "write_at", interrupted)
+    with ups_store.open(make_store()) as store:
+        while "out.h5" not in names_in(tmp_path):  # the last writes are of closing
+            calls, failing = 0, failing + 1
+            with suppress(KeyboardInterrupt):
+                export_store(store, tmp_path / "out.h5", to="hdf5", verify=False)
+        assert calls == failing - 1 > 10, "each of them was interrupted, and nothing appeared"
 
 
 def test_export_without_force_never_replaces_a_file_that_appears_meanwhile(

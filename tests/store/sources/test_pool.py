@@ -271,6 +271,29 @@ def test_serve_answers_each_request_until_the_channel_is_closed(tmp_path: Path) 
     assert (memory.read_status().doing, memory.read_status().request_id) == ("idle", 3)
 
 
+def test_answer_of_a_reader_that_died_with_a_request_unread_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system reports the reset connection before it gives what came over it."""
+    channels: list[socket.socket] = []
+
+    def start(reader: ReaderHandle, channel_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+        channels.append(socket.socket(fileno=os.dup(channel_fd)))
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(ReaderHandle, "_start", start)
+    reader = ReaderHandle(num_slots=2, slot_nbytes=SLOT)
+    for number in range(2):
+        assert reader.send(fake(FakeRead, number), request_id=number, slot=number)
+    (channel,) = channels
+    channel.recv(MAX_MESSAGE_BYTES)
+    channel.send(pickle.dumps("the answer"))
+    channel.close()
+    assert [*reader.receive()] == ["the answer", None]
+    assert reader.how_it_ended() == "ended with exit status 0"
+    reader.close()
+
+
 def test_lack_of_memory_for_slots_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(28, "No space left on device")

@@ -166,9 +166,10 @@ def random_sines(
         wave_numbers = rng.integers(1, max_wave_number * (1 + has_walls), num_waves, endpoint=True)
         phases = rng.uniform(0.0, 2 * np.pi, num_waves)
         if has_walls:
-            wave_numbers, phases = wave_numbers / 2, np.where(phases < np.pi, 0.0, np.pi)
+            phases = np.where(phases < np.pi, 0.0, np.pi)
         mean = rng.uniform(-max_mean, max_mean)
-        waves = np.sin(2 * np.pi * np.outer(wave_numbers, x) + phases[:, None])
+        turns = np.pi if has_walls else 2 * np.pi
+        waves = np.sin(turns * np.outer(wave_numbers, x) + phases[:, None])
         states[row] = mean + max_amplitude / weights.sum() * (weights[:, None] * waves).sum(axis=0)
     return states
 
