@@ -24,8 +24,8 @@ from ups_store.errors import (
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.format.zip_records import BEFORE_1_0
+from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX, building_path
 from ups_store.remote.transfer import is_pulling
 from ups_store.system import files, locks

@@ -39,9 +39,9 @@ from ups_store.build.readers import Readers
 from ups_store.build.staging import Sources
 from ups_store.errors import BuildLockedError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.identity import config_hash
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path
 from ups_store.sources.pool import ReadBatch
 from ups_store.system import files

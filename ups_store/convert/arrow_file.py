@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ups_store.convert.export import BLOCK_BYTES, texts_of
 from ups_store.errors import SpecError, needs
 from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.write.target import new_file, payload_nbytes
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.errors import needs
 from ups_store.format.metadata import dtype_of
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.write.target import new_file, payload_nbytes
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from ups_store.errors import FormatError, SpecError, StoreError, StoreNotFoundError, StoreReplacedError
 from ups_store.printable import printable
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import read_finished
 from ups_store.read.partitioned import PartitionedStore
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access

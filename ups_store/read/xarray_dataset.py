@@ -12,8 +12,8 @@ import numpy.typing as npt
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError, needs
 from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
-from ups_store.read.protocol import AnyStore
 from ups_store.read.ragged import RaggedArray
 
 with needs("xarray"):

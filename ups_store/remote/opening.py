@@ -11,10 +11,10 @@ from typing import Any
 
 from ups_store.errors import FormatError, SpecError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, catalog_of, fingerprint_of
 from ups_store.read.directory import read_directory
 from ups_store.read.partitioned import PartitionedStore
-from ups_store.read.protocol import AnyStore
 from ups_store.read.store_set import StoreSet, check_part, is_manifest, missing_part, parts_folder
 from ups_store.remote.chunks import Numbering
 from ups_store.remote.client import DEADLINE_S, RemoteObject

@@ -21,8 +21,8 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.canonical import plain_json
 from ups_store.format.identity import describe_differences, differences
 from ups_store.format.manifest import number_of_part
+from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path
 from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.system import files, locks

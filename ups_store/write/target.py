@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.store_set import is_manifest
 from ups_store.system import files, locks
