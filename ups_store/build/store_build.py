@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups_store.build.config import BuildConfig
-from ups_store.build.deadlines import DEFAULT, Deadlines
+from ups_store.build.config import BuildConfig, CacheConfig
 from ups_store.build.digests import DigestCache, Digests
 from ups_store.build.fill import Filling
 from ups_store.build.place import (
@@ -92,7 +91,7 @@ def open_build(
         watcher=watcher or QuietWatcher(),
         rank=rank,
         check_on_resume=config.reading.check_on_resume,
-        deadlines=Deadlines.of(config.cache),
+        deadlines=config.cache,
     )
 
 
@@ -133,7 +132,7 @@ class Build:
         watcher: Watcher,
         rank: BuildRank,
         check_on_resume: bool = True,
-        deadlines: Deadlines = DEFAULT,
+        deadlines: CacheConfig | None = None,
     ) -> None:
         self.plan, self.rank, self.clock = plan, rank, Stopwatch(watcher.waits)
         self.title, self.path, self.num_samples = plan.title, plan.path, plan.num_samples
