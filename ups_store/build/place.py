@@ -293,15 +293,8 @@ def builder_at(path: Path) -> str:
 def _is_being_built(path: Path) -> bool:
     """Whether a process builds, packs or unpacks the store."""
     place = real_place(path)
-    return any(map(_is_locked, place.parent.glob(f"{glob.escape(place.name)}*{BUILDING_SUFFIX}*")))
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with files.opened(path, writable=True) as fd:
-            return locks.is_locked(fd, BUILDER_LOCK)
-    except StoreNotFoundError:
-        return False
+    others = place.parent.glob(f"{glob.escape(place.name)}*{BUILDING_SUFFIX}*")
+    return any(locks.is_held(other, BUILDER_LOCK) for other in others)
 
 
 def _no_builder(path: Path) -> StoreError:

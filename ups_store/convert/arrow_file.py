@@ -66,8 +66,8 @@ def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int
     metas = [meta for meta in store.metas.values() if not meta.is_constant]
     schema = pa.schema([_field(store, meta) for meta in metas], metadata=_metadata(store))
     with (
-        new_file(target, force=force, needed_bytes=payload_nbytes(store)) as file,
-        pa.ipc.new_file(pa.PythonFile(_Sink(file.fd), "w"), schema) as writer,
+        new_file(target, force=force, needed_bytes=payload_nbytes(store)) as fd,
+        pa.ipc.new_file(pa.PythonFile(_Sink(fd), "w"), schema) as writer,
     ):
         progress(sum(constant.nbytes for constant in store.constants.values()))
         for rows, nbytes in _batches(store, metas):

@@ -29,8 +29,8 @@ def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int
     readers without bfloat16 get float32.
     """
     with (
-        new_file(target, force=force, needed_bytes=payload_nbytes(store)) as output,
-        h5py.File(sink := _Sink(output.fd), "w") as file,
+        new_file(target, force=force, needed_bytes=payload_nbytes(store)) as fd,
+        h5py.File(sink := _Sink(fd), "w") as file,
     ):
         _set_attrs(file.attrs, store.attrs)
         file.attrs["ups_store.config_hash"] = store.config_hash

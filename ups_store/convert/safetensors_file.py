@@ -38,13 +38,13 @@ def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int
     names = sorted(store.metas, key=lambda name: (-dtype_of(store.metas[name].dtype).itemsize, name))
     header = _header(store, names)
     nbytes = len(header) + payload_nbytes(store)
-    with new_file(target, force=force, needed_bytes=nbytes) as file:
-        files.allocate(file.fd, nbytes)
-        files.write_at(file.fd, 0, header)
+    with new_file(target, force=force, needed_bytes=nbytes) as fd:
+        files.allocate(fd, nbytes)
+        files.write_at(fd, 0, header)
         offset = len(header)
         for name in names:
             for block in blocks_of(store, name):
-                files.write_at(file.fd, offset, _bytes_of(block))
+                files.write_at(fd, offset, _bytes_of(block))
                 offset += block.nbytes
                 progress(block.nbytes)
 

@@ -114,10 +114,10 @@ def _pack(
     layout = _layout_of(store)
     metas = _metas(store, layout)
     packing = Packing(codec, effort, store.fingerprint)
-    with new_file(path, force=force, needed_bytes=store.nbytes) as file:
+    with new_file(path, force=force, needed_bytes=store.nbytes) as fd:
         check_sound(store)
         writer = _PackedWriter(
-            file.fd, store, packing, num_threads or num_cores(), progress or (lambda nbytes: None)
+            fd, store, packing, num_threads or num_cores(), progress or (lambda nbytes: None)
         )
         with writer.pool:
             nbytes = writer.write(metas)

@@ -19,7 +19,7 @@ from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.packed.catalog import PackedArray, PackedCatalog, read_packed
 from ups_store.packed.chunks import ChunkReader
 from ups_store.packed.decoded import SHARED
-from ups_store.read.base import AnyStore
+from ups_store.read.base import AnyStore, check_unpickled
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import Samples, TimeWindow, WindowArguments, batch_shape, window_of
 from ups_store.read.picking import pick, target_of
@@ -280,14 +280,5 @@ def open_packed(path: str | os.PathLike[str]) -> PackedStore:
 def _reopen(path: str, fingerprint: str) -> PackedStore:
     """What a pickled store becomes."""
     store = open_packed(path)
-    found = fingerprint_of(store.catalog)
-    if found != fingerprint:
-        store.close()
-        raise StoreReplacedError(
-            "the file was replaced since this object was pickled",
-            path=path,
-            expected=f"content {fingerprint}",
-            found=found,
-            hint="open it again",
-        )
+    check_unpickled(store, fingerprint, fingerprint_of(store.catalog))
     return store

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import ArrayNotFoundError, SpecError
+from ups_store.errors import ArrayNotFoundError, SpecError, StoreReplacedError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import LENGTHS
@@ -458,6 +458,23 @@ class AnyStore(ABC):
     def _unsupported(self, problem: str, hint: str, *, array: str | None = None) -> SpecError:
         """The error for what this kind of store can't do."""
         return SpecError(problem, kind="unsupported", path=self.path, array=array, hint=hint)
+
+
+def check_unpickled(store: AnyStore, expected: str, found: str) -> None:
+    """Refuse what a pickled store became, and close it, if it hasn't the content, or identity, of then.
+
+    Raises:
+        StoreReplacedError: If it hasn't.
+    """
+    if found != expected:
+        store.close()
+        raise StoreReplacedError(
+            "it was replaced since this object was pickled",
+            path=store.path,
+            expected=f"content {expected}",
+            found=found,
+            hint="open it again",
+        )
 
 
 def spec_of(meta: ArrayMeta, num_samples: int | None) -> ArraySpec:
