@@ -124,14 +124,11 @@ class DeviceStore(AnyStore):
 
         The device may still be at it on return, as with every kernel on its current stream.
 
+        The other arguments are those of `AnyStore.gather`.
+
         Args:
-            indices: Sample numbers of the store, shape (B,), in any order, repeats allowed; or a slice. They
-                are checked on the host: those of a tensor on the device are fetched first, which waits for
-                the device.
-            names: Arrays to take; all with a sample axis by default.
-            start: First time step of the window, as for `Store.gather`.
-            length: Number of time steps of the window.
-            stride: Time steps from one to the next.
+            indices: As of any store. They are checked on the host: those of a tensor on the device are
+                fetched first, which waits for the device.
             out: None: batches are new tensors, for torch keeps memory by itself.
             num_threads: Without effect: the device copies.
         Returns:
