@@ -24,13 +24,12 @@ from ups_store.sources.origins import (
     LocalOrigin,
     Origin,
     Version,
-    folder_of,
     is_remote,
     joined,
     names_remote,
-    origin_of,
     path_for_choosing,
 )
+from ups_store.sources.places import folder_of, origin_of
 from ups_store.sources.pool import Patience, ReaderPool
 from ups_store.sources.source_files import (
     SPLIT_NAMES,

@@ -23,7 +23,8 @@ from ups_store.errors import ConfigError, DiskFullError, DownloadError, ReadTime
 from ups_store.sources.attempts import Attempts, persistently
 from ups_store.sources.copies import find_copy
 from ups_store.sources.download import fetch
-from ups_store.sources.origins import LocalOrigin, Origin, is_remote, origin_of
+from ups_store.sources.origins import LocalOrigin, Origin, is_remote
+from ups_store.sources.places import origin_of
 from ups_store.sources.pool import Patience, ReaderPool
 from ups_store.sources.reader import Reader
 from ups_store.sources.staging import StageRequest

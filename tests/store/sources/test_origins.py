@@ -17,7 +17,8 @@ from ups_store.sources import origin_https
 from ups_store.sources.attempts import Attempts, persistently
 from ups_store.sources.origin_https import HttpsOrigin
 from ups_store.sources.origin_rclone import RcloneFolder, RcloneOrigin
-from ups_store.sources.origins import ChangedError, LocalOrigin, TransientError, Version, folder_of, origin_of
+from ups_store.sources.origins import ChangedError, LocalOrigin, TransientError, Version
+from ups_store.sources.places import folder_of, origin_of
 from ups_store.sources.reader import Reader
 from ups_store.sources.staging import ListRequest, LookRequest
 
