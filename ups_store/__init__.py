@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from ups_store.format.identity import describe_differences, differences
     from ups_store.format.root_metadata import FORMAT_VERSION
     from ups_store.packed.store import PackedStore
+    from ups_store.read.base import AnyStore
     from ups_store.read.open import open_any as open
     from ups_store.read.partitioned import PartitionedStore
-    from ups_store.read.protocol import AnyStore
     from ups_store.read.ragged import RaggedArray
     from ups_store.read.store import Store
     from ups_store.read.store_set import StoreSet
@@ -126,7 +126,7 @@ __all__ = [
 ]
 
 _HOMES = {  # module and name there; everything else is an error class
-    "AnyStore": ("read.protocol", "AnyStore"),
+    "AnyStore": ("read.base", "AnyStore"),
     "ArraySpec": ("format.array_spec", "ArraySpec"),
     "BatchedCommits": ("write.batched", "BatchedCommits"),
     "Committer": ("write.writer", "Committer"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store.build.config import CacheConfig
@@ -19,41 +18,20 @@ from ups_store.system.stalls import DeadlineThread
 FIRST_TIMES = 10.0  # longer for the first encode call, which compiles
 
 
-@dataclass(frozen=True)
-class Deadlines:
-    """Seconds for one batch.
-
-    Attributes:
-        encode_s: For loading the encoder, and for each encode call.
-        commit_s: For each commit.
-    """
-
-    encode_s: float
-    commit_s: float
-
-    @classmethod
-    def of(cls, cache: CacheConfig) -> Deadlines:
-        """Those of a configuration."""
-        return cls(cache.encode_timeout_s, cache.commit_timeout_s)
-
-
-DEFAULT = Deadlines.of(CacheConfig())
-
-
 class BuildDeadlines(DeadlineThread):
     """Ends the process with exit code 4 if encoding or committing a batch takes too long; a context manager.
 
     Args:
-        deadlines: How long that is.
+        deadlines: How long that is: its `encode_timeout_s`, also for loading the encoder, `commit_timeout_s`.
         path: Of the store; the stacks go beside it, to `<name>.stalled.txt`.
         encoder: What encodes; None where fields are stored.
     """
 
-    def __init__(self, deadlines: Deadlines, *, path: Path, encoder: object = None) -> None:
+    def __init__(self, deadlines: CacheConfig, *, path: Path, encoder: object = None) -> None:
         super().__init__(
             "build-deadlines",
             path=path.with_name(f"{path.name}.stalled.txt"),
-            shortest_s=min(deadlines.encode_s, deadlines.commit_s),
+            shortest_s=min(deadlines.encode_timeout_s, deadlines.commit_timeout_s),
         )
         self._deadlines, self._store, self._encoder = deadlines, path, encoder
         self._has_encoded = False
@@ -62,7 +40,9 @@ class BuildDeadlines(DeadlineThread):
     def encoding(self) -> Iterator[None]:
         """The block loads the encoder, or encodes one batch."""
         factor = 1.0 if self._has_encoded else FIRST_TIMES
-        with self._within("encoding a batch", slot="encode", allowed_s=factor * self._deadlines.encode_s):
+        with self._within(
+            "encoding a batch", slot="encode", allowed_s=factor * self._deadlines.encode_timeout_s
+        ):
             yield
 
     def has_encoded(self) -> None:
@@ -72,7 +52,7 @@ class BuildDeadlines(DeadlineThread):
     @contextmanager
     def committing(self) -> Iterator[None]:
         """The block commits one batch."""
-        with self._within("committing a batch", slot="commit", allowed_s=self._deadlines.commit_s):
+        with self._within("committing a batch", slot="commit", allowed_s=self._deadlines.commit_timeout_s):
             yield
 
     @contextmanager

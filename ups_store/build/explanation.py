@@ -23,8 +23,8 @@ from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
 from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.printable import counted
+from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path
 from ups_store.system import files
 from ups_store.system.paths import partition_counts

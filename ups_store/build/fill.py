@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.build.deadlines import DEFAULT, BuildDeadlines, Deadlines
+from ups_store.build.config import CacheConfig
+from ups_store.build.deadlines import BuildDeadlines
 from ups_store.build.encode import Encoded, EncodeError, Encoder, OverlappingEncoder, begin_batch
 from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Stopwatch, Watcher, skipped_notes
@@ -64,7 +65,7 @@ class Filling:
         watcher: Watcher,
         clock: Stopwatch,
         on_nan: str,
-        deadlines: Deadlines = DEFAULT,
+        deadlines: CacheConfig | None = None,
     ) -> None:
         self.plan, self.batch_size = plan, plan.batch_size
         self.progress: list[tuple[float, int]] = []
@@ -74,7 +75,7 @@ class Filling:
         self._is_mine = np.zeros(plan.num_samples, bool)
         self._skipped: list[Skipped] = []
         self._is_prepared = False
-        self._deadlines = BuildDeadlines(deadlines, path=plan.path, encoder=plan.encoder)
+        self._deadlines = BuildDeadlines(deadlines or CacheConfig(), path=plan.path, encoder=plan.encoder)
 
     @property
     def num_committed(self) -> int:

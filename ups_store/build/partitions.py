@@ -230,7 +230,7 @@ def _copy(path: Path, target: Path) -> None:
     """Copy a finished file to its place, which it takes by a rename once it is on the disk."""
     nbytes = path.stat().st_size
     with files.opened(path) as source, new_file(target, force=True, needed_bytes=nbytes) as new:
-        files.copy_range(source, 0, new.fd, 0, nbytes)
+        files.copy_range(source, 0, new, 0, nbytes)
 
 
 def _run(engine: Engine, tasks: Sequence[PartitionTask], watcher: Watcher) -> list[BuildResult]:

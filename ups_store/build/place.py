@@ -24,8 +24,8 @@ from ups_store.errors import (
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.format.zip_records import BEFORE_1_0
+from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX, building_path
 from ups_store.remote.transfer import is_pulling
 from ups_store.system import files, locks
@@ -293,15 +293,8 @@ def builder_at(path: Path) -> str:
 def _is_being_built(path: Path) -> bool:
     """Whether a process builds, packs or unpacks the store."""
     place = real_place(path)
-    return any(map(_is_locked, place.parent.glob(f"{glob.escape(place.name)}*{BUILDING_SUFFIX}*")))
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with files.opened(path, writable=True) as fd:
-            return locks.is_locked(fd, BUILDER_LOCK)
-    except StoreNotFoundError:
-        return False
+    others = place.parent.glob(f"{glob.escape(place.name)}*{BUILDING_SUFFIX}*")
+    return any(locks.is_held(other, BUILDER_LOCK) for other in others)
 
 
 def _no_builder(path: Path) -> StoreError:

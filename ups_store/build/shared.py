@@ -23,7 +23,7 @@ from ups_store.errors import (
     StoreError,
     check_installed,
 )
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.remote.requests import FindRequest, PullRequest, PushRequest
 from ups_store.remote.shared_cache import Entry
 from ups_store.remote.shared_place import is_read_only, name_of_place, needs_client

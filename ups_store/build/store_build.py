@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from ups_store.build.config import BuildConfig
-from ups_store.build.deadlines import DEFAULT, Deadlines
+from ups_store.build.config import BuildConfig, CacheConfig
 from ups_store.build.digests import DigestCache, Digests
 from ups_store.build.fill import Filling
 from ups_store.build.place import (
@@ -39,9 +38,9 @@ from ups_store.build.readers import Readers
 from ups_store.build.staging import Sources
 from ups_store.errors import BuildLockedError, StoreNotFoundError, StoreReplacedError
 from ups_store.format.identity import config_hash
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path
 from ups_store.sources.pool import ReadBatch
 from ups_store.system import files
@@ -92,7 +91,7 @@ def open_build(
         watcher=watcher or QuietWatcher(),
         rank=rank,
         check_on_resume=config.reading.check_on_resume,
-        deadlines=Deadlines.of(config.cache),
+        deadlines=config.cache,
     )
 
 
@@ -133,7 +132,7 @@ class Build:
         watcher: Watcher,
         rank: BuildRank,
         check_on_resume: bool = True,
-        deadlines: Deadlines = DEFAULT,
+        deadlines: CacheConfig | None = None,
     ) -> None:
         self.plan, self.rank, self.clock = plan, rank, Stopwatch(watcher.waits)
         self.title, self.path, self.num_samples = plan.title, plan.path, plan.num_samples

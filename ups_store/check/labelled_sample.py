@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SpecError
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import TIME_DIM
-from ups_store.read.protocol import AnyStore
 
 MAIN_ARRAY = "fields"
 _SPACE = ("z", "y", "x")

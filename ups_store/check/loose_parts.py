@@ -22,13 +22,13 @@ def loose_parts(parts_folder: Path) -> list[Path]:
 
     A manifest that can't be read may name any of them.
     """
-    return [] if _is_written(parts_folder) else _loose(parts_folder)
+    return [] if locks.is_held(parts_folder / LOCK_NAME, BUILDER_LOCK) else _loose(parts_folder)
 
 
 def left_lock(parts_folder: Path) -> Path | None:
     """The lock that a killed writer left; None while a process writes there."""
     lock = parts_folder / LOCK_NAME
-    return lock if files.exists(lock) and not _is_written(parts_folder) else None
+    return lock if files.exists(lock) and not locks.is_held(lock, BUILDER_LOCK) else None
 
 
 def remove_part(part: Path) -> bool:
@@ -54,12 +54,3 @@ def _loose(parts_folder: Path) -> list[Path]:
         return []
     names = files.names_in(parts_folder)
     return [parts_folder / name for name in names if number_of_part(name) is not None and name not in named]
-
-
-def _is_written(parts_folder: Path) -> bool:
-    """Whether a process writes these parts."""
-    try:
-        with files.opened(parts_folder / LOCK_NAME) as fd:
-            return locks.is_locked(fd, BUILDER_LOCK)
-    except StoreNotFoundError:
-        return False

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from ups_store.check.cells import cell_edges, colours_of
 from ups_store.check.labelled_sample import Axis, LabelledSample, label_sample
 from ups_store.errors import needs
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import TIME_DIM
-from ups_store.read.protocol import AnyStore
 from ups_store.system.paths import path_of
 from ups_store.system.replacement import replace_file
 

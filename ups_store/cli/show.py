@@ -14,9 +14,9 @@ from ups_store.console import AsJson, print_json, print_lines
 from ups_store.errors import StoreNotFoundError, needs
 from ups_store.format.identity import differences
 from ups_store.printable import counted
+from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore
-from ups_store.read.protocol import AnyStore
 from ups_store.system.interrupt import importing
 from ups_store.system.paths import is_remote, shown_url
 

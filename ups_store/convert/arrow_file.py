@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ups_store.convert.export import BLOCK_BYTES, texts_of
 from ups_store.errors import SpecError, needs
 from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.write.target import new_file, payload_nbytes
 
@@ -66,8 +66,8 @@ def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int
     metas = [meta for meta in store.metas.values() if not meta.is_constant]
     schema = pa.schema([_field(store, meta) for meta in metas], metadata=_metadata(store))
     with (
-        new_file(target, force=force, needed_bytes=payload_nbytes(store)) as file,
-        pa.ipc.new_file(pa.PythonFile(_Sink(file.fd), "w"), schema) as writer,
+        new_file(target, force=force, needed_bytes=payload_nbytes(store)) as fd,
+        pa.ipc.new_file(pa.PythonFile(_Sink(fd), "w"), schema) as writer,
     ):
         progress(sum(constant.nbytes for constant in store.constants.values()))
         for rows, nbytes in _batches(store, metas):

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ups_store.errors import SpecError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.read.base import AnyStore
 from ups_store.read.partitioned import parts_of
-from ups_store.read.protocol import AnyStore
 from ups_store.read.ragged_batch import check_not_ragged
 from ups_store.read.store import Store
 from ups_store.system.paths import path_of

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ups_store.convert.export import array_attrs, blocks_of, json_text
 from ups_store.errors import needs
 from ups_store.format.metadata import dtype_of
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.write.target import new_file, payload_nbytes
 
@@ -28,8 +28,8 @@ def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int
     bfloat16 becomes an HDF5 floating-point type of 16 bits with 8 of exponent: the bits are the same, and
     readers without bfloat16 get float32.
     """
-    with new_file(target, force=force, needed_bytes=payload_nbytes(store)) as output:
-        sink = _Sink(output.fd)
+    with new_file(target, force=force, needed_bytes=payload_nbytes(store)) as fd:
+        sink = _Sink(fd)
         with h5py.File(sink, "w") as file:
             _set_attrs(file.attrs, store.attrs)
             file.attrs["ups_store.config_hash"] = store.config_hash

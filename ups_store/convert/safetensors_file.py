@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ups_store.convert.export import blocks_of, texts_of
 from ups_store.errors import SpecError
 from ups_store.format.metadata import dtype_of
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.write.target import new_file, payload_nbytes
 
@@ -38,13 +38,13 @@ def write(store: AnyStore, target: Path, *, force: bool, progress: Callable[[int
     names = sorted(store.metas, key=lambda name: (-dtype_of(store.metas[name].dtype).itemsize, name))
     header = _header(store, names)
     nbytes = len(header) + payload_nbytes(store)
-    with new_file(target, force=force, needed_bytes=nbytes) as file:
-        files.allocate(file.fd, nbytes)
-        files.write_at(file.fd, 0, header)
+    with new_file(target, force=force, needed_bytes=nbytes) as fd:
+        files.allocate(fd, nbytes)
+        files.write_at(fd, 0, header)
         offset = len(header)
         for name in names:
             for block in blocks_of(store, name):
-                files.write_at(file.fd, offset, _bytes_of(block))
+                files.write_at(fd, offset, _bytes_of(block))
                 offset += block.nbytes
                 progress(block.nbytes)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ups_store.convert.export import array_attrs, blocks_of, provenance, samples_per_block
 from ups_store.errors import needs
 from ups_store.format.metadata import dtype_of
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.write.target import new_folder, payload_nbytes
 
 with needs("zarr"):

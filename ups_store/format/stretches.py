@@ -5,7 +5,7 @@ Alone, as those share no other room below them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,3 +22,10 @@ def stretches(numbers: Sequence[int] | npt.NDArray[np.int64]) -> list[tuple[int,
     starts = [0, *breaks.tolist()] if len(values) else []
     ends = [*starts[1:], len(values)]
     return [(int(values[start]), end - start) for start, end in zip(starts, ends, strict=False)]
+
+
+def ranges_of(numbers: Sequence[int] | npt.NDArray[np.int64], *, longest: int) -> Iterator[range]:
+    """The same as ranges, cut where they are longer than `longest`."""
+    for first, num in stretches(numbers):
+        for start in range(first, first + num, longest):
+            yield range(start, min(start + longest, first + num))

@@ -27,9 +27,9 @@ from ups_store.format.zip_records import ROOT_NAME, Entry, pack_directory
 from ups_store.packed.catalog import check_chunk_size
 from ups_store.packed.chunk_codecs import Chain, Packing, chain_of, check_level, packed_document
 from ups_store.packed.store import PackedStore
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.open import open_store
-from ups_store.read.protocol import AnyStore
 from ups_store.read.ragged_batch import check_not_ragged
 from ups_store.read.recovery import UNPACKING_SUFFIX
 from ups_store.read.store import Store
@@ -114,10 +114,10 @@ def _pack(
     layout = _layout_of(store)
     metas = _metas(store, layout)
     packing = Packing(codec, effort, store.fingerprint)
-    with new_file(path, force=force, needed_bytes=store.nbytes) as file:
+    with new_file(path, force=force, needed_bytes=store.nbytes) as fd:
         check_sound(store)
         writer = _PackedWriter(
-            file.fd, store, packing, num_threads or num_cores(), progress or (lambda nbytes: None)
+            fd, store, packing, num_threads or num_cores(), progress or (lambda nbytes: None)
         )
         with writer.pool:
             nbytes = writer.write(metas)

@@ -6,7 +6,7 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,23 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import MemoryLimitError, StoreReplacedError
-from ups_store.format.metadata import dtype_of
+from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.packed.catalog import PackedArray, PackedCatalog, read_packed
 from ups_store.packed.chunks import ChunkReader
 from ups_store.packed.decoded import SHARED
-from ups_store.read.base import BaseStore
+from ups_store.read.base import AnyStore, check_unpickled
 from ups_store.read.catalog import fingerprint_of
-from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, window_of
+from ups_store.read.gather import Samples, TimeWindow, WindowArguments, batch_shape, window_of
 from ups_store.read.picking import pick, target_of
-from ups_store.read.preload import Mode, PreloadReport, Request, preload, ram_budget
-from ups_store.read.ragged_batch import Form, check_form
+from ups_store.read.preload import PreloadReport, Request, preload, ram_budget
 from ups_store.read.store_file import StoreFile
 from ups_store.read.verify import Report
 from ups_store.system import files, mappings
 from ups_store.system.memory import num_cores
 from ups_store.system.parallel import for_each
 from ups_store.system.paths import check_one_file, path_of
-from ups_store.system.progress import Progress
 from ups_store.system.runs import cast_into
 
 MAX_THREADS = 8
@@ -39,7 +37,7 @@ BYTES_PER_THREAD = 1 << 20  # less is decoded sooner than another thread begins
 PRELOAD_BYTES = 64 << 20  # between two calls of `progress`
 
 
-class PackedStore(BaseStore):
+class PackedStore(AnyStore):
     """A packed store, read-only: `sample` and `gather` decode; there is no array of samples to map.
 
     Opened by `ups_store.open`. Every chunk's checksum is checked before it is decoded. Picklable, usable
@@ -53,7 +51,6 @@ class PackedStore(BaseStore):
     Attributes:
         catalog: What it holds and where.
         config_hash: sha256 of the identity document, that of the mapped form too.
-        network: Name of the network file system that the file lies on; None for local ones.
     """
 
     access: Literal["decode"] = "decode"
@@ -61,8 +58,8 @@ class PackedStore(BaseStore):
     def __init__(self, path: Path, fd: int, catalog: PackedCatalog) -> None:
         metas = [array.meta for array in catalog.arrays.values()]
         super().__init__(path, catalog.root, metas, catalog.layout.num_samples)
-        self.catalog, self.codec = catalog, catalog.packing.codec
-        self._file = StoreFile(path, fd, catalog.nbytes, access="pread", keeps_fd=True)
+        self.catalog, self.codec, self.nbytes = catalog, catalog.packing.codec, catalog.nbytes
+        self._file = StoreFile(path, fd, self.nbytes, access="pread", keeps_fd=True)
         self.network = self._file.network
         self._chunks = ChunkReader(self._file)
         self._plain: dict[str, npt.NDArray[Any]] = {}
@@ -73,11 +70,6 @@ class PackedStore(BaseStore):
     def _summary(self) -> list[str]:
         packing = self.catalog.packing
         return [f"{self.nbytes:,} bytes", f"packed by {packing.codec} {packing.level}"]
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the packed file in bytes."""
-        return self.catalog.nbytes
 
     @property
     def fingerprint(self) -> str:
@@ -99,44 +91,22 @@ class PackedStore(BaseStore):
         hint = 'use gather or sample, preload("copy"), or unpack it with `ups-store unpack`'
         raise self._unsupported("a packed array can't be mapped", hint, array=name)
 
-    def gather(
+    def _gather(
         self,
-        indices: Indices | slice,
-        names: Sequence[str] | None = None,
-        *,
-        start: int | Indices | None = None,
-        length: int | None = None,
-        stride: int = 1,
-        out: Mapping[str, npt.NDArray[Any]] | None = None,
-        num_threads: int | None = None,
-        ragged: Form = "views",
+        samples: Samples,
+        metas: list[ArrayMeta],
+        window: WindowArguments,
+        out: Mapping[str, npt.NDArray[Any]] | None,
+        num_threads: int | None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """Decode samples, or windows of them, into a batch; arguments as of `Store.gather`.
-
-        A sample is decoded whole, once a batch, also for windows, for which the samples that were decoded
-        last are kept for a while. `num_threads` threads decode; by default as many as there are processors
-        where that is worth it, at most 8.
-
-        Returns:
-            Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
-        Raises:
-            SampleIndexError: For a sample or window outside the store.
-            ArrayNotFoundError: For a name that it doesn't have; also a KeyError.
-            SpecError: For an `out` of another shape, or of a dtype that loses what the array holds.
-            CorruptChunkError: If a chunk is damaged.
-            TruncatedError: If another program cut the file.
-        """
-        if ragged != "views":
-            check_form(ragged, (), None, path=self.path)
+        """A sample is decoded whole, once a batch; for windows those decoded last are kept for a while."""
         if not self._is_copy:
             self._file.check_length()
-        is_window = start is not None or length is not None or stride != 1
-        samples, metas = self._asked(indices, names, is_window=is_window, out=out)
         batch: dict[str, npt.NDArray[Any]] = {}
         for meta in metas:
-            window = window_of(meta, len(samples), start=start, length=length, stride=stride)
-            target = target_of(meta, batch_shape(meta, len(samples), window), out)
-            self._decode(self.catalog.arrays[meta.name], samples, window, target, num_threads)
+            times = window_of(meta, len(samples), window)
+            target = target_of(meta, batch_shape(meta, len(samples), times), out)
+            self._decode(self.catalog.arrays[meta.name], samples, times, target, num_threads)
             batch[meta.name] = target
         return batch
 
@@ -198,34 +168,12 @@ class PackedStore(BaseStore):
             self._plain[name] = whole
         return self._plain[name]
 
-    def preload(
-        self,
-        mode: Mode = "auto",
-        *,
-        device: str | None = None,
-        samples: range | None = None,
-        shared: bool = False,
-        lock: bool = False,
-        margin: float = 0.1,
-        num_threads: int | None = None,
-        progress: Progress | None = None,
-    ) -> PreloadReport:
-        """Decode all samples into memory of this process, or bring the packed file into the page cache.
-
-        Arguments, result and errors as of `Store.preload`, with three modes: "copy" decodes everything once,
-        and is gathered from as fast as a mapped store; "page-cache"; and "auto", the first that fits. Forked
-        processes share the copy, others don't.
-
-        Raises:
-            SpecError: For another mode, kind "unsupported", or for `lock` with a copy.
-        """
-        is_other = device is not None or samples is not None or shared or (lock and mode == "copy")
-        if is_other or mode not in ("auto", "copy", "page-cache"):
+    def _preload(self, request: Request) -> PreloadReport:
+        mode, lock = request.mode, request.lock
+        is_other = request.device is not None or request.samples is not None or request.shared
+        if is_other or (lock and mode == "copy") or mode not in ("auto", "copy", "page-cache"):
             hint = 'use mode="copy" or "page-cache" alone, or unpack it with `ups-store unpack`'
             raise self._unsupported(f"a packed store has no samples to preload by mode {mode!r}", hint)
-        request = Request(mode, lock=lock, margin=margin, num_threads=num_threads, progress=progress)
-        request.check(len(self), path=self.path)
-        self.check_open()
         refused = ""
         if mode == "copy" or (mode == "auto" and not lock):
             try:
@@ -270,11 +218,7 @@ class PackedStore(BaseStore):
         self._plain[array.meta.name] = values
 
     def residency(self) -> float:
-        """Share of the file that lies in the page cache, 0 to 1; 1 once all is decoded in memory.
-
-        Raises:
-            TruncatedError: If another program cut the file.
-        """
+        """Share of the file that lies in the page cache, 0 to 1; 1 once all is decoded in memory."""
         if self._is_copy:
             self.check_open()
             return 1.0
@@ -284,16 +228,7 @@ class PackedStore(BaseStore):
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Report:
-        """Check every byte of the file, and decode every chunk.
-
-        Args:
-            num_threads: Threads that decode; one per processor by default.
-            progress: Called with the number of bytes that were checked since the last call.
-        Returns:
-            A report with `.ok` and `.problems`.
-        Raises:
-            StoreReplacedError: If another file took the path.
-        """
+        """Check every byte of the file, and decode every chunk; see `AnyStore.verify`."""
         from ups_store.packed.verify import verify_packed
 
         self.check_open()
@@ -345,14 +280,5 @@ def open_packed(path: str | os.PathLike[str]) -> PackedStore:
 def _reopen(path: str, fingerprint: str) -> PackedStore:
     """What a pickled store becomes."""
     store = open_packed(path)
-    found = fingerprint_of(store.catalog)
-    if found != fingerprint:
-        store.close()
-        raise StoreReplacedError(
-            "the file was replaced since this object was pickled",
-            path=path,
-            expected=f"content {fingerprint}",
-            found=found,
-            hint="open it again",
-        )
+    check_unpickled(store, fingerprint, fingerprint_of(store.catalog))
     return store

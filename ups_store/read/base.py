@@ -1,8 +1,9 @@
-"""`BaseStore`: what stores of every kind do alike: names, samples by number, closing, how they are shown."""
+"""`AnyStore`: what every kind of store can do, whatever its samples lie in; the type of `ups_store.open`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -10,21 +11,31 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import ArrayNotFoundError, SpecError
+from ups_store.errors import ArrayNotFoundError, SpecError, StoreReplacedError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import LENGTHS
 from ups_store.format.root_metadata import RootMeta
 from ups_store.printable import counted
-from ups_store.read.gather import Indices, Samples, check_effect, check_indices, names_of
-from ups_store.read.ragged_batch import Form, check_form, check_no_window, in_form, is_window
+from ups_store.read.gather import Indices, Samples, WindowArguments, check_effect, check_indices, names_of
+from ups_store.read.ragged_batch import Form, check_form, check_no_window, in_form
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
+    from ups_store.read.preload import Mode, PreloadReport, Request
+    from ups_store.read.verify import Report
+    from ups_store.system.progress import Progress
 
-class BaseStore:
-    """A store without its samples; a kind of store adds `gather`, `whole`, `check_open` and `close`.
+
+class AnyStore(ABC):
+    """An open store: mapped (`Store`), in partitions, packed, at a URL, or in a device's memory.
+
+    What a kind can't do, such as giving a packed array as one piece of memory, is a `SpecError` of kind
+    "unsupported". Samples are NumPy's arrays, of a device store tensors. One mistake is one kind of error in
+    all of them: `SampleIndexError` for a sample that isn't there, `ArrayNotFoundError` for a name,
+    `SpecError` of kind "index" for what is no sample number (floating-point numbers and masks too),
+    `StoreClosedError` after `close`.
 
     Args:
         path: Where it is, absolute.
@@ -44,10 +55,14 @@ class BaseStore:
         metas: Metadata of the arrays by name, constants included; of a ragged array that of its rows.
         is_partial: Whether it was opened while it was under construction.
         codec: How its chunks are packed: "none", "blosc" or "pcodec"; "mixed" of partitions that differ.
+        network: Name of the network file system that it lies on, or scheme of its URL; None for local ones.
+        nbytes: Length of the finished file, or files, in bytes; of a device store its memory.
     """
 
     is_partial = False
     codec: str = "none"
+    network: str | None = None
+    nbytes: int
     __iter__ = None  # over samples or over names? `range(len(store))` and `store.arrays` say which
 
     def __init__(self, path: Path, root: RootMeta, metas: Iterable[ArrayMeta], num_samples: int) -> None:
@@ -116,14 +131,24 @@ class BaseStore:
         found = type(key).__name__
         raise SpecError("store[...]", kind="index", path=self.path, expected=expected, found=found, hint=hint)
 
-    def whole(self, name: str) -> npt.NDArray[Any]:
+    @property
+    @abstractmethod
+    def access(self) -> str:
+        """How samples are got: "map", "pread", "decode", "remote", "device"; "mixed" of parts that differ."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Digest of the content: equal for equal content in one file, mapped or packed; cheap to compare."""
+
+    @abstractmethod
+    def whole(self, name: str) -> Any:
         """The whole array, read-only, where it is one piece of memory.
 
         Raises:
             ArrayNotFoundError: If there is none of that name; also a KeyError.
             SpecError: Kind "unsupported", if samples of this kind of store are no single array.
         """
-        raise NotImplementedError
 
     def gather(
         self,
@@ -135,15 +160,66 @@ class BaseStore:
         stride: int = 1,
         out: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
+        ragged: Form = "views",
     ) -> dict[str, Any]:
-        """Copy samples into a batch; see `Store.gather`."""
-        raise NotImplementedError
+        """Copy samples, or windows of them, into a batch.
+
+        Args:
+            indices: Sample numbers, shape (B,), in any order, repeats allowed, negative ones from the end; or
+                a slice.
+            names: Arrays to take; all with a sample axis by default.
+            start: First time step of the window, one number or one per sample; 0 by default.
+            length: Number of time steps of the window; as many as there are by default. Arrays without a
+                dimension "time" are taken whole.
+            stride: Time steps from one to the next.
+            out: Arrays to write to, by name, shape (B, ...); new memory costs more than the copy, so reuse
+                what an earlier call returned. Of another dtype, what is copied is converted: floating-point
+                numbers to any floating-point dtype, others where nothing is lost.
+            num_threads: Threads that copy, by default 1: more copy large samples faster, until memory is the
+                limit. Where `access` is "pread" or "remote", reads or requests under way at once, by default
+                8 and 16. Of a packed store threads that decode, by default as many as there are processors
+                where that is worth it, at most 8.
+            ragged: How ragged arrays are given: "views" as a list of B read-only arrays, which aren't copied
+                where the store is mapped (of text as `str`, which are); "padded" as an array (B, L, ...) of
+                zeros behind each sample, L the rows of the longest or those of `out`, and under the name
+                `NAME.lengths` the numbers of rows, int64, shape (B,).
+        Returns:
+            Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
+        Raises:
+            SampleIndexError: For a sample or window outside the store.
+            ArrayNotFoundError: For a name that it doesn't have; also a KeyError.
+            SpecError: For one name that isn't in a list; for indices that aren't integers (kind "index"); for
+                an `out` of another shape, or of a dtype that loses what the array holds.
+            TruncatedError: If another program cut the file.
+            CorruptChunkError: If a chunk is damaged; of a mapped store only `verify="touch"` finds that.
+            StoreReplacedError: If the object at a URL isn't the one that was opened.
+            RemoteError: If an object store refuses, or doesn't answer before the deadline.
+        """
+        chosen = self._per_sample if names is None else names_of(names)
+        window = WindowArguments(start, length, stride)
+        if not self._ragged.isdisjoint(chosen):
+            return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
+        if ragged != "views":
+            check_form(ragged, (), None, path=self.path)
+        samples, metas = self._asked(indices, chosen, window, out)
+        return self._gather(samples, metas, window, out, num_threads)
+
+    @abstractmethod
+    def _gather(
+        self,
+        samples: Samples,
+        metas: list[ArrayMeta],
+        window: WindowArguments,
+        out: Mapping[str, Any] | None,
+        num_threads: int | None,
+    ) -> dict[str, Any]:
+        """A batch of arrays that aren't ragged; samples and names are checked, windows and memory aren't."""
 
     def _gather_ragged(
         self,
         indices: Indices | slice,
         chosen: Sequence[str],
-        window: Mapping[str, Any],
+        window: WindowArguments,
         out: Mapping[str, Any] | None,
         num_threads: int | None,
         form: Form,
@@ -156,9 +232,11 @@ class BaseStore:
         rest = check_form(form, names, out, path=self.path)
         found: dict[str, Any] = {}
         if others or rest:
-            found = self.gather(samples, others, **window, out=rest or None, num_threads=num_threads)
+            found = self.gather(
+                samples, others, **window._asdict(), out=rest or None, num_threads=num_threads
+            )
         else:
-            check_effect([], is_window(window), None, path=self.path)
+            check_effect([], window.is_any, None, path=self.path)
         for name in names:
             views = self._views_of(name, samples, decode=form == "views", num_threads=num_threads)
             found |= in_form(form, self.metas[name], views, out)
@@ -168,7 +246,7 @@ class BaseStore:
     def _views_of(
         self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
     ) -> list[Any]:
-        """Samples of a ragged array; this kind of store has none unless it overrides this."""
+        """Samples of a ragged array, all valid; only kinds of store that may have one are asked."""
         raise NotImplementedError
 
     def sample(self, index: int) -> dict[str, Any]:
@@ -222,24 +300,104 @@ class BaseStore:
         """
         from ups_store.read.xarray_dataset import dataset_of
 
-        return dataset_of(self, names)  # type: ignore[arg-type]  # every kind of store is one
+        return dataset_of(self, names)
 
     @property
     def has_views(self) -> bool:
         """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
         return False
 
+    def preload(
+        self,
+        mode: Mode = "auto",
+        *,
+        device: str | None = None,
+        samples: range | None = None,
+        shared: bool = False,
+        lock: bool = False,
+        margin: float = 0.1,
+        num_threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> PreloadReport:
+        """Bring the store into memory before it is read; `docs/guides/preload.md` compares the modes.
+
+        A packed store knows "page-cache" and "copy", which decodes everything once: it is then gathered from
+        as fast as a mapped one. A remote store, and one on a device, stay as they are, by "auto" alone.
+
+        Args:
+            mode: "page-cache" reads the file, whose pages all processes of the machine then share. "copy"
+                copies it to memory with huge pages, from which this store then gathers. "pinned" copies it to
+                page-locked memory, which a device reads too. "device" moves samples to a device's memory.
+                "auto" takes "page-cache" if it fits, before it "copy" if `shared`, before that "device" and
+                "pinned" if `device` is given; if nothing fits the store stays as it is.
+            device: For "pinned" and "device", such as "cuda:1"; "cuda" by default.
+            samples: For "device" the part of the samples to move; all by default.
+            shared: For "copy", have the processes of the machine share it: those that this store is pickled
+                to map the same memory, which is freed when the last of them ends, however it ends.
+            lock: Keep it from being swapped out or given back (mlock), until the store is closed.
+            margin: Share of the available memory that must be left.
+            num_threads: Reads in flight; 4 by default.
+            progress: Called with the number of bytes that were read since the last call, every 64 MiB; what
+                it raises ends the preload, and leaves the store as it was.
+        Returns:
+            Mode, reason with the numbers, bytes, seconds; for "pinned" and "device" what gathers there; for a
+            store in partitions a report for each of them in `parts`.
+        Raises:
+            MemoryLimitError: If the mode needs more memory than there is, or may be locked.
+            DeviceError: If there is no such device, or it refuses to page-lock memory.
+            NotCommittedError: For a store under construction.
+            StoreReplacedError: If another file took the path.
+            TruncatedError: If another program cut the file.
+            SpecError: For arguments that have no meaning, or no effect in this mode; kind "unsupported" for
+                what this kind of store can't do.
+        """
+        from ups_store.read.preload import Request
+
+        self.check_open()
+        request = Request(mode, device, samples, shared, lock, margin, num_threads, progress)
+        request.check(len(self), path=self.path)
+        return self._preload(request)
+
+    @abstractmethod
+    def _preload(self, request: Request) -> PreloadReport:
+        """See `preload`; the request makes sense for a store of so many samples."""
+
+    @abstractmethod
+    def residency(self) -> float:
+        """Share of the store that lies in RAM, as page cache or as a copy, 0 to 1; at a URL in the cache.
+
+        Raises:
+            TruncatedError: If another program cut the file.
+        """
+
+    @abstractmethod
+    def verify(
+        self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> Report:
+        """Check every byte: payloads by checksum, all others by making them again; decode packed chunks.
+
+        Args:
+            num_threads: Threads that read and check, one per processor by default; at a URL requests under
+                way at once, 16 by default.
+            progress: Called with the number of bytes that were checked since the last call.
+        Returns:
+            A report with `.ok` and `.problems`; of a store in partitions with a report for each in `parts`.
+        Raises:
+            StoreReplacedError: If another file took the path, or the object at a URL is another.
+            SpecError: Kind "unsupported", for a store in a device's memory, which has no checksums.
+        """
+
+    @abstractmethod
     def check_open(self) -> None:
         """Fail after `close`.
 
         Raises:
             StoreClosedError: If the store is closed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
-        """Let go of file and memory. Closing twice is allowed."""
-        raise NotImplementedError
+        """Let go of file and memory, which go when the last view of them does. Closing twice is allowed."""
 
     def __enter__(self) -> Self:
         return self
@@ -286,22 +444,37 @@ class BaseStore:
     def _asked(
         self,
         indices: Indices | slice,
-        names: Sequence[str] | None,
-        *,
-        is_window: bool,
+        names: Sequence[str],
+        window: WindowArguments,
         out: Mapping[str, Any] | None,
     ) -> tuple[Samples, list[ArrayMeta]]:
         """The samples and arrays that arguments of `gather` mean, checked."""
         self.check_open()
         samples = check_indices(indices, self._num_samples, path=self.path)
-        chosen = self._per_sample if names is None else names_of(names)
-        metas = [self._sampled_meta(name) for name in chosen]
-        check_effect(metas, is_window, out, path=self.path)
+        metas = [self._sampled_meta(name) for name in names]
+        check_effect(metas, window.is_any, out, path=self.path)
         return samples, metas
 
     def _unsupported(self, problem: str, hint: str, *, array: str | None = None) -> SpecError:
         """The error for what this kind of store can't do."""
         return SpecError(problem, kind="unsupported", path=self.path, array=array, hint=hint)
+
+
+def check_unpickled(store: AnyStore, expected: str, found: str) -> None:
+    """Refuse what a pickled store became, and close it, if it hasn't the content, or identity, of then.
+
+    Raises:
+        StoreReplacedError: If it hasn't.
+    """
+    if found != expected:
+        store.close()
+        raise StoreReplacedError(
+            "it was replaced since this object was pickled",
+            path=store.path,
+            expected=f"content {expected}",
+            found=found,
+            hint="open it again",
+        )
 
 
 def spec_of(meta: ArrayMeta, num_samples: int | None) -> ArraySpec:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -67,22 +67,29 @@ class TimeWindow:
         return (*[slice(None)] * self.axis, slice(first, last + 1, self.stride))
 
 
-def window_of(
-    meta: ArrayMeta,
-    num: int,
-    *,
-    start: int | Sequence[int] | npt.NDArray[np.integer[Any]] | None,
-    length: int | None,
-    stride: int,
-) -> TimeWindow | None:
+class WindowArguments(NamedTuple):
+    """The arguments of `gather` about windows over time, as they were given."""
+
+    start: int | Indices | None
+    length: int | None
+    stride: int
+
+    @property
+    def is_any(self) -> bool:
+        """Whether windows are asked for, not whole samples."""
+        return self.start is not None or self.length is not None or self.stride != 1
+
+
+def window_of(meta: ArrayMeta, num: int, asked: WindowArguments) -> TimeWindow | None:
     """The window that `gather`'s arguments mean for one array; None for whole samples.
 
     Raises:
         SampleIndexError: If it reaches past the last time step.
         SpecError: If it has no time step, or `start` isn't one number or one per sample.
     """
-    if TIME_DIM not in meta.dims or (start is None and length is None and stride == 1):
+    if TIME_DIM not in meta.dims or not asked.is_any:
         return None
+    start, length, stride = asked
     axis = meta.dims.index(TIME_DIM) - 1
     num_steps = meta.shape[axis + 1]
     first = int64_of(0 if start is None else start)

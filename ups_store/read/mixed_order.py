@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ups_store.read.gather import Samples
-from ups_store.read.order import BLOCK_POSITIONS, EpochOrder, Shuffle, Step, expect, sizes_of
+from ups_store.read.order import BLOCK_POSITIONS, EpochOrder, Shuffle, Step, checked_weights, expect, sizes_of
 
 _WHOLE = 1 << 32  # all of a batch, of which shares are whole numbers
 _MAX_STEPS = 1 << 31
@@ -58,7 +58,8 @@ class MixedOrder(EpochOrder):
     ) -> None:
         super().__init__(global_batch_size=global_batch_size, **options)
         self.sizes, self.drop_last = sizes_of(sizes), drop_last
-        self.weights = _checked_weights(self.sizes, weights)
+        shares = checked_weights(len(self.sizes), self.sizes if weights is None else weights)
+        self.weights: tuple[float, ...] = tuple((shares / shares.sum()).tolist())
         self.epoch_size = sum(self.sizes) if epoch_size is None else epoch_size
         is_number = isinstance(self.epoch_size, int | np.integer) and self.epoch_size >= 1
         expect("epoch_size", is_number, "a whole number of at least 1", epoch_size)
@@ -131,14 +132,6 @@ class MixedOrder(EpochOrder):
             order = np.lexsort((sources, places))
             spread = self._spreads[counts] = sources[order], numbers[order]
         return spread
-
-
-def _checked_weights(sizes: tuple[int, ...], weights: Sequence[float] | None) -> tuple[float, ...]:
-    """Shares that add up to 1."""
-    shares = np.asarray(sizes if weights is None else weights, np.float64)
-    fits = shares.shape == (len(sizes),) and bool(np.all(np.isfinite(shares) & (shares > 0)))
-    expect("weights", fits, f"{len(sizes)} positive numbers", weights)
-    return tuple((shares / shares.sum()).tolist())
 
 
 def _coprime(num_steps: int) -> int:

@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import FormatError, SpecError, StoreError, StoreNotFoundError, StoreReplacedError
+from ups_store.errors import FormatError, SpecError, StoreError, StoreNotFoundError
 from ups_store.printable import printable
+from ups_store.read.base import AnyStore, check_unpickled
 from ups_store.read.catalog import read_finished
 from ups_store.read.partitioned import PartitionedStore
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
@@ -139,16 +139,8 @@ def reopen(
     store = None if copy_path is None else _open_copy(Path(path), copy_path, **options)
     if store is None:
         store = open_store(path, **options)
-    same = store.config_hash == config_hash and fingerprint in (None, store.fingerprint)
-    if not same:
-        store.close()
-        raise StoreReplacedError(
-            "the file was replaced since this object was pickled",
-            path=path,
-            expected=f"content {fingerprint or config_hash}",
-            found=store.fingerprint,
-            hint="open it again",
-        )
+    found = store.config_hash if fingerprint is None else store.fingerprint
+    check_unpickled(store, fingerprint or config_hash, found)
     return store
 
 

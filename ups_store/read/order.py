@@ -331,11 +331,17 @@ def _steps_by_source(pass_steps: Samples, weights: Sequence[float] | None) -> Sa
     """Steps of an epoch by source: one pass over each, or as many steps in the shares of `weights`."""
     if weights is None:
         return pass_steps
-    shares = np.asarray(weights, np.float64)
-    fits = shares.shape == pass_steps.shape and bool(np.all(np.isfinite(shares) & (shares > 0)))
-    expect("weights", fits, f"{len(pass_steps)} positive numbers", list(weights))
+    shares = checked_weights(len(pass_steps), weights)
     steps: Samples = np.rint(pass_steps.sum() * shares / shares.sum()).astype(np.int64)
     return steps.clip(min=1)
+
+
+def checked_weights(num: int, weights: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Weights of so many sources, which have to be positive numbers."""
+    shares = np.asarray(weights, np.float64)
+    fits = shares.shape == (num,) and bool(np.all(np.isfinite(shares) & (shares > 0)))
+    expect("weights", fits, f"{num} positive numbers", list(weights))
+    return shares
 
 
 def expect(name: str, fits: bool, expected: str, found: object) -> None:

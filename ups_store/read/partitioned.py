@@ -15,15 +15,13 @@ from ups_store.format.identity import config_hash, describe_differences, differe
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root_metadata import RootMeta
 from ups_store.printable import counted
-from ups_store.read.base import BaseStore
-from ups_store.read.gather import Indices, Samples, check_indices, check_output, names_of, window_of
-from ups_store.read.preload import Mode, PreloadReport
-from ups_store.read.protocol import AnyStore
-from ups_store.read.ragged_batch import Form, check_form
+from ups_store.read.base import AnyStore
+from ups_store.read.gather import Samples, WindowArguments, check_indices, check_output, window_of
+from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.verify import Report
 
 
-class PartitionedStore(BaseStore):
+class PartitionedStore(AnyStore):
     """Partitions of one split as one store: samples are numbered through, `gather` takes from any of them.
 
     Opened by `ups_store.open(pattern)`. Reads like a `Store`, except that no array is one piece of memory:
@@ -36,17 +34,20 @@ class PartitionedStore(BaseStore):
     Attributes:
         path: The pattern.
         partitions: The open partitions, in order.
+        network: That of the first partition that doesn't lie on a local file system.
         identity_document: The one that one file with all samples would have; `config_hash` is its hash.
     """
 
     def __init__(self, pattern: Path, partitions: Sequence[AnyStore]) -> None:
-        self.partitions = tuple(partitions)
+        self.partitions: tuple[AnyStore, ...] = tuple(partitions)
         first, document = self.partitions[0], self._document(pattern, self.partitions)
         self._ends = np.cumsum([len(partition) for partition in self.partitions])
         num_samples = int(self._ends[-1])
         version = max(partition.version for partition in self.partitions)
         root = RootMeta(version, config_hash(document), document, dict(first.attrs))
         super().__init__(pattern, root, _whole_metas(self.partitions, num_samples), num_samples)
+        self.nbytes = sum(partition.nbytes for partition in self.partitions)
+        self.network = next(filter(None, (partition.network for partition in self.partitions)), None)
         codecs = {partition.codec for partition in self.partitions}
         self.codec = codecs.pop() if len(codecs) == 1 else "mixed"
 
@@ -63,16 +64,6 @@ class PartitionedStore(BaseStore):
         """How samples are got, as `Store.access`; "mixed" if not from all partitions alike."""
         kinds = {partition.access for partition in self.partitions}
         return kinds.pop() if len(kinds) == 1 else "mixed"
-
-    @property
-    def network(self) -> str | None:
-        """Name of the network file system that one of the files lies on; None if all are local."""
-        return next(filter(None, (partition.network for partition in self.partitions)), None)
-
-    @property
-    def nbytes(self) -> int:
-        """Length of all files in bytes."""
-        return sum(partition.nbytes for partition in self.partitions)
 
     @property
     def fingerprint(self) -> str:
@@ -101,47 +92,31 @@ class PartitionedStore(BaseStore):
         number = int(np.searchsorted(self._ends, sample, side="right"))
         return self.partitions[number].sample(sample - self._first(number))
 
-    def gather(
+    def _gather(
         self,
-        indices: Indices | slice,
-        names: Sequence[str] | None = None,
-        *,
-        start: int | Indices | None = None,
-        length: int | None = None,
-        stride: int = 1,
-        out: Mapping[str, npt.NDArray[Any]] | None = None,
-        num_threads: int | None = None,
-        ragged: Form = "views",
+        samples: Samples,
+        metas: list[ArrayMeta],
+        window: WindowArguments,
+        out: Mapping[str, npt.NDArray[Any]] | None,
+        num_threads: int | None,
     ) -> dict[str, Any]:
-        """Copy samples, or windows of them, into a batch; arguments, result and errors as `Store.gather`.
-
-        Where samples come from several partitions, they are copied twice; views of ragged ones never.
-        """
-        chosen = self._per_sample if names is None else names_of(names)
-        if not self._ragged.isdisjoint(chosen):
-            asked = {"start": start, "length": length, "stride": stride}
-            return self._gather_ragged(indices, chosen, asked, out, num_threads, ragged)
-        if ragged != "views":
-            check_form(ragged, (), None, path=self.path)
-        is_window = start is not None or length is not None or stride != 1
-        samples, metas = self._asked(indices, chosen, is_window=is_window, out=out)
+        """Where samples come from several partitions, they are copied twice; views of ragged ones never."""
         names = [meta.name for meta in metas]
         numbers = np.searchsorted(self._ends, samples, side="right")
-        options: dict[str, Any] = {"length": length, "stride": stride, "num_threads": num_threads}
         present = np.unique(numbers).tolist() or [int(np.argmax(np.diff(self._ends, prepend=0) > 0))]
         if len(present) == 1:
-            local = samples - self._first(present[0])
-            options |= {"start": start, "out": out}
-            part: dict[str, npt.NDArray[Any]] = self.partitions[present[0]].gather(local, names, **options)
-            return part
-        windows = [window_of(m, len(samples), start=start, length=length, stride=stride) for m in metas]
-        window = next((window for window in windows if window is not None), None)
+            number: int = present[0]
+            partition, local = self.partitions[number], samples - self._first(number)
+            return partition.gather(local, names, **window._asdict(), out=out, num_threads=num_threads)
+        windows = [window_of(meta, len(samples), window) for meta in metas]
+        found = next((each for each in windows if each is not None), None)
         result: dict[str, npt.NDArray[Any]] = {}
         for number in present:
             rows = np.flatnonzero(numbers == number)
-            if window is not None:
-                options |= {"start": window.start[rows], "length": window.length}
-            batch = self.partitions[number].gather(samples[rows] - self._first(number), names, **options)
+            if found is not None:
+                window = window._replace(start=found.start[rows], length=found.length)
+            partition, local = self.partitions[number], samples[rows] - self._first(number)
+            batch = partition.gather(local, names, **window._asdict(), num_threads=num_threads)
             for name, values in batch.items():
                 if name not in result:
                     result[name] = _output(name, values, len(samples), out)
@@ -159,25 +134,17 @@ class PartitionedStore(BaseStore):
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
             local = samples[rows] - self._first(number)
-            partition = self.partitions[number]
-            assert isinstance(partition, BaseStore)
-            part = partition._views_of(name, local, decode=decode, num_threads=num_threads)
+            part = self.partitions[number]._views_of(name, local, decode=decode, num_threads=num_threads)
             for row, view in zip(rows.tolist(), part, strict=True):
                 views[row] = view
         return views
 
-    def preload(self, mode: Mode = "auto", **options: Any) -> PreloadReport:
-        """Bring all partitions into memory, one after the other; arguments and errors as `Store.preload`.
-
-        Returns:
-            One report, with a report for each partition in `parts`.
-        Raises:
-            SpecError: Also for `samples`, kind "samples".
-        """
-        if options.get("samples") is not None:
+    def _preload(self, request: Request) -> PreloadReport:
+        """All partitions, one after the other."""
+        if request.samples is not None:
             hint = "preload the partition that has them: `store.partitions[i].preload(...)`"
             raise SpecError("preload argument 'samples'", kind="samples", path=self.path, hint=hint)
-        reports = [partition.preload(mode, **options) for partition in self.partitions]
+        reports = [partition._preload(request) for partition in self.partitions]
         return PreloadReport.joined(self.path, reports)
 
     def residency(self) -> float:
@@ -188,7 +155,7 @@ class PartitionedStore(BaseStore):
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Report:
-        """Check every byte of every partition; one report, with a report for each in `parts`."""
+        """Check every byte of every partition; see `AnyStore.verify`."""
         reports = [
             partition.verify(num_threads=num_threads, progress=progress) for partition in self.partitions
         ]

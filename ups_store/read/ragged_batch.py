@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ups_store.errors import SpecError
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import LENGTHS
-from ups_store.read.gather import TIME_DIM, check_output
+from ups_store.read.gather import TIME_DIM, WindowArguments, check_output
 
 Form: TypeAlias = Literal["views", "padded"]
 
@@ -44,11 +44,6 @@ def check_form(
     return {name: value for name, value in given.items() if name not in theirs}
 
 
-def is_window(window: Mapping[str, Any]) -> bool:
-    """Whether `start`, `length` and `stride` of `gather` ask for windows."""
-    return window["start"] is not None or window["length"] is not None or window["stride"] != 1
-
-
 def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: Path) -> None:
     """Refuse what isn't there for ragged arrays; `what` names it.
 
@@ -61,9 +56,9 @@ def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: 
             raise SpecError(problem, kind="ragged", path=path, array=meta.name, clause="14.1", hint=hint)
 
 
-def check_no_window(metas: Sequence[ArrayMeta], window: Mapping[str, Any], *, path: Path) -> None:
+def check_no_window(metas: Sequence[ArrayMeta], window: WindowArguments, *, path: Path) -> None:
     """Refuse windows over the time of ragged arrays; arrays without time are taken whole."""
-    if not is_window(window):
+    if not window.is_any:
         return
     for meta in metas:
         if TIME_DIM in meta.dims:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -12,9 +11,18 @@ import numpy.typing as npt
 
 from ups_store.errors import NotCommittedError
 from ups_store.format.layout import ArrayLayout
-from ups_store.read.base import BaseStore
+from ups_store.format.metadata import ArrayMeta
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, fingerprint_of
-from ups_store.read.gather import TIME_DIM, Indices, check_effect, check_indices, names_of, window_of
+from ups_store.read.gather import (
+    TIME_DIM,
+    Indices,
+    Samples,
+    WindowArguments,
+    check_indices,
+    names_of,
+    window_of,
+)
 from ups_store.read.ragged import RaggedArray, RaggedReader, RowChecks
 from ups_store.read.ragged_batch import Form, check_form, check_not_ragged
 from ups_store.read.recovery import Building, read_commits, read_committed
@@ -24,14 +32,13 @@ from ups_store.read.touch import TouchChecks
 from ups_store.system import files, mappings
 
 if TYPE_CHECKING:
-    from ups_store.read.preload import Mode, PreloadReport
+    from ups_store.read.preload import PreloadReport, Request
     from ups_store.read.verify import Report
-    from ups_store.system.progress import Progress
 
 Verify: TypeAlias = Literal["touch"]
 
 
-class Store(BaseStore):
+class Store(AnyStore):
     """A store, mapped read-only: `store[name]` is an array, `store[i]` a sample, `len(store)` their number.
 
     Views stay valid as long as anybody holds them, also after `close` and after the file was replaced or
@@ -49,7 +56,6 @@ class Store(BaseStore):
         is_copy: Whether `fd` is a copy of the file in memory, sealed.
 
     Attributes:
-        network: Name of the network file system that the file lies on, such as "nfs"; None for local ones.
         verify_on_touch: Whether samples are checked when they are first used.
     """
 
@@ -71,8 +77,8 @@ class Store(BaseStore):
         self._catalog = catalog
         self._reopen = reopen
         self._building = building
-        nbytes = catalog.layout.file_nbytes
-        self._file = StoreFile(path, fd, nbytes, access=access, keeps_fd=self.is_partial)
+        self.nbytes = catalog.layout.file_nbytes
+        self._file = StoreFile(path, fd, self.nbytes, access=access, keeps_fd=self.is_partial)
         if is_copy:
             self._file.use_copy(self._file.mapping(), fd=fd)
         self.network = self._file.network
@@ -97,11 +103,6 @@ class Store(BaseStore):
     def has_views(self) -> bool:
         """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
         return self.access == "map" and not self.verify_on_touch
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the finished file in bytes."""
-        return self._file.nbytes
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
@@ -176,39 +177,11 @@ class Store(BaseStore):
         num_threads: int | None = None,
         ragged: Form = "views",
     ) -> dict[str, Any]:
-        """Copy samples, or windows of them, into a batch.
-
-        Args:
-            indices: Sample numbers, shape (B,), in any order, repeats allowed, negative ones from the end; or
-                a slice.
-            names: Arrays to take; all with a sample axis by default.
-            start: First time step of the window, one number or one per sample; 0 by default.
-            length: Number of time steps of the window; as many as there are by default. Arrays without a
-                dimension "time" are taken whole.
-            stride: Time steps from one to the next.
-            out: Arrays to write to, by name, shape (B, ...); new memory costs more than the copy, so reuse
-                what an earlier call returned. Of another dtype, what is copied is converted: floating-point
-                numbers to any floating-point dtype, others where nothing is lost.
-            num_threads: Threads that copy, or reads under way at once where `access` is "pread"; by default
-                1 and 8. More copy large samples faster, until memory is the limit.
-            ragged: How ragged arrays are given: "views" as a list of B read-only arrays, which aren't copied
-                where the store is mapped (of text as `str`, which are); "padded" as an array (B, L, ...) of
-                zeros behind each sample, L the rows of the longest or those of `out`, and under the name
-                `NAME.lengths` the numbers of rows, int64, shape (B,).
-        Returns:
-            Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
-        Raises:
-            SampleIndexError: For a sample or window outside the store.
-            ArrayNotFoundError: For a name that it doesn't have; also a KeyError.
-            SpecError: For one name that isn't in a list; for indices that aren't integers (kind "index"); for
-                an `out` of another shape, or of a dtype that loses what the array holds.
-            TruncatedError: If another program cut the file.
-            CorruptChunkError: If `verify="touch"` finds damage.
-        """
+        """Copy samples, or windows of them, into a batch; see `AnyStore.gather`."""
         self._file.check_length()
         chosen = self._per_sample if names is None else names_of(names)
+        window = WindowArguments(start, length, stride)
         if self._ragged and not self._ragged.isdisjoint(chosen):
-            window = {"start": start, "length": length, "stride": stride}
             return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
         if ragged != "views":
             check_form(ragged, (), None, path=self.path)
@@ -217,18 +190,24 @@ class Store(BaseStore):
             batch = self._gather_usual(indices, chosen, start, length, stride, out)
             if batch and len(batch) == len(chosen):
                 return batch
-        samples = check_indices(indices, len(self), path=self.path)
-        is_window = start is not None or length is not None or stride != 1
-        arrays = [self._sampled_array(name) for name in chosen]
-        check_effect([array.layout.meta for array in arrays], is_window, out, path=self.path)
+        samples, metas = self._asked(indices, chosen, window, out)
+        rest = [meta for meta in metas if meta.name not in batch]
+        return batch | self._gather(samples, rest, window, out, num_threads)
+
+    def _gather(
+        self,
+        samples: Samples,
+        metas: list[ArrayMeta],
+        window: WindowArguments,
+        out: Mapping[str, npt.NDArray[Any]] | None,
+        num_threads: int | None,
+    ) -> dict[str, Any]:
         if self.is_partial:
             self._require(samples)
-        for array in arrays:
-            meta, times = array.layout.meta, None
-            if meta.name in batch:
-                continue
-            if is_window:
-                times = window_of(meta, len(samples), start=start, length=length, stride=stride)
+        batch = {}
+        for meta in metas:
+            array = self._sampled_array(meta.name)
+            times = window_of(meta, len(samples), window)
             if self._checks is not None:
                 self._check(array.layout, samples)
             target = None if out is None else out.get(meta.name)
@@ -236,7 +215,7 @@ class Store(BaseStore):
         return batch
 
     def _views_of(
-        self, name: str, samples: npt.NDArray[np.int64], *, decode: bool, num_threads: int | None = None
+        self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
     ) -> list[Any]:
         reader = self._reader(name)
         if self.is_partial:
@@ -251,7 +230,7 @@ class Store(BaseStore):
             checks.check(samples, *reader.extents(samples))
         return reader.views(samples, num_threads=num_threads, decode=decode)
 
-    def _lengths_of(self, name: str) -> npt.NDArray[np.int64]:
+    def _lengths_of(self, name: str) -> Samples:
         self.check_length()
         return np.diff(self._reader(name).all_offsets())
 
@@ -297,81 +276,29 @@ class Store(BaseStore):
             batch[name] = copied
         return batch
 
-    def preload(
-        self,
-        mode: Mode = "auto",
-        *,
-        device: str | None = None,
-        samples: range | None = None,
-        shared: bool = False,
-        lock: bool = False,
-        margin: float = 0.1,
-        num_threads: int | None = None,
-        progress: Progress | None = None,
-    ) -> PreloadReport:
-        """Bring the store into memory before it is read; `docs/guides/preload.md` compares the modes.
-
-        Args:
-            mode: "page-cache" reads the file, whose pages all processes of the machine then share. "copy"
-                copies it to memory with huge pages, from which this store then gathers. "pinned" copies it to
-                page-locked memory, which a device reads too. "device" moves samples to a device's memory.
-                "auto" takes "page-cache" if it fits, before it "copy" if `shared`, before that "device" and
-                "pinned" if `device` is given; if nothing fits the store stays as it is.
-            device: For "pinned" and "device", such as "cuda:1"; "cuda" by default.
-            samples: For "device" the part of the samples to move; all by default.
-            shared: For "copy", have the processes of the machine share it: those that this store is pickled
-                to map the same memory, which is freed when the last of them ends, however it ends.
-            lock: Keep it from being swapped out or given back (mlock), until the store is closed.
-            margin: Share of the available memory that must be left.
-            num_threads: Reads in flight; 4 by default.
-            progress: Called with the number of bytes that were read since the last call, every 64 MiB; what
-                it raises ends the preload, and leaves the store as it was.
-        Returns:
-            Mode, reason with the numbers, bytes, seconds; for "pinned" and "device" what gathers there.
-        Raises:
-            MemoryLimitError: If the mode needs more memory than there is, or may be locked.
-            DeviceError: If there is no such device, or it refuses to page-lock memory.
-            NotCommittedError: For a store under construction.
-            StoreReplacedError: If another file took the path.
-            TruncatedError: If another program cut the file.
-            SpecError: For arguments that have no meaning, or no effect in this mode.
-        """
-        from ups_store.read.preload import Request, preload
+    def _preload(self, request: Request) -> PreloadReport:
+        from ups_store.read.preload import preload
 
         if self.is_partial:
             raise NotCommittedError(
                 "the store is under construction", path=self.path, hint="finish it, then open it again"
             )
-        if mode in ("pinned", "device") or device is not None:
+        if request.mode in ("pinned", "device") or request.device is not None:
             hint = 'preload with mode="page-cache" or "copy"'
             check_not_ragged(self.metas.values(), "memory of a device", hint, path=self.path)
-        request = Request(mode, device, samples, shared, lock, margin, num_threads, progress)
         report = preload(self._file, self._catalog, request)
         self._forget_views()
         return report
 
     def residency(self) -> float:
-        """Share of the store that lies in RAM, as page cache or as a copy, 0 to 1.
-
-        Raises:
-            TruncatedError: If another program cut the file.
-        """
+        """Share of the store that lies in RAM, as page cache or as a copy, 0 to 1."""
         self.check_length()
-        return mappings.resident_nbytes(self._map(), self.nbytes) / self.nbytes
+        return mappings.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
 
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Report:
-        """Check every byte of the file: payloads by checksum, all others by making them again.
-
-        Args:
-            num_threads: Threads that read and check; one per processor by default.
-            progress: Called with the number of bytes that were checked since the last call.
-        Returns:
-            A report with `.ok` and `.problems`.
-        Raises:
-            StoreReplacedError: If another file took the path.
-        """
+        """Check every byte of the file; see `AnyStore.verify`."""
         from ups_store.read.verify import verify_file
 
         # of a store under construction it is made when that is finished
@@ -380,7 +307,7 @@ class Store(BaseStore):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of identity and all entries' checksums: equal for equal content, cheap to compare."""
+        """Digest of identity and all entries' checksums."""
         return fingerprint_of(self._catalog)
 
     def close(self) -> None:
@@ -407,10 +334,7 @@ class Store(BaseStore):
         """
         self._file.check_length()
 
-    def _map(self) -> mmap.mmap:
-        return self._file.mapping()
-
-    def _check(self, array: ArrayLayout, samples: npt.NDArray[np.int64]) -> None:
+    def _check(self, array: ArrayLayout, samples: Samples) -> None:
         # A small array's checksum is written when the store is finished (spec 6.8).
         is_unwritten = self.is_partial and array.meta.is_committed and not array.meta.is_sharded
         if self._checks is not None and not is_unwritten:
@@ -438,7 +362,7 @@ class Store(BaseStore):
             array = sampled[name] = SampledArray(layout, self._file)
         return array
 
-    def _require(self, samples: npt.NDArray[np.int64]) -> None:
+    def _require(self, samples: Samples) -> None:
         if self._building is None or self._building.header is None or not len(samples):
             return
         fd = self._file.fd

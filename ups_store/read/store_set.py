@@ -10,9 +10,9 @@ from ups_store.errors import FormatError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
 from ups_store.format.manifest import MAX_MANIFEST_BYTES, SetPart, parse_manifest
 from ups_store.printable import counted
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import check_regular
 from ups_store.read.partitioned import PartitionedStore
-from ups_store.read.protocol import AnyStore
 from ups_store.system import files
 from ups_store.system.paths import MANIFEST_SUFFIX
 

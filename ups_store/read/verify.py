@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import StoreReplacedError, VersionTooNewError
+from ups_store.errors import CorruptChunkError, StoreReplacedError, VersionTooNewError
 from ups_store.format.checksum import combine_crc32, combine_crc32c, crc32, crc32c, crc32c_each
 from ups_store.format.identity import constant_digest
 from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
@@ -30,6 +30,7 @@ from ups_store.read.directory import ReadAt
 from ups_store.read.verify_rows import RowVerifier
 from ups_store.system import files
 from ups_store.system.memory import num_cores
+from ups_store.system.progress import Progress
 from ups_store.system.runs import Memory, damaged_slots
 
 _BLOCK_BYTES = 4 << 20  # of one task of a thread
@@ -116,6 +117,26 @@ class Report:
         """Whether nothing is wrong."""
         return not self.problems
 
+    def check(self, problem: str, *, hint: str) -> None:
+        """Raise if anything is wrong.
+
+        Raises:
+            CorruptChunkError: Names the first damaged array, sample and byte range.
+        """
+        if self.ok:
+            return
+        first, num_more = self.problems[0], len(self.problems) - 1
+        what = f"{problem}: {first.kind} {first.detail}".rstrip()
+        raise CorruptChunkError(
+            what + (f", and {num_more:,} more" if num_more else ""),
+            path=self.path,
+            array=first.array,
+            sample=first.sample,
+            byte_range=first.byte_range,
+            clause=first.clause,
+            hint=hint,
+        )
+
     @property
     def damaged(self) -> dict[str, list[int]]:
         """Samples with damage, by array; an array of which no sample can be told has an empty list."""
@@ -152,7 +173,7 @@ def verify_file(
     *,
     fingerprint: str | None = None,
     num_threads: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Check a finished file; see `Store.verify`.
 
@@ -173,7 +194,7 @@ def verify_catalog(
     catalog: Catalog,
     *,
     num_threads: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
     fd: int | None = None,
 ) -> Report:
     """Check every byte of what may be no file of this machine; see `Store.verify`.
@@ -205,7 +226,7 @@ class _Verifier:
         path: Path,
         catalog: Catalog,
         pool: ThreadPoolExecutor,
-        progress: Callable[[int], None],
+        progress: Progress,
         fd: int | None,
     ) -> None:
         self._fd = fd

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,6 @@ from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError, n
 from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
 from ups_store.read.gather import Samples
-from ups_store.read.protocol import AnyStore
 from ups_store.read.ragged import RaggedArray
 
 with needs("xarray"):
@@ -25,6 +25,26 @@ CHUNK_BYTES = 64 << 20  # of the largest array, in a chunk of Dask: its schedule
 
 Key = tuple[Any, ...]
 Read = Callable[[Key], npt.NDArray[Any]]
+
+
+class _Store(Protocol):
+    """What is used of an `AnyStore`, whose module imports this one."""
+
+    path: Path
+    attrs: Mapping[str, Any]
+    metas: dict[str, ArrayMeta]
+
+    @property
+    def access(self) -> str: ...
+    @property
+    def committed(self) -> npt.NDArray[np.bool_]: ...
+    @property
+    def has_views(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: str) -> npt.NDArray[Any]: ...
+    def check_open(self) -> None: ...
+    def gather(self, indices: Samples, names: Sequence[str]) -> dict[str, Any]: ...
+    def lengths(self, name: str) -> Samples: ...
 
 
 class LazyArray(BackendArray):
@@ -44,13 +64,13 @@ class LazyArray(BackendArray):
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
 
-def dataset_of(store: AnyStore, names: Iterable[str] | None = None) -> xr.Dataset:
+def dataset_of(store: _Store, names: Iterable[str] | None = None) -> xr.Dataset:
     """See `AnyStore.to_xarray`; closing the data set doesn't close the store."""
     lazy = {name: _copied_on_write(variable) for name, variable in variables_of(store, names).items()}
     return xr.Dataset(lazy, attrs=dict(store.attrs))
 
 
-def variables_of(store: AnyStore, names: Iterable[str] | None = None) -> dict[str, xr.Variable]:
+def variables_of(store: _Store, names: Iterable[str] | None = None) -> dict[str, xr.Variable]:
     """The variables of a store by name, nothing of which is read yet.
 
     Raises:
@@ -72,7 +92,7 @@ def variables_of(store: AnyStore, names: Iterable[str] | None = None) -> dict[st
     return {name: variable for array in chosen for name, variable in _variables(store, store.metas[array])}
 
 
-def _variables(store: AnyStore, meta: ArrayMeta) -> Iterator[tuple[str, xr.Variable]]:
+def _variables(store: _Store, meta: ArrayMeta) -> Iterator[tuple[str, xr.Variable]]:
     """An array as a variable; of a ragged one its rows and its offsets, text as an array of `str`."""
     if meta.encoding is not None:
         texts = LazyArray((len(store),), object, partial(_texts, store, meta))
@@ -86,7 +106,7 @@ def _variables(store: AnyStore, meta: ArrayMeta) -> Iterator[tuple[str, xr.Varia
         yield name, xr.Variable((f"{name}_dim_0",), indexing.LazilyIndexedArray(offsets))
 
 
-def _variable(store: AnyStore, meta: ArrayMeta, dims: tuple[str, ...], array: LazyArray) -> xr.Variable:
+def _variable(store: _Store, meta: ArrayMeta, dims: tuple[str, ...], array: LazyArray) -> xr.Variable:
     encoding = {}
     if SAMPLE_DIM in dims:
         encoding["preferred_chunks"] = {SAMPLE_DIM: _chunk_samples(store)}
@@ -100,14 +120,14 @@ def _copied_on_write(variable: xr.Variable) -> xr.Variable:
     return xr.Variable(variable.dims, lazy, attrs=variable.attrs, encoding=variable.encoding)
 
 
-def _chunk_samples(store: AnyStore) -> int:
+def _chunk_samples(store: _Store) -> int:
     """Samples of a chunk, the same in all arrays, as data sets want."""
     metas = store.metas.values()
     largest = max((m.sample_nbytes for m in metas if not (m.is_constant or m.is_ragged)), default=0)
     return max(1, min(len(store), CHUNK_BYTES // max(1, largest)))
 
 
-def _values(store: AnyStore, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
+def _values(store: _Store, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
     """Values of an array, or rows of a ragged one: a view of a mapped store where the key has no arrays."""
     if meta.is_constant or store.has_views:
         whole: Any = store[meta.name]
@@ -117,7 +137,7 @@ def _values(store: AnyStore, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
     return _outer(values, (0 if _is_number(key[0]) else slice(None), *key[1:]))
 
 
-def _rows(store: AnyStore, meta: ArrayMeta, wanted: Samples) -> npt.NDArray[Any]:
+def _rows(store: _Store, meta: ArrayMeta, wanted: Samples) -> npt.NDArray[Any]:
     """Rows of a ragged array by their numbers, out of the samples from the first to the last of them."""
     if not len(wanted):
         return np.empty((0, *meta.sample_shape), dtype_of(meta.dtype))
@@ -128,18 +148,18 @@ def _rows(store: AnyStore, meta: ArrayMeta, wanted: Samples) -> npt.NDArray[Any]
     return rows
 
 
-def _texts(store: AnyStore, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
+def _texts(store: _Store, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
     found = store.gather(_numbers(key[0], len(store)), [meta.name])[meta.name]
     texts = np.empty(len(found), object)
     texts[:] = found
     return _outer(texts, (0 if _is_number(key[0]) else slice(None),))
 
 
-def _offsets(store: AnyStore, meta: ArrayMeta) -> Samples:
+def _offsets(store: _Store, meta: ArrayMeta) -> Samples:
     return np.concatenate([[0], np.cumsum(store.lengths(meta.name))])
 
 
-def _offsets_at(store: AnyStore, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
+def _offsets_at(store: _Store, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
     return _outer(_offsets(store, meta), key)
 
 

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import FormatError, SpecError, StoreNotFoundError, StoreReplacedError
+from ups_store.errors import FormatError, SpecError, StoreNotFoundError
 from ups_store.format.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from ups_store.read.base import AnyStore, check_unpickled
 from ups_store.read.catalog import Catalog, catalog_of, fingerprint_of
 from ups_store.read.directory import read_directory
 from ups_store.read.partitioned import PartitionedStore
-from ups_store.read.protocol import AnyStore
 from ups_store.read.store_set import StoreSet, check_part, is_manifest, missing_part, parts_folder
 from ups_store.remote.chunks import Numbering
 from ups_store.remote.client import DEADLINE_S, RemoteObject
@@ -173,13 +173,5 @@ def _open_all(urls: Sequence[Url], options: RemoteOptions) -> list[RemoteStore]:
 def _reopen(url: str, fingerprint: str, options: dict[str, Any]) -> RemoteStore:
     """What a pickled store becomes."""
     store = open_remote(Url(url), RemoteOptions(**options))
-    if store.fingerprint != fingerprint:
-        store.close()
-        raise StoreReplacedError(
-            "the object was replaced since this store was pickled",
-            path=store.path,
-            expected=f"content {fingerprint}",
-            found=store.fingerprint,
-            hint="open it again",
-        )
+    check_unpickled(store, fingerprint, store.fingerprint)
     return store

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 from ups_store.errors import RemoteError, StoreNotFoundError
 from ups_store.remote.client import PreconditionFailed, client_of, is_there, persistently
@@ -18,7 +18,7 @@ from ups_store.remote.shared_cache import TEMPORARY, Entry, Stray
 from ups_store.remote.signing import Signer
 from ups_store.remote.urls import Url
 from ups_store.sources.download import Progress
-from ups_store.sources.origins import CHUNK_BYTES, Origin
+from ups_store.sources.origins import CHUNK_BYTES, Origin, joined
 from ups_store.system import files
 from ups_store.system.paths import shown_url
 
@@ -171,8 +171,7 @@ class BucketCache:
         return f"{key}/" if key else ""
 
     def _place(self, key: str) -> Url:
-        parts = urlsplit(self._url)
-        return Url(urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{quote(key)}")))
+        return Url(joined(self._url, quote(key)))
 
     def _client(self, url: Url) -> Any:
         return client_of(url, self._deadline_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 from ups_store.errors import RemoteError, StoreNotFoundError
 from ups_store.remote.client import RemoteObject
@@ -13,7 +13,7 @@ from ups_store.remote.pieces import ObjectOrigin
 from ups_store.remote.shared_cache import Entry, Stray
 from ups_store.remote.urls import Url
 from ups_store.sources.download import Progress
-from ups_store.sources.origins import Origin
+from ups_store.sources.origins import Origin, joined
 from ups_store.system.paths import shown_url
 
 
@@ -65,8 +65,7 @@ class WebCache:
         self._refuse()
 
     def _place(self, entry: Entry) -> Url:
-        parts = urlsplit(self._url)
-        return Url(urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{quote(entry.key)}")))
+        return Url(joined(self._url, quote(entry.key)))
 
     def _refuse(self) -> NoReturn:
         hint = "push to where the server has its files from"

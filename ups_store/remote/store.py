@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -10,22 +10,20 @@ import numpy.typing as npt
 
 from ups_store.errors import CorruptChunkError, StoreClosedError
 from ups_store.format.layout import ArrayLayout
-from ups_store.format.metadata import dtype_of
+from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import Offsets
 from ups_store.packed.decoded import DecodedSamples
-from ups_store.read.base import BaseStore
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, fingerprint_of
-from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, names_of, window_of
+from ups_store.read.gather import Samples, TimeWindow, WindowArguments, batch_shape, window_of
 from ups_store.read.offsets import check_offsets
 from ups_store.read.picking import pick, target_of
-from ups_store.read.preload import Mode, PreloadReport, Request
+from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.ragged import decoded
-from ups_store.read.ragged_batch import Form, check_form
 from ups_store.read.verify import Report
 from ups_store.remote.chunks import REQUESTS_IN_FLIGHT, Chunk, ChunkReader, Numbering, Use
 from ups_store.remote.client import RemoteObject
 from ups_store.remote.slot_cache import SlotCache
-from ups_store.system.progress import Progress
 from ups_store.system.runs import cast_into
 
 KEPT_BYTES = 256 << 20  # of samples that windows were cut out of, in memory
@@ -34,7 +32,7 @@ PRELOAD_BYTES = 64 << 20  # between two calls of `progress`
 Reopen = Callable[..., "RemoteStore"]
 
 
-class RemoteStore(BaseStore):
+class RemoteStore(AnyStore):
     """A store that is read where it is: `sample` and `gather` fetch chunks, and check every one of them.
 
     Opened by `ups_store.open(url)`. An array of small samples is one chunk, fetched whole with its first
@@ -51,7 +49,6 @@ class RemoteStore(BaseStore):
     Attributes:
         path: The URL, without what is secret; `str` of it is the URL again.
         remote: The object.
-        network: The scheme of the URL, such as "s3".
         cache: Chunks of it on this machine, or None.
     """
 
@@ -69,7 +66,7 @@ class RemoteStore(BaseStore):
         metas = [array.meta for array in catalog.layout.arrays.values()]
         super().__init__(remote.url.path, catalog.root, metas, catalog.layout.num_samples)
         self.remote, self.cache, self._catalog = remote, cache, catalog
-        self.network = remote.url.scheme
+        self.network, self.nbytes = remote.url.scheme, catalog.layout.file_nbytes
         self._numbering = Numbering(catalog.layout)
         self._chunks = ChunkReader(remote, cache, self.path)
         self._wholes: dict[str, npt.NDArray[Any]] = {}
@@ -79,11 +76,6 @@ class RemoteStore(BaseStore):
 
     def _summary(self) -> list[str]:
         return [f"{self.nbytes:,} bytes", f"read from {self.network}"]
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the object in bytes."""
-        return self._catalog.layout.file_nbytes
 
     @property
     def modified_s(self) -> float:
@@ -110,59 +102,33 @@ class RemoteStore(BaseStore):
         hint = "use gather or sample, or copy the store here"
         raise self._unsupported("its samples are fetched when they are asked for", hint, array=name)
 
-    def gather(
+    def _gather(
         self,
-        indices: Indices | slice,
-        names: Sequence[str] | None = None,
-        *,
-        start: int | Indices | None = None,
-        length: int | None = None,
-        stride: int = 1,
-        out: Mapping[str, npt.NDArray[Any]] | None = None,
-        num_threads: int | None = None,
-        ragged: Form = "views",
+        samples: Samples,
+        metas: list[ArrayMeta],
+        window: WindowArguments,
+        out: Mapping[str, npt.NDArray[Any]] | None,
+        num_threads: int | None,
     ) -> dict[str, Any]:
-        """Fetch samples, or windows of them, into a batch; arguments as of `Store.gather`.
-
-        Neighbouring samples are fetched together; `num_threads` requests are under way at once, by default
-        16.
-
-        Returns:
-            Arrays of shape (B, ...) by name: those of `out`, else new ones that the caller owns.
-        Raises:
-            SampleIndexError: For a sample or window outside the store.
-            ArrayNotFoundError: For a name that it doesn't have; also a KeyError.
-            SpecError: For an `out` of another shape, or of a dtype that loses what the array holds.
-            CorruptChunkError: If a chunk is damaged.
-            StoreReplacedError: If the object isn't the one that was opened.
-            RemoteError: If the object store refuses, or doesn't answer before the deadline.
-        """
-        chosen = self._per_sample if names is None else names_of(names)
-        if not self._ragged.isdisjoint(chosen):
-            window = {"start": start, "length": length, "stride": stride}
-            return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
-        if ragged != "views":
-            check_form(ragged, (), None, path=self.path)
-        is_window = start is not None or length is not None or stride != 1
-        samples, metas = self._asked(indices, chosen, is_window=is_window, out=out)
+        """Neighbouring samples are fetched together."""
         batch: dict[str, npt.NDArray[Any]] = {}
         wanted: list[tuple[Chunk, Use]] = []
         whole: list[tuple[ArrayLayout, TimeWindow | None]] = []
         for meta in metas:
             array = self._catalog.layout.arrays[meta.name]
-            window_of_array = window_of(meta, len(samples), start=start, length=length, stride=stride)
-            shape = batch_shape(meta, len(samples), window_of_array)
+            times = window_of(meta, len(samples), window)
+            shape = batch_shape(meta, len(samples), times)
             target = batch[meta.name] = target_of(meta, shape, out)
             if not target.size:
                 continue
             if meta.is_sharded:
-                wanted += self._slots(array, samples, window_of_array, target)
+                wanted += self._slots(array, samples, times, target)
             else:
                 wanted += self._missing(array)
-                whole.append((array, window_of_array))
+                whole.append((array, times))
         self._chunks.read(wanted, num_threads=num_threads)
-        for array, window_of_array in whole:
-            pick(self._whole(array), samples, window_of_array, batch[array.meta.name])
+        for array, times in whole:
+            pick(self._whole(array), samples, times, batch[array.meta.name])
         return batch
 
     def _slots(
@@ -261,29 +227,11 @@ class RemoteStore(BaseStore):
     def _lengths_of(self, name: str) -> Samples:
         return np.diff(self._offsets(name))
 
-    def preload(
-        self,
-        mode: Mode = "auto",
-        *,
-        device: str | None = None,
-        samples: range | None = None,
-        shared: bool = False,
-        lock: bool = False,
-        margin: float = 0.1,
-        num_threads: int | None = None,
-        progress: Progress | None = None,
-    ) -> PreloadReport:
-        """Refused for every mode but "auto", which leaves the store as it is.
-
-        Raises:
-            SpecError: For another mode, kind "unsupported", or an argument.
-        """
-        request = Request(mode, device, samples, shared, lock, margin, num_threads, progress)
-        request.check(len(self), path=self.path)
-        self.check_open()
-        if mode != "auto":
+    def _preload(self, request: Request) -> PreloadReport:
+        """Refused for every mode but "auto", which leaves the store as it is."""
+        if request.mode != "auto":
             hint = "open it with a cache, which an epoch fills, or copy it here"
-            raise self._unsupported(f"a remote store can't be preloaded by mode {mode!r}", hint)
+            raise self._unsupported(f"a remote store can't be preloaded by mode {request.mode!r}", hint)
         where = "without a cache" if self.cache is None else f"chunks are kept in {self.cache.path.parent}"
         return PreloadReport(self.path, "mapped", f"remote, {where}", 0, 0.0)
 
@@ -295,16 +243,7 @@ class RemoteStore(BaseStore):
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Report:
-        """Fetch and check every byte of the object; the cache isn't asked.
-
-        Args:
-            num_threads: Requests under way at once; 16 by default.
-            progress: Called with the number of bytes that were checked since the last call.
-        Returns:
-            A report with `.ok` and `.problems`.
-        Raises:
-            StoreReplacedError: If the object isn't the one that was opened.
-        """
+        """Fetch and check every byte of the object; the cache isn't asked. See `AnyStore.verify`."""
         from ups_store.read.verify import verify_catalog
 
         self.check_open()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store.errors import (
-    CorruptChunkError,
     FormatError,
     IdentityMismatchError,
     SpecError,
@@ -230,14 +229,7 @@ def _verify(path: Path, progress: Progress) -> None:
     progress.doing("verifying")
     with open_any(path) as store:
         report = store.verify(progress=lambda nbytes: progress.progressed())
-    if not report.ok:
-        problem = report.problems[0]
-        raise CorruptChunkError(
-            f"it is damaged: {problem}",
-            path=path,
-            byte_range=problem.byte_range,
-            hint="`ups-store verify` lists all of it",
-        )
+    report.check("it is damaged", hint="`ups-store verify` lists all of it")
 
 
 def _check_identity(

@@ -145,9 +145,8 @@ class Lane:
             job.reader, job.slot = self.reader, self.reader.free_slots.pop()
         return is_sent
 
-    def receive(self) -> int:
-        """Take the answers that are there; returns bytes of the arrays in them."""
-        nbytes = 0
+    def receive(self) -> None:
+        """Take the answers that are there."""
         for answer in self.reader.receive() if self.reader else ():
             if answer is None:
                 self._replace_lost()
@@ -156,10 +155,9 @@ class Lane:
                 self.blame(answer.error)
                 break
             else:
-                nbytes += self._settle(answer)
-        return nbytes
+                self._settle(answer)
 
-    def _settle(self, answer: Done | Failed) -> int:
+    def _settle(self, answer: Done | Failed) -> None:
         job = self.queue[0]
         assert job.id == answer.request_id, f"answer {answer.request_id}, expected {job.id}"
         assert job.reader is not None
@@ -170,7 +168,6 @@ class Lane:
             job.arrays = {placed.name: memory.view(job.slot, placed) for placed in answer.placed}
             job.value = answer.value
         self._finish_next()
-        return sum(array.nbytes for array in job.arrays.values())
 
     def _finish_next(self) -> None:
         self.queue.popleft().is_settled = True

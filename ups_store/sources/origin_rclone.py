@@ -23,6 +23,7 @@ from ups_store.sources.origins import (
     Body,
     ChangedError,
     Listed,
+    NamedOrigin,
     TransientError,
     Version,
     joined,
@@ -37,29 +38,8 @@ _QUICK = ("--retries", "1", "--low-level-retries", "1")  # retries are counted h
 _ENDING_WITH_US = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
 
-@dataclass(frozen=True)
-class RcloneOrigin:
-    """A file of a remote, such as `b2:bucket/burgers1d_train.h5`.
-
-    Attributes:
-        place: As rclone takes it.
-        digest: See `Origin`.
-        name: What the file is called.
-    """
-
-    place: str
-    digest: str
-    name: str
-
-    @property
-    def location(self) -> str:
-        """The place; keys of remotes are in rclone's own configuration."""
-        return self.place
-
-    @property
-    def key(self) -> str:
-        """The digest that is expected, or the place."""
-        return self.digest or self.place
+class RcloneOrigin(NamedOrigin):
+    """A file of a remote, such as `b2:bucket/burgers1d_train.h5`; keys are in rclone's own configuration."""
 
     def look(self, *, stall_s: float) -> Version | None:
         """Size and time of modification."""

@@ -19,6 +19,7 @@ from ups_store.sources.origins import (
     Body,
     ChangedError,
     Listed,
+    NamedOrigin,
     TransientError,
     Version,
     joined,
@@ -29,37 +30,16 @@ _CHUNK_BYTES = 64 << 10  # of a chunk that isn't whole when a connection ends, n
 _NO_LIMIT = timedelta(days=30)  # for a whole body; 30 s by default
 
 
-@dataclass(frozen=True)
-class S3Origin:
-    """An object, `s3://bucket/key`.
-
-    Attributes:
-        url: Without fragment.
-        digest: See `Origin`.
-        name: What the file is called.
-    """
-
-    url: str
-    digest: str
-    name: str
-
-    @property
-    def location(self) -> str:
-        """The URL, which has no secrets."""
-        return self.url
-
-    @property
-    def key(self) -> str:
-        """The digest that is expected, or the URL."""
-        return self.digest or self.url
+class S3Origin(NamedOrigin):
+    """An object, `s3://bucket/key`."""
 
     def look(self, *, stall_s: float) -> Version | None:
         """Size and ETag."""
         import obstore
 
         try:
-            with _errors(self.url):
-                return _version(obstore.head(_bucket(self.url, stall_s), _key(self.url)), self.name)
+            with _errors(self.place):
+                return _version(obstore.head(_bucket(self.place, stall_s), _key(self.place)), self.name)
         except FileNotFoundError:
             return None
 
@@ -73,8 +53,8 @@ class S3Origin:
         if start:
             options["range"] = {"offset": start}
         try:
-            with _errors(self.url):
-                answer = obstore.get(_bucket(self.url, stall_s), _key(self.url), options=options)
+            with _errors(self.place):
+                answer = obstore.get(_bucket(self.place, stall_s), _key(self.place), options=options)
                 found = _version(answer.meta, self.name)
                 if found != version:
                     raise ChangedError

@@ -113,6 +113,31 @@ class Origin(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class NamedOrigin:
+    """What origins have in common whose place alone says where and what they are, such as `s3://bucket/key`.
+
+    Attributes:
+        place: Without fragment.
+        digest: See `Origin`.
+        name: What the file is called.
+    """
+
+    place: str
+    digest: str
+    name: str
+
+    @property
+    def location(self) -> str:
+        """The place, which has no secrets."""
+        return self.place
+
+    @property
+    def key(self) -> str:
+        """The digest that is expected, or the place."""
+        return self.digest or self.place
+
+
 class Folder(Protocol):
     """A remote folder that can be listed."""
 

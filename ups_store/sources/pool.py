@@ -86,12 +86,10 @@ class PoolStatus:
     Attributes:
         readers: The readers that run; this process, where it reads itself.
         num_ready: Results that wait for the caller.
-        nbytes: Bytes of arrays received so far.
     """
 
     readers: tuple[ReaderStatus, ...]
     num_ready: int
-    nbytes: int
 
 
 class ReaderPool:
@@ -128,7 +126,6 @@ class ReaderPool:
         self._here: tuple[Reader, ReadJob] | None = None
         self._ids = itertools.count()
         self._jobs: deque[ReadJob] = deque()  # those that the caller hasn't done with, in order
-        self._nbytes = 0
         self.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
 
     @property
@@ -237,7 +234,6 @@ class ReaderPool:
         return PoolStatus(
             readers=here or tuple(status for lane in self._lanes if (status := _status(lane))),
             num_ready=sum(job.is_settled for job in self._jobs.copy()),
-            nbytes=self._nbytes,
         )
 
     def stacks(self) -> dict[int, str]:
@@ -289,7 +285,6 @@ class ReaderPool:
                 except SourceError as error:
                     job.error = error
                 self._here = None
-                self._nbytes += sum(array.nbytes for array in job.arrays.values())
                 yield job
         finally:
             self._here = None
@@ -316,7 +311,7 @@ class ReaderPool:
         wait_s = min(_TURN_S, *(lane.wait_s() for lane in self._lanes))
         poll.poll(max(0.0, wait_s) * 1000)
         for lane in self._lanes:
-            self._nbytes += lane.receive()
+            lane.receive()
         replace_late(self._lanes)
 
     def _abort(self) -> None:

@@ -1,4 +1,4 @@
-"""What a reader can be asked for (a file's structure, samples of it, its digest), and how it answers.
+"""What a reader can be asked for (a file's structure, samples of it, its digest, any call), and the answers.
 
 A request is pickled, sent to a reader process and run there; anything with the attributes of `reader.Request`
 will do, so long as the process can import its class. Nothing here imports HDF5, which a supervisor doesn't
@@ -11,6 +11,7 @@ import pickle
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -218,3 +219,33 @@ class DigestRequest:
         if self.kind == "full":
             return digest.full_digest(self.path, reader.progressed)
         return digest.sampled_digest(self.path, self.size, reader.progressed)
+
+
+@dataclass(frozen=True, eq=False)
+class CallRequest:
+    """One call of any function, found by name in the reader.
+
+    What it imports counts as the reader's start, which has a deadline of its own, and not as the call's time.
+
+    Attributes:
+        path: What it works on, for messages.
+        subject: Likewise, such as "input 4".
+        module: Has `prepare(payload)`, called first, and `run(reader, payload)`.
+        payload: Pickled by the caller, as its parts may only be importable after that.
+    """
+
+    path: str
+    subject: str
+    module: str
+    payload: bytes
+    first_sample = None
+
+    def run(self, reader: Reader) -> object:
+        """Prepare and run it."""
+        reader.doing("starting")
+        module = import_module(self.module)
+        prepared = module.prepare(self.payload)
+        reader.progressed()
+        reader.doing("calling")
+        found: object = module.run(reader, prepared)
+        return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ups_store.errors import StoreClosedError
-from ups_store.format.stretches import stretches
+from ups_store.format.stretches import ranges_of
 from ups_store.sources.casting import CastLoss
 from ups_store.sources.contents import (
     EVERYTHING,
@@ -177,8 +177,10 @@ class Source:
             raise StoreClosedError("the source was closed", path=self.info.path)
         self._check_in_range(indices)
         losses = dict.fromkeys(out, CastLoss())
-        for row, run in _runs(indices, longest=1 if self._contents.groups else len(indices)):
+        row = 0
+        for run in ranges_of(indices, longest=1 if self._contents.groups else max(1, len(indices))):
             rows = {name: array[row : row + len(run)] for name, array in out.items()}
+            row += len(run)
             for name, loss in self._read_run(run, rows, note):
                 losses[name] += loss
         return losses
@@ -303,16 +305,6 @@ class Source:
                     expected=shown[0],
                     found=shown[1],
                 )
-
-
-def _runs(indices: Sequence[int], *, longest: int) -> Iterator[tuple[int, range]]:
-    """Cut numbers into runs of consecutive ones: where the run stands in `indices`, and the run."""
-    row = 0
-    for first, num in stretches(indices):
-        for start in range(0, num, longest):
-            length = min(longest, num - start)
-            yield row, range(first + start, first + start + length)
-            row += length
 
 
 def _find_all(file: LinkedFile, contents: Contents, note: Callable[[str], None]) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
-from ups_store.errors import BuildLockedError
+from ups_store.errors import BuildLockedError, StoreNotFoundError
+from ups_store.system import files
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: struct flock on 64-bit Linux
 _LOCK_POLL_S = 0.01
@@ -46,6 +47,15 @@ def is_locked(fd: int, offset: int, length: int = 1) -> bool:
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, length, 0)
     kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
     return bool(kind != fcntl.F_UNLCK)
+
+
+def is_held(path: Path, offset: int) -> bool:
+    """Whether any open file, also of this process, holds a lock on a byte of the file at a path, if any."""
+    try:
+        with files.opened(path) as fd:
+            return is_locked(fd, offset)
+    except StoreNotFoundError:
+        return False
 
 
 def unlock(fd: int, offset: int, length: int = 1) -> None:

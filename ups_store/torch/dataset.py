@@ -14,11 +14,10 @@ from torch.utils.data import Dataset, default_collate
 
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.printable import one_line
-from ups_store.read.base import BaseStore
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples, check_indices, names_of
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import parts_of
-from ups_store.read.protocol import AnyStore
 from ups_store.read.store_set import StoreSet
 from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
 from ups_store.torch.deadline import Where, check_timeout, in_time
@@ -104,7 +103,7 @@ class StoreDataset(Dataset[Any]):
         transform: Callable[[Sample], Any] | None = None,
         timeout: float | None = None,
     ) -> None:
-        single = isinstance(stores, BaseStore | str | os.PathLike)
+        single = isinstance(stores, AnyStore | str | os.PathLike)
         given: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
         if not given:
             raise SpecError("no store given", kind="stores", expected="at least one", found=0)

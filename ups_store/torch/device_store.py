@@ -15,11 +15,19 @@ from torch import Tensor
 from ups_store.errors import SampleIndexError, StoreClosedError
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.read.base import BaseStore
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import fingerprint_of
-from ups_store.read.gather import Indices, Samples, TimeWindow, batch_shape, runs_of, window_of
-from ups_store.read.preload import Mode, PreloadJob, PreloadReport
-from ups_store.read.ragged_batch import Form, check_form
+from ups_store.read.gather import (
+    Indices,
+    Samples,
+    TimeWindow,
+    WindowArguments,
+    batch_shape,
+    runs_of,
+    window_of,
+)
+from ups_store.read.preload import PreloadJob, PreloadReport, Request
+from ups_store.read.ragged_batch import Form
 from ups_store.read.verify import Report
 from ups_store.torch.memory import torch_dtype
 
@@ -29,7 +37,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: to
 _WIDEST_BYTES = 16
 
 
-class DeviceStore(BaseStore):
+class DeviceStore(AnyStore):
     """Samples of a store in memory that a device reads; `gather` runs on the device.
 
     `Store.preload` makes it, by mode "device" or "pinned". It doesn't need the store any more. Samples have
@@ -50,7 +58,6 @@ class DeviceStore(BaseStore):
     """
 
     access: Literal["device"] = "device"
-    network = None
 
     def __init__(
         self, job: PreloadJob, rows: Mapping[str, DeviceRows], device: torch.device, *, samples: range
@@ -62,10 +69,15 @@ class DeviceStore(BaseStore):
         self.device = device
         self.samples = samples
         self.nbytes = sum(rows.memory.nbytes for rows in rows.values())
-        self.fingerprint = fingerprint_of(job.catalog)
+        self._catalog = job.catalog
         self._rows: dict[str, DeviceRows] | None = dict(rows)
         constants = (array for array in layout.arrays.values() if array.meta.is_constant)
         self._constants = {array.meta.name: job.file.view(array).copy() for array in constants}
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the store that it was made of."""
+        return fingerprint_of(self._catalog)
 
     def __len__(self) -> int:
         """Number of samples that it holds."""
@@ -112,14 +124,11 @@ class DeviceStore(BaseStore):
 
         The device may still be at it on return, as with every kernel on its current stream.
 
+        The other arguments are those of `AnyStore.gather`.
+
         Args:
-            indices: Sample numbers of the store, shape (B,), in any order, repeats allowed; or a slice. They
-                are checked on the host: those of a tensor on the device are fetched first, which waits for
-                the device.
-            names: Arrays to take; all with a sample axis by default.
-            start: First time step of the window, as for `Store.gather`.
-            length: Number of time steps of the window.
-            stride: Time steps from one to the next.
+            indices: As of any store. They are checked on the host: those of a tensor on the device are
+                fetched first, which waits for the device.
             out: None: batches are new tensors, for torch keeps memory by itself.
             num_threads: Without effect: the device copies.
         Returns:
@@ -133,16 +142,19 @@ class DeviceStore(BaseStore):
         if out is not None:
             raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
         raw = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
-        if ragged != "views":
-            check_form(ragged, (), None, path=self.path)
-        is_window = start is not None or length is not None or stride != 1
-        samples, metas = self._asked(raw, names, is_window=is_window, out=None)
+        return super().gather(raw, names, start=start, length=length, stride=stride, ragged=ragged)
+
+    def _gather(
+        self,
+        samples: Samples,
+        metas: list[ArrayMeta],
+        window: WindowArguments,
+        out: Mapping[str, Any] | None,
+        num_threads: int | None,
+    ) -> dict[str, Tensor]:
         self._check_held(samples)
-        result = {}
-        for meta in metas:
-            window = window_of(meta, len(samples), start=start, length=length, stride=stride)
-            result[meta.name] = self._open_rows()[meta.name].gather(samples, window)
-        return result
+        rows = self._open_rows()
+        return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), window)) for m in metas}
 
     def _check_held(self, samples: Samples) -> None:
         outside = np.flatnonzero((samples < self.samples.start) | (samples >= self.samples.stop))
@@ -157,11 +169,10 @@ class DeviceStore(BaseStore):
             raise StoreClosedError("the device store is closed", path=self.path, hint=hint)
         return self._rows
 
-    def preload(self, mode: Mode = "auto", **options: Any) -> PreloadReport:
+    def _preload(self, request: Request) -> PreloadReport:
         """Nothing to do: the samples are where the device reads them. Another mode is refused."""
-        if mode not in ("auto", "device") or options:
+        if request not in (Request("auto"), Request("device")):
             raise self._unsupported("it is in a device's memory", "preload the store that it was made of")
-        self.check_open()
         why = "the samples are in memory that the device reads"
         return PreloadReport(self.path, "device", why, self.nbytes, 0.0, self)
 
@@ -173,11 +184,7 @@ class DeviceStore(BaseStore):
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Report:
-        """Refused: memory has no checksums.
-
-        Raises:
-            SpecError: Kind "unsupported".
-        """
+        """Refused: memory has no checksums."""
         raise self._unsupported("memory has no checksums to verify", "verify the store that it was made of")
 
     def check_open(self) -> None:

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from ups_store.errors import NotCommittedError, StoreNotFoundError
 from ups_store.printable import printable
+from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
-from ups_store.read.protocol import AnyStore
 from ups_store.torch.dataset import StoreDataset, StoreLike
 
 Rung = Literal["preloaded", "mapped", "decoded", "on-demand"]

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ups_store.read.base import BaseStore
+from ups_store.read.base import AnyStore
 from ups_store.read.mixed_order import MixedOrder
 from ups_store.read.order import DataOrder, Shuffle, Step, expect
 from ups_store.torch.ahead import Ahead, Inline, OnWait
@@ -430,7 +430,7 @@ def make_batch_sampler(
 def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> StoreDataset:
     if isinstance(dataset, StoreDataset):
         return dataset
-    is_known = isinstance(dataset, BaseStore | str | os.PathLike | Iterable)
+    is_known = isinstance(dataset, AnyStore | str | os.PathLike | Iterable)
     expect("dataset", is_known, "a StoreDataset, or a store, its path, or several", repr(dataset))
     return StoreDataset(dataset)
 

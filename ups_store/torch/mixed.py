@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ups_store.errors import SpecError
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
-from ups_store.read.protocol import AnyStore
 from ups_store.torch.batch import Batch, Sample
 from ups_store.torch.dataset import StoreDataset, StoreLike, as_table, in_words, interleave
 from ups_store.torch.deadline import Where

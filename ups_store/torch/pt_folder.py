@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ups_store.convert.export import array_attrs, provenance
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.torch.memory import as_tensor
 from ups_store.write.target import new_folder, payload_nbytes
 

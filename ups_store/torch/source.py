@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ups_store.errors import ArrayNotFoundError, NotCommittedError, SpecError
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import TIME_DIM, Samples
-from ups_store.read.protocol import AnyStore
 from ups_store.torch.deadline import Where
 from ups_store.torch.memory import Allocate, as_array, as_tensor, new_tensor, torch_dtype, writable
 from ups_store.torch.ragged import RaggedField, RaggedForm

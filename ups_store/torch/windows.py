@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 
 from ups_store.errors import ArrayNotFoundError, SpecError
+from ups_store.read.base import AnyStore
 from ups_store.read.gather import TIME_DIM, Samples
 from ups_store.read.permutation import below, mix, round_keys
-from ups_store.read.protocol import AnyStore
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 
 from ups_store.errors import BuildLockedError, SpecError
 from ups_store.format.canonical import canonical_json, plain_json
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.system.paths import path_of
 from ups_store.write.found_store import is_being_written, opened_if_same

@@ -22,6 +22,7 @@ from ups_store.errors import CommitError, FormatError, IdentityMismatchError, Sp
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.canonical import plain_json
 from ups_store.format.manifest import part_name
+from ups_store.format.stretches import ranges_of
 from ups_store.read.store_set import parts_folder
 from ups_store.write.create import create
 from ups_store.write.part_files import recipe_of
@@ -100,19 +101,11 @@ def write_columns(plan: Plan, source: Columns, line: ProgressLine) -> None:
     with create(plan.target, specs, durability="lazy", **plan.options) as writer:
         missing = writer.missing()
         line.begin_at(source.num_samples - len(missing))
-        for run in _runs(missing, max(1, min(MAX_BATCH, BATCH_BYTES // max(1, nbytes)))):
+        for run in ranges_of(missing, longest=max(1, min(MAX_BATCH, BATCH_BYTES // max(1, nbytes)))):
             block = source.block(run.start, run.stop)
             writer.commit_many(run, block)
             line.advance(len(run), nbytes * len(run))
         writer.finish()
-
-
-def _runs(numbers: npt.NDArray[np.int64], longest: int = 1 << 62) -> Iterator[range]:
-    """Sorted numbers as runs of consecutive ones."""
-    edges = np.flatnonzero(np.diff(numbers) != 1) + 1
-    for run in np.split(numbers, edges) if len(numbers) else []:
-        for first in range(int(run[0]), int(run[-1]) + 1, longest):
-            yield range(first, min(first + longest, int(run[-1]) + 1))
 
 
 def write_rows(plan: Plan, source: Rows, line: ProgressLine) -> None:
@@ -211,7 +204,7 @@ def _write_directly(
     with create(plan.target, arrays, durability="lazy", **plan.options) as writer:
         missing = writer.missing()
         line.begin_at(source.num_samples - len(missing))
-        for run in _runs(missing):
+        for run in ranges_of(missing, longest=source.num_samples):
             samples = itertools.islice(source.begin(run.start), len(run))
             numbered = ((number, check(sample, number)) for number, sample in zip(run, samples, strict=False))
             _commit(writer, numbered, line)

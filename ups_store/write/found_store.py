@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,20 +15,18 @@ from ups_store.errors import (
     FormatError,
     IdentityMismatchError,
     SpecError,
-    StoreNotFoundError,
 )
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.canonical import plain_json
 from ups_store.format.identity import describe_differences, differences
 from ups_store.format.manifest import number_of_part
+from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
-from ups_store.read.protocol import AnyStore
 from ups_store.read.recovery import building_path
 from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.system import files, locks
+from ups_store.write.filling import OnMismatch
 from ups_store.write.part_files import LOCK_NAME, catalog_of, locked, unlock
-
-OnMismatch = Literal["raise", "restart"]
 
 _HOW_TO_REPLACE = "on_mismatch='restart'"
 
@@ -131,11 +129,8 @@ def remove_leftovers(target: Path, config_hash: str) -> None:
 
 def is_being_written(target: Path) -> bool:
     """Whether a process, this one included, writes the store, itself or in parts."""
-    for place in (parts_folder(target) / LOCK_NAME, building_path(target)):
-        with contextlib.suppress(StoreNotFoundError), files.opened(place, writable=True) as fd:
-            if not locks.try_lock(fd, BUILDER_LOCK):
-                return True
-    return False
+    places = (parts_folder(target) / LOCK_NAME, building_path(target))
+    return any(locks.is_held(place, BUILDER_LOCK) for place in places)
 
 
 def _hash_of(part: Path) -> str | None:

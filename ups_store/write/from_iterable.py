@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.printable import counted
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.read.store_set import is_manifest
 from ups_store.system.memory import num_cores
 from ups_store.system.memory_file import IN_MEMORY

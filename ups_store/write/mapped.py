@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from ups_store.errors import ReadTimeoutError, SourceError, SpecError, StoreError
 from ups_store.printable import one_line
-from ups_store.sources.calls import CallRequest
 from ups_store.sources.lane import Patience
 from ups_store.sources.pool import ReaderPool
-from ups_store.sources.requests import MAX_MESSAGE_BYTES
+from ups_store.sources.requests import MAX_MESSAGE_BYTES, CallRequest
 from ups_store.sources.source_files import USUAL_SLOTS
 from ups_store.system import files
 from ups_store.write.filling import OnError

@@ -19,7 +19,7 @@ from ups_store.read.catalog import Catalog, read_finished
 from ups_store.system import files
 from ups_store.system.progress import Progress
 from ups_store.write.blueprint import Blueprint
-from ups_store.write.target import NewFile, new_file
+from ups_store.write.target import new_file
 
 _BLOCK_BYTES = 8 << 20  # of what has to be read
 
@@ -51,23 +51,21 @@ def merge_parts(
     for path in parts:
         with files.opened(path) as fd:
             sources.append(_Source(path, read_finished(fd, path)))
-    with new_file(target, force=True, needed_bytes=layout.file_nbytes) as file:
-        files.allocate(file.fd, layout.file_nbytes)
+    with new_file(target, force=True, needed_bytes=layout.file_nbytes) as fd:
+        files.allocate(fd, layout.file_nbytes)
         crcs = [crc32(document) for document in blueprint.documents]
         for entry, document, crc in zip(layout.metadata, blueprint.documents, crcs, strict=True):
-            files.write_at(file.fd, entry.offset, entry.pack_local_header(crc) + document)
-        writer = _EntryWriter(file, sources, blueprint, progress or (lambda nbytes: None))
+            files.write_at(fd, entry.offset, entry.pack_local_header(crc) + document)
+        writer = _EntryWriter(fd, sources, blueprint, progress or (lambda nbytes: None))
         crcs += [writer.write(array, array.entry) for array in layout.arrays.values() if array.entry]
-        files.write_at(file.fd, layout.directory_offset, pack_directory(layout.entries, crcs))
+        files.write_at(fd, layout.directory_offset, pack_directory(layout.entries, crcs))
 
 
 class _EntryWriter:
     """Writes data entries; knows the parts."""
 
-    def __init__(
-        self, file: NewFile, sources: Sequence[_Source], blueprint: Blueprint, progress: Progress
-    ) -> None:
-        self._file, self._sources, self._blueprint, self._progress = file, sources, blueprint, progress
+    def __init__(self, fd: int, sources: Sequence[_Source], blueprint: Blueprint, progress: Progress) -> None:
+        self._fd, self._sources, self._blueprint, self._progress = fd, sources, blueprint, progress
 
     def write(self, array: ArrayLayout, entry: Entry) -> int:
         """Write the entry of one array, local header included; returns its CRC-32."""
@@ -76,9 +74,9 @@ class _EntryWriter:
         else:
             crc, castagnoli = self._rewritten(array)
             trailer = struct.pack("<I", castagnoli)
-        files.write_at(self._file.fd, entry.end - len(trailer), trailer)
+        files.write_at(self._fd, entry.end - len(trailer), trailer)
         crc = crc32(trailer, crc)
-        files.write_at(self._file.fd, entry.offset, entry.pack_local_header(crc))
+        files.write_at(self._fd, entry.offset, entry.pack_local_header(crc))
         return crc
 
     def _copied(self, array: ArrayLayout) -> int:
@@ -87,7 +85,7 @@ class _EntryWriter:
         for source, part in self._parts_of(array):
             nbytes = part.meta.shape[0] * part.stride
             with files.opened(source.path) as fd:
-                copied = files.copy_range(fd, part.offset, self._file.fd, offset, nbytes)
+                copied = files.copy_range(fd, part.offset, self._fd, offset, nbytes)
             _check_whole(source.path, nbytes, copied)
             trailer = part.pack_index()
             whole = source.catalog.crcs[source.catalog.layout.entries.index(_entry(part))]
@@ -100,7 +98,7 @@ class _EntryWriter:
         """Write the payload of a plain chunk; its CRC-32 and CRC-32C."""
         crc, castagnoli, offset = 0, 0, array.offset
         for block in self._blocks_of(array):
-            files.write_at(self._file.fd, offset, block)
+            files.write_at(self._fd, offset, block)
             crc, castagnoli, offset = crc32(block, crc), crc32c(block, castagnoli), offset + len(block)
             self._progress(len(block))
         return crc, castagnoli

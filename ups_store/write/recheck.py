@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ups_store.errors import CorruptChunkError
 from ups_store.format.build_tail import HOW_TO_REPLACE, parse_tail_header
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import PAGE_BYTES, Layout
@@ -129,21 +128,8 @@ def check_finished(building: BuildingFile, progress: Progress) -> None:
         CorruptChunkError: Names the first damaged array and sample.
     """
 
-    def advance(nbytes: int) -> None:
-        progress(nbytes)
-
-    found = verify_file(building.building_path, progress=advance)
-    if not found.ok:
-        first = found.problems[0]
-        raise CorruptChunkError(
-            f"damaged since it was finished: {first.kind} {first.detail}".rstrip(),
-            path=building.building_path,
-            array=first.array,
-            sample=first.sample,
-            byte_range=first.byte_range,
-            clause=first.clause,
-            hint=f"build it again with {HOW_TO_REPLACE}",
-        )
+    found = verify_file(building.building_path, progress=progress)
+    found.check("damaged since it was finished", hint=f"build it again with {HOW_TO_REPLACE}")
 
 
 def describe_mended(building: BuildingFile, names: Sequence[str]) -> str:

@@ -10,12 +10,11 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
+from ups_store.errors import DiskFullError, SpecError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.store_set import is_manifest
 from ups_store.system import files, locks
@@ -24,21 +23,8 @@ from ups_store.system.replacement import create_replacement, real_place, take_ov
 _PROBE_BYTES = 1 << 20
 
 
-@dataclass
-class NewFile:
-    """A file that is not visible yet.
-
-    Attributes:
-        path: Its temporary name.
-        fd: Open for writing; closed by its maker.
-    """
-
-    path: Path
-    fd: int
-
-
 @contextlib.contextmanager
-def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Iterator[NewFile]:
+def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Iterator[int]:
     """Write a file under a temporary name; it becomes `target`, durably, when the block ends well.
 
     The temporary file is locked and named like a builder's, so `gc` lists it only when its process is dead.
@@ -47,6 +33,8 @@ def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Ite
         target: Where it will be.
         force: Whether to replace what is there.
         needed_bytes: Room that it takes at most, for the message of a full disk.
+    Yields:
+        Its descriptor, open for writing, which is closed at the end.
     Raises:
         SpecError: If the target exists and isn't to be replaced, kind "exists".
         StoreNotFoundError: If it is a symbolic link to nothing, kind "dangling_link".
@@ -58,7 +46,7 @@ def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Ite
     try:
         locks.try_lock(fd, BUILDER_LOCK)
         with _disk_full_as_error(target, needed_bytes):
-            yield NewFile(temporary, fd)
+            yield fd
             files.sync(fd)
         publish_file(fd, temporary, target, force=force)
     finally:
@@ -225,16 +213,4 @@ def check_sound(store: AnyStore, *, progress: Callable[[int], None] | None = Non
     Raises:
         CorruptChunkError: Names the first damaged array, sample and byte range.
     """
-    found = store.verify(progress=progress)
-    if found.ok:
-        return
-    first, num_more = found.problems[0], len(found.problems) - 1
-    raise CorruptChunkError(
-        f"damaged: {first.kind} {first.detail}".rstrip() + (f", and {num_more:,} more" if num_more else ""),
-        path=store.path,
-        array=first.array,
-        sample=first.sample,
-        byte_range=first.byte_range,
-        clause=first.clause,
-        hint="`ups-store verify` lists all problems",
-    )
+    store.verify(progress=progress).check("damaged", hint="`ups-store verify` lists all problems")

@@ -265,7 +265,7 @@ class _Reading:
     def status(self) -> PoolStatus:
         now = time.monotonic()
         readers = (ReaderStatus(1, what, now - for_s, None, 1) for what, for_s in self.doing)
-        return PoolStatus(readers=tuple(readers), num_ready=3, nbytes=0)
+        return PoolStatus(readers=tuple(readers), num_ready=3)
 
 
 def test_bar_shows_the_four_readers_that_take_longest() -> None:

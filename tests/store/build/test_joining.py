@@ -12,8 +12,10 @@ import pytest
 import ups_store
 from ups_store.build import place
 from ups_store.errors import FormatError, IdentityMismatchError, StoreError
+from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import config_hash
 from ups_store.read.recovery import building_path
+from ups_store.system import locks
 from ups_store.write.create import identity_of
 from ups_store.write.writer import StoreWriter
 
@@ -133,4 +135,4 @@ def test_the_process_that_builds_is_named(path: Path) -> None:
 
 
 def test_a_name_that_goes_between_two_looks_has_no_builder(path: Path) -> None:
-    assert not place._is_locked(path)
+    assert not locks.is_held(path, BUILDER_LOCK)

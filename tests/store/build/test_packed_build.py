@@ -21,8 +21,8 @@ from ups_store.build.stores import open_builds
 from ups_store.check.doctor import Status, examine
 from ups_store.errors import BuildInterruptedError, ConfigError, MissingExtraError, TruncatedError
 from ups_store.packed import chunk_codecs
+from ups_store.read.base import AnyStore
 from ups_store.read.partitioned import parts_of
-from ups_store.read.protocol import AnyStore
 from ups_store.system import files
 
 N = 8  # of the split: 10 samples, 0.8 of them

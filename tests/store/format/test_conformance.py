@@ -25,7 +25,7 @@ import pytest
 import ups_store
 from tools.conformance import corpus
 from ups_store.errors import FormatError, StoreError, VersionTooNewError
-from ups_store.read.protocol import AnyStore
+from ups_store.read.base import AnyStore
 from ups_store.system import files
 
 LISTED = json.loads((corpus.FOLDER / corpus.LIST).read_text())

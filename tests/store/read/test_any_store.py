@@ -1,4 +1,4 @@
-"""What every kind of store does alike: one protocol, one result, one error for one mistake."""
+"""What every kind of store does alike: one face, one result, one error for one mistake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from small_stores import IDENTITY, MakeStore, assert_same_bits, build, mixed_con
 import ups_store
 from ups_store import AnyStore, ArrayNotFoundError, SampleIndexError, SpecError, StoreClosedError
 from ups_store.packed.pack import pack_store
-from ups_store.read import protocol
+from ups_store.read import base
 from ups_store.system.paths import partition_path, partition_range
 
 N = 7
@@ -89,9 +89,9 @@ def as_numpy(batch: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 class TestEveryStore:
-    def test_has_every_member_of_the_protocol(self, store: AnyStore) -> None:
-        members = [name for name in vars(protocol.AnyStore) if not name.startswith("_")]
-        members += [*protocol.AnyStore.__annotations__]
+    def test_has_every_member(self, store: AnyStore) -> None:
+        members = [name for name in vars(base.AnyStore) if not name.startswith("_")]
+        members += [*base.AnyStore.__annotations__]
         assert len(members) > 20
         assert [name for name in members if not hasattr(store, name)] == []
 

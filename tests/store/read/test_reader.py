@@ -60,7 +60,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def test_arrays_are_read_only_views_of_the_mapped_file(store: Store) -> None:
-    mapped = np.frombuffer(store._map(), np.uint8)
+    mapped = np.frombuffer(store._file.mapping(), np.uint8)
     for name in ("fields", "latent", "mask", "nu", "x", "t"):
         view = store[name]
         assert np.shares_memory(view, mapped)
@@ -89,7 +89,7 @@ def test_samples_are_contiguous_and_aligned(make_store: MakeStore, num_values: i
 
 def test_memory_changed_in_the_mapping_never_reaches_the_file(store: Store, path: Path) -> None:
     before = path.read_bytes()
-    memory = np.frombuffer(store._map(), np.uint8)
+    memory = np.frombuffer(store._file.mapping(), np.uint8)
     memory[:] = 0
     assert not store["fields"].any()
     assert path.read_bytes() == before

@@ -643,7 +643,7 @@ def test_status_and_stacks_say_what_each_reader_does(tmp_path: Path) -> None:
         assert status.readers[0].request is requests[1]
         assert status.readers[0].num_waiting == 1
         assert 0 <= time.monotonic() - status.readers[0].since_s < 60
-        assert (status.num_ready, status.nbytes) == (1, 8)
+        assert status.num_ready == 1
         assert "open_hdf5" in stack
 
 
