@@ -180,8 +180,8 @@ class Store(AnyStore):
         """Copy samples, or windows of them, into a batch; see `AnyStore.gather`."""
         self._file.check_length()
         chosen = self._per_sample if names is None else names_of(names)
-        window = WindowArguments(start, length, stride)
         if self._ragged and not self._ragged.isdisjoint(chosen):
+            window = WindowArguments(start, length, stride)
             return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
         if ragged != "views":
             check_form(ragged, (), None, path=self.path)
@@ -190,6 +190,7 @@ class Store(AnyStore):
             batch = self._gather_usual(indices, chosen, start, length, stride, out)
             if batch and len(batch) == len(chosen):
                 return batch
+        window = WindowArguments(start, length, stride)
         samples, metas = self._asked(indices, chosen, window, out)
         rest = [meta for meta in metas if meta.name not in batch]
         return batch | self._gather(samples, rest, window, out, num_threads)
