@@ -109,7 +109,8 @@ def trained_latents(factor: int, *further: str, stage: str = "autoencoder") -> C
         networks = [f"{part}.{key}" for part in ("encoder", "decoder") for key in ("width=32", "depth=1")]
         sampled = ("encoder.residual=true", "training.query_sampling.num_queries=96")
         rates = (f"stages.{stage}.optimizer.lr=2e-3", f"stages.{stage}.scheduler.warmup_steps=40")
-        return (*latents(factor)(question), *networks, *sampled, *rates, *further)
+        validated = [f"stages.{name}.epochs=4" for name in (stage, MODEL)]  # which takes longer than training
+        return (*latents(factor)(question), *networks, *sampled, *rates, *validated, *further)
 
     return overrides
 
