@@ -19,8 +19,8 @@ DONE = "done"
 # Of the operator on any grid; sizes of the baselines, and all learning rates, by the number of axes.
 OPERATOR = {"depths": [4], "hidden_dim": 32}
 BASELINES = {
-    1: {"fno": {"width": 24, "modes": 24}, "unet": {"width": 24, "levels": 3}},
-    2: {"fno": {"width": 16, "modes": 16}, "unet": {"width": 8, "levels": 3}},
+    1: {"fno": {"width": 24, "modes": 24}, "unet": {"width": 24, "levels": 3}, "noise": 0.003},
+    2: {"fno": {"width": 16, "modes": 16}, "unet": {"width": 8, "levels": 3}, "noise": 0.003},
 }
 LEARNING_RATES = {
     1: {"operator": 4e-3, "fno": 4e-3, "unet": 1e-3},
