@@ -16,6 +16,7 @@ from ups_store.errors import SpecError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.canonical import plain_json
 from ups_store.format.metadata import SAMPLE_DIM, dtype_name
+from ups_store.write.encode import check_unmasked
 from ups_store.write.sample_values import ONLY_NAME, Names, arrays_of_names, named_values
 
 _DIGEST_BYTES = 16 << 20  # of an array that are read at once for its digest
@@ -157,13 +158,8 @@ def _of_columns(columns: Mapping[str, Any], names: Names | None) -> Columns | Ro
         raise SpecError("samples", kind="argument", expected="at least one array", found="an empty dict")
     if any(hasattr(column, "detach") for column in columns.values()):
         columns = {name: _as_array(column) for name, column in columns.items()}
-    masked = next((name for name, column in columns.items() if np.ma.is_masked(column)), None)
-    if masked is not None:
-        found, hint = (
-            "masked elements",
-            "fill them (`filled`), or store the mask as an array",
-        )
-        raise SpecError("a mask would be lost", kind="value", array=str(masked), found=found, hint=hint)
+    for name, column in columns.items():
+        check_unmasked(column, str(name))
     counts = {name: _length(name, column) for name, column in columns.items()}
     num_samples = next(iter(counts.values()))
     for name, count in counts.items():

@@ -13,6 +13,7 @@ import numpy as np
 
 from ups_store.errors import SpecError
 from ups_store.format.metadata import NAME_PATTERN
+from ups_store.write.encode import check_unmasked
 
 Names = Sequence[str]
 
@@ -86,8 +87,9 @@ def as_value(value: Any, name: str, *, number: int) -> Any:
     """One value as an array, a Python number, `str` or `bytes`.
 
     Raises:
-        SpecError: For anything else, such as None or a list of texts.
+        SpecError: For anything else, such as None, a list of texts, or masked elements.
     """
+    check_unmasked(value, name, sample=number)
     if isinstance(value, str):
         return str(value)  # of NumPy's own kind, too
     if isinstance(value, bytes | bytearray | memoryview):
@@ -114,8 +116,6 @@ def _of_tensor(tensor: Any) -> Any:
 
 def _checked(value: Any, given: Any, name: str, number: int) -> Any:
     """The value, unless it can't be stored; `given` is what it was made of."""
-    if np.ma.is_masked(value):
-        raise _no_value(given, name, number, "with masked elements, whose masks would be lost")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise _no_value(given, name, number, "of more than 64 bits")
     kind = getattr(value, "dtype", np.dtype(type(value)) if isinstance(value, int | float) else None)

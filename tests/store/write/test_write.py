@@ -460,7 +460,7 @@ def _odd_at(number: int, odd: Any) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("change", "array", "words"),
     [
-        ({"u": np.ma.array(np.zeros(4, np.float32), mask=[1, 0, 0, 0])}, "u", "masks would be lost"),
+        ({"u": np.ma.array(np.zeros(4, np.float32), mask=[1, 0, 0, 0])}, "u", "a mask would be lost"),
         ({"n": 2**70}, "n", "of more than 64 bits"),
         ({"n": -(2**63) - 1}, "n", "of more than 64 bits"),
         ({"n": None}, "n", "found NoneType (an array of dtype object)"),
