@@ -110,7 +110,7 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
     if isinstance(samples, Mapping):
         return _of_columns(samples, names)
     if hasattr(samples, "shape") and hasattr(samples, "dtype"):
-        return _of_columns({(names or [ONLY_NAME])[0]: samples}, None)
+        return _of_columns({_only_name(names): samples}, None)
     if isinstance(samples, str | bytes) or not (hasattr(samples, "__iter__") or _is_map_style(samples)):
         raise SpecError(
             "samples",
@@ -121,6 +121,15 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
     if _is_map_style(samples):
         return _of_dataset(samples, names)
     return Rows(None, lambda first: _counted(samples, names, first), can_skip=False)
+
+
+def _only_name(names: Names | None) -> str:
+    """The name of one array."""
+    if names is None:
+        return ONLY_NAME
+    if len(names) != 1:
+        raise SpecError("names", kind="names", expected="one, of the one array", found=list(names))
+    return names[0]
 
 
 def _is_map_style(samples: Any) -> bool:

@@ -29,8 +29,18 @@ def named_values(sample: Any, names: Names | None, *, number: int) -> dict[str, 
         names: Names of the values where samples are no mappings.
         number: Of the sample, for messages.
     Raises:
-        SpecError: If it has no names, or holds what is neither numbers nor text nor bytes.
+        SpecError: If it has no names, or holds what is neither numbers nor text nor bytes; of `names` for a
+            sample that has some, kind "no_effect".
     """
+    if names is not None and (isinstance(sample, Mapping) or hasattr(sample, "_asdict")):
+        raise SpecError(
+            "names without effect",
+            kind="no_effect",
+            sample=number,
+            expected="samples that are tuples, or one value each",
+            found=f"a {type(sample).__name__}, which has names",
+            hint="leave out `names`; to take some values only, choose them where the samples are made",
+        )
     named = _by_name(sample, number) if isinstance(sample, Mapping) else _zipped(sample, names, number)
     return {name: as_value(value, name, number=number) for name, value in named.items()}
 

@@ -516,6 +516,41 @@ def test_argument_that_would_be_ignored_or_lose_values_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("samples", "options", "words"),
+    [
+        ([{"u": 1}], {"num_workers": 2}, "num_workers without effect: expected map and inputs"),
+        (
+            [{"u": 1}],
+            {"num_workers": 0, "retries": 1},
+            "leave out num_workers and retries, or give a function",
+        ),
+        ([{"u": 1}], {"item_timeout_s": 1.0}, "item_timeout_s without effect"),
+        ([{"u": 1}], {"on_error": "skip"}, "on_error without effect"),
+        ([{"u": 1}], {"names": ["u"]}, "found a dict, which has names; leave out `names`"),
+        (iter([{"u": 1}]), {"names": ["v"]}, "sample 0: names without effect"),
+        ([Pair(1, 2)], {"names": ["a", "b"]}, "found a Pair, which has names"),
+        ({"u": np.zeros((3, 2))}, {"ragged": ["u"]}, "ragged without effect: expected samples"),
+        (np.zeros((3, 2)), {"ragged": ["data"]}, "leave out `ragged`, or give lists of arrays"),
+    ],
+)
+def test_argument_without_effect_is_refused(
+    tmp_path: Path, samples: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", samples, **{"identity": {}, **options})
+    assert caught.value.kind == "no_effect"
+    assert words in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_array_has_one_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="names: expected one, of the one array") as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", np.zeros(3), names=["u", "v"])
+    assert caught.value.kind == "names"
+    assert [*ups_store.write(tmp_path / "a.zarr.zip", np.zeros(3), names=["u"]).arrays] == ["u"]
+
+
 def test_first_samples_of_other_shapes_are_shown_as_shapes(tmp_path: Path) -> None:
     for first, shown in ((np.float32(0), "()"), (np.zeros((4, 1)), "(*, 1)"), (np.zeros(3), "(*,)")):
         other = np.zeros((2, 2, 2), np.asarray(first).dtype)
