@@ -122,7 +122,7 @@ def _summary(report: Report) -> str:
         what = "Errors are of decoded, de-normalised fields unless a task says that they are of latents"
     return (
         f"{what}, {_TRAJECTORIES[report.split]}. Brackets are 95 % intervals; the smallest error of those "
-        f"that don't see the truth is bold, whether or not it can be told from others. "
+        f"that don't see the truth is bold, even if intervals leave open which is smaller. "
         f"{report.shown_test_uses}{waiting}"
     )
 

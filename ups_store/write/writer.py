@@ -63,7 +63,8 @@ class Committer:
     def missing(self) -> npt.NDArray[np.int64]:
         """Numbers of the samples that are not committed, sorted, int64."""
         building = self._usable()
-        committed, _ = read_commits(building.fd, building.layout, building.header)
+        with building.reading():
+            committed, _ = read_commits(building.fd, building.layout, building.header)
         return np.flatnonzero(~committed)
 
     def commit(self, index: int, arrays: Arrays) -> bool:
