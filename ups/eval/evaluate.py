@@ -17,8 +17,8 @@ from ups.data.splits import Split
 from ups.data.trajectories import Trajectories
 from ups.eval.baseline_model import BASELINE, Baseline
 from ups.eval.comparison import (
+    ComparedModel,
     Comparison,
-    Entry,
     OtherOperator,
     TrainedRun,
     entries_of,
@@ -164,7 +164,7 @@ def _evaluate_task(
 
 
 def _evaluate_entry(
-    entry: Entry, comparison: Comparison, resamples: Resamples, *, t: Tensor, note: Note
+    entry: ComparedModel, comparison: Comparison, resamples: Resamples, *, t: Tensor, note: Note
 ) -> tuple[Row, Rollout]:
     """A row, and the rollout of its first seed for the pictures."""
     trajectories, rollouts = comparison.trajectories, []

@@ -218,14 +218,16 @@ def _job(
     names: Sequence[str] | None,
 ) -> Any:
     from ups_store.sources.lane import Patience
-    from ups_store.write.mapped import Job, check_not_importing
+    from ups_store.write.mapped import MapPlan, check_not_importing
 
     check_not_importing()
     workers = num_cores() if num_workers is None else num_workers
     if workers < 0 or item_timeout_s <= 0 or retries < 0:
         found = f"num_workers={num_workers}, item_timeout_s={item_timeout_s}, retries={retries}"
         raise SpecError("argument", kind="argument", expected="numbers of at least 0", found=found)
-    return Job(function, inputs, workers, Patience(timeout_s=item_timeout_s, retries=retries), names, _warn)
+    return MapPlan(
+        function, inputs, workers, Patience(timeout_s=item_timeout_s, retries=retries), names, _warn
+    )
 
 
 def _warn(message: str) -> None:
