@@ -21,6 +21,7 @@ from ups.eval.intervals import LEAST_TRAJECTORIES, Interval, Paired, as_columns
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
 from ups.output import with_nulls
+from ups_store.printable import counted
 
 # What fits beside the labels into 80 columns; the report has the others.
 _COLUMNS = {"nrmse": "nRMSE", "correlation_time": "corr. > 0.8 until"}
@@ -123,8 +124,8 @@ class TaskReport:
         if self.num_trajectories < LEAST_TRAJECTORIES:
             untold = " So which of two rows is ahead can't be told." if has_pairs else ""
             return (
-                f"No intervals and no verdicts: {self.num_trajectories} trajectories, fewer than "
-                f"{LEAST_TRAJECTORIES}, say too little about how much trajectories differ.{untold}"
+                f"No intervals and no verdicts: {counted(self.num_trajectories, 'trajectory')}, fewer than "
+                f"{LEAST_TRAJECTORIES}, can't show how much trajectories differ.{untold}"
             )
         seeds = max((len(row.seeds) for row in self.rows), default=0)
         over, verdicts = f"{self.num_trajectories} trajectories", f" {_VERDICTS}" if has_pairs else ""

@@ -225,7 +225,7 @@ def test_seeds_and_verdicts_stand_in_every_form_of_the_report() -> None:
     page = to_html(found)
     for shown in (
         "3 seeds",
-        "behind<br>+0.017",
+        "behind</div><div>+0.017",
         "[0.012, 0.022]",
         "1.17x",
         "The test split was used once so far.",
@@ -260,7 +260,7 @@ def test_verdict_is_explained_where_it_stands(num: int, seeds: tuple[int, ...]) 
     says = "zero is in it, that can't be told" if num == 20 else "which of two rows is ahead can't be told"
     assert says in task.confidence
     page = html.unescape(to_html(Report("t", [task])))
-    assert page.index(says) < page.index("can't be told<br>")
+    assert page.index(says) < page.index("can't be told</div>")
 
 
 def test_evaluation_on_stdout_has_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
