@@ -86,13 +86,17 @@ class StoreError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders; the default would call __init__ with the message only.
-        return _rebuild, (type(self), self.problem, dict(self.__dict__))
+        state = dict(self.__dict__)
+        if isinstance(self, OSError):  # which keeps these elsewhere
+            state |= {"errno": self.errno, "strerror": self.strerror}
+        return _rebuild, (type(self), self.problem, state)
 
 
 def _rebuild(cls: type[StoreError], problem: str, state: dict[str, Any]) -> StoreError:
     error = cls.__new__(cls)
     Exception.__init__(error, problem)
-    error.__dict__.update(state)
+    for name, value in state.items():
+        setattr(error, name, value)
     return error
 
 
@@ -169,6 +173,17 @@ class AccessError(StoreError, PermissionError):
     """The system doesn't let this user open the file."""
 
     kind = "access"
+
+
+class ReadError(StoreError, OSError):
+    """The system couldn't read bytes of a store's file that are there: the disk fails, or the way to it.
+
+    Attributes:
+        errno: What the system reported, such as `errno.EIO`.
+    """
+
+    kind = "read_failed"
+    exit_code = 3
 
 
 class ArrayNotFoundError(StoreError, KeyError):

@@ -35,8 +35,10 @@ def one_line(text: str) -> str:
 
 
 def counted(num: int, noun: str) -> str:
-    """`1 problem`, `1,200 problems`."""
-    return f"{num:,} {noun}{'' if num == 1 else 's'}"
+    """`1 problem`, `1,200 problems`, `2 trajectories`."""
+    if num != 1:
+        noun = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{num:,} {noun}"
 
 
 def json_text(

@@ -29,6 +29,7 @@ ALSO = {
     "ReadOnlyError": PermissionError,
     "BatchTimeoutError": TimeoutError,
     "AccessError": PermissionError,
+    "ReadError": OSError,
 }
 EXIT_CODES = {  # design brief, section 4
     "SpecError": 2,
@@ -39,6 +40,7 @@ EXIT_CODES = {  # design brief, section 4
     "ExternalDataError": 3,
     "DownloadError": 3,
     "RemoteError": 3,
+    "ReadError": 3,
     "ReadTimeoutError": 4,
     "StalledError": 4,
     "BatchTimeoutError": 4,
@@ -106,6 +108,10 @@ def test_error_survives_pickling(cls: type[StoreError], copied) -> None:
     error.differences = {"a.b": (1, 2)}  # type: ignore[attr-defined]
     other = copied(error)
     assert type(other) is cls
+    if isinstance(error, OSError):
+        error.errno, error.strerror = 5, "Input/output error"
+        again = copied(error)
+        assert (again.errno, again.strerror) == (5, "Input/output error")
     assert str(other) == str(error)
     assert other.__dict__ == error.__dict__
     assert other.args == error.args

@@ -13,7 +13,7 @@ from ups.cli.common import AsJson, note
 from ups_store.console import importing, print_json, results
 
 if TYPE_CHECKING:
-    from ups.pipeline.leaderboard import Place
+    from ups.pipeline.leaderboard import LeaderboardRow
 
 
 def leaderboard(
@@ -31,36 +31,36 @@ def leaderboard(
         from dataclasses import asdict
 
         from ups.output import with_nulls, write_atomically
-        from ups.pipeline.leaderboard import read_places, to_csv
-    places = read_places(folder, metric=metric, price_per_hour=price_per_hour, note=note)
+        from ups.pipeline.leaderboard import read_rows, to_csv
+    rows = read_rows(folder, metric=metric, price_per_hour=price_per_hour, note=note)
     if csv is not None:
-        write_atomically(csv, to_csv(places).encode())
+        write_atomically(csv, to_csv(rows).encode())
     if as_json:
-        print_json(with_nulls([asdict(place) for place in places]))
+        print_json(with_nulls([asdict(row) for row in rows]))
     else:
-        _show(places, metric, folder)
+        _show(rows, metric, folder)
 
 
-def _show(places: Sequence[Place], metric: str, folder: Path) -> None:
+def _show(rows: Sequence[LeaderboardRow], metric: str, folder: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    for task in dict.fromkeys(place.task for place in places):
+    for task in dict.fromkeys(row.task for row in rows):
         table = Table("run", "seeds", metric, "of", "gates", "time", "cost", title=task, title_justify="left")
-        for place in (place for place in places if place.task == task):
-            name = Path(place.run).relative_to(folder)
+        for row in (row for row in rows if row.task == task):
+            name = Path(row.run).relative_to(folder)
             table.add_row(
-                Text(f"{name}{' (best)' if place.promoted else ''}"),
-                " ".join(map(str, place.seeds)),
-                _value(place),
-                place.evaluation,
-                Text(place.gates),
-                f"{place.seconds / 3600:.2f} h",
-                "" if place.cost is None else f"{place.cost:.2f}",
+                Text(f"{name}{' (best)' if row.promoted else ''}"),
+                " ".join(map(str, row.seeds)),
+                _value(row),
+                row.evaluation,
+                Text(row.gates),
+                f"{row.seconds / 3600:.2f} h",
+                "" if row.cost is None else f"{row.cost:.2f}",
             )
         results().print(table)
 
 
-def _value(place: Place) -> str:
-    ends = "" if math.isnan(place.low) else f"\n{place.low:.3g} to {place.high:.3g}"
-    return "no number" if math.isnan(place.mean) else f"{place.mean:.4g}{ends}"
+def _value(row: LeaderboardRow) -> str:
+    ends = "" if math.isnan(row.low) else f"\n{row.low:.3g} to {row.high:.3g}"
+    return "no number" if math.isnan(row.mean) else f"{row.mean:.4g}{ends}"

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from ups.config.section import Count, Positive, Section
 from ups.config.stages import STAGE_NAMES
 from ups.errors import did_you_mean, needs
+from ups.trained.specs import CORRECTOR_FILE, PRIOR_FILE, STUDENT_FILE
 from ups_store.sources import LocalPath
 
 with needs("train"):
@@ -55,7 +56,12 @@ METRICS = (
 ENSEMBLE_METRICS = ("mean_nrmse", "crps", "energy_score", "skill", "rank_unevenness", "reliability_gap")
 # Of ensembles, more and less being wrong alike.
 CALIBRATION = ("spread_skill", "band_low", "band_mid", "band_high")
-ENSEMBLE_ROWS = ("corrected", "student", "prior")
+# Rows of reports that have members: the stage that trains each one's model, and its file beside the operator.
+ENSEMBLE_ROWS = {
+    "corrected": ("diff_residual", CORRECTOR_FILE),
+    "student": ("consistency_distill", STUDENT_FILE),
+    "prior": ("steady_prior", PRIOR_FILE),
+}
 
 
 def _known(name: str, known: Collection[str], what: str) -> str:

@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 from ups.errors import ConfigError
 
-Part = Literal["fit", "check"]
-PARTS: tuple[Part, ...] = ("fit", "check")
+HeldOutPart = Literal["fit", "check"]
+PARTS: tuple[HeldOutPart, ...] = ("fit", "check")
 _USES = {"fit": "train on", "check": "measure on"}
 _LEAST = {"fit": 2, "check": 1}  # trajectories
 
 Items = npt.NDArray[np.int64]
 
 
-def divided(num: int, share: float) -> dict[Part, Items]:
+def divided(num: int, share: float) -> dict[HeldOutPart, Items]:
     """Numbers of the trajectories for training, spread evenly, and of the others.
 
     Args:

@@ -25,7 +25,7 @@ from torch import Tensor
 import ups_store
 from ups.config import RunConfig
 from ups.data.fields import Array, Fields
-from ups.data.held_out import Items, Part, check_enough, check_lead_times, divided
+from ups.data.held_out import HeldOutPart, Items, check_enough, check_lead_times, divided
 from ups.data.splits import open_fields
 from ups.data.stores import Store, open_as
 from ups.data.trajectories import Trajectories, TrajectoryBatch, times_of
@@ -71,7 +71,7 @@ class ChosenSamples:
         return times if times is None or times.ndim == 1 else times[self._numbers]
 
 
-def held_out(config: RunConfig, task: str) -> dict[Part, Trajectories]:
+def held_out(config: RunConfig, task: str) -> dict[HeldOutPart, Trajectories]:
     """The validation trajectories of a task: those for training on their residuals, and those for measuring.
 
     Raises:
@@ -110,7 +110,7 @@ class ResidualBuild:
 
     @classmethod
     def of(
-        cls, config: RunConfig, part: Part, trajectories: Trajectories, *, operator_sha256: str
+        cls, config: RunConfig, part: HeldOutPart, trajectories: Trajectories, *, operator_sha256: str
     ) -> ResidualBuild:
         """The store of a part, as configured.
 
@@ -267,7 +267,7 @@ def sigma_by_lead(store: Store, simulator: Simulator, task: str) -> list[float]:
 
 def wanted_residuals(
     config: RunConfig, simulator: Simulator, *, operator_sha256: str
-) -> dict[str, dict[Part, ResidualBuild]]:
+) -> dict[str, dict[HeldOutPart, ResidualBuild]]:
     """The stores of residuals of all tasks of a run.
 
     Raises:

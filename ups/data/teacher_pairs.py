@@ -24,7 +24,7 @@ from torch import Tensor
 import ups_store
 from ups.data.batches import seed_of
 from ups.data.fields import Array
-from ups.data.held_out import Part
+from ups.data.held_out import HeldOutPart
 from ups.data.identities import hash_of
 from ups.data.residual_batches import ResidualBatch, ResidualSource, shifted
 from ups.data.residuals import DT, GIVEN, PARAMETERS, PREDICTED, RESIDUAL, ResidualBuild
@@ -67,7 +67,7 @@ class PairBuild:
     def of(
         cls,
         residuals: ResidualBuild,
-        part: Part,
+        part: HeldOutPart,
         *,
         folder: Path,
         teacher_sha256: str,

@@ -46,7 +46,7 @@ _LABELS = {"latent": "latent operator", "fields": "operator on fields"}
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedModel:
     """A row to be: a model with every seed that it was trained with, or what isn't trained.
 
     Attributes:
@@ -110,7 +110,7 @@ class Comparison:
     """
 
     trajectories: Trajectories
-    entries: Sequence[Entry]
+    entries: Sequence[ComparedModel]
     space: Literal["fields", "latent"]
 
 
@@ -121,7 +121,7 @@ def make_comparison(
     *,
     split: str,
     horizon: int | None,
-    others: Sequence[Entry] = (),
+    others: Sequence[ComparedModel] = (),
 ) -> Comparison:
     """Everything that an operator has to be compared with.
 
@@ -157,7 +157,7 @@ def _compare_fields(
     task: str,
     split: str,
     horizon: int | None,
-    others: Sequence[Entry],
+    others: Sequence[ComparedModel],
 ) -> Comparison:
     source, stride = config.training.field_source, runs[0].simulator.spec.stride
     most = config.evaluation.max_trajectories
@@ -169,14 +169,14 @@ def _compare_fields(
     operators = [
         OperatorForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs
     ]
-    entries = [Entry(operators, _seeds_of(runs))]
+    entries = [ComparedModel(operators, _seeds_of(runs))]
     lengths = trajectories.info.domain_lengths
     if steered := [row for run in runs for row in conditioned(run.simulator, config, task, lengths=lengths)]:
-        entries.append(Entry(steered, _seeds_of(runs)))
+        entries.append(ComparedModel(steered, _seeds_of(runs)))
     entries += [*_corrected_entries(runs), *_prior_entries(runs, task)]
     entries += [*others, *_baseline_entries(runs, task)]
-    entries += [] if trajectories.info.steady else [Entry([Persistence()])]
-    entries.append(Entry([TrainingMean(train)]))
+    entries += [] if trajectories.info.steady else [ComparedModel([Persistence()])]
+    entries.append(ComparedModel([TrainingMean(train)]))
     if floor := _floor(runs, train, getattr(torch, config.training.latent_cache_dtype)):
         entries.append(floor)
     return Comparison(trajectories, entries, "fields")
@@ -186,37 +186,37 @@ def _seeds_of(runs: Sequence[TrainedRun]) -> tuple[int, ...]:
     return tuple(run.seed for run in runs)
 
 
-def _corrected_entries(runs: Sequence[TrainedRun]) -> list[Entry]:
+def _corrected_entries(runs: Sequence[TrainedRun]) -> list[ComparedModel]:
     """A row for correctors, and one for students; a seed may lack them."""
     found: dict[str, dict[int, Forecaster]] = {}
     for run in runs:
         for model in run.corrected:
             forecaster = corrected_forecaster(model)
             found.setdefault(forecaster.name, {})[run.seed] = forecaster
-    return [Entry(list(by_seed.values()), tuple(by_seed)) for by_seed in found.values()]
+    return [ComparedModel(list(by_seed.values()), tuple(by_seed)) for by_seed in found.values()]
 
 
-def _prior_entries(runs: Sequence[TrainedRun], task: str) -> list[Entry]:
+def _prior_entries(runs: Sequence[TrainedRun], task: str) -> list[ComparedModel]:
     """A row for priors of a steady task; a seed may lack one."""
     found = {
         run.seed: prior_forecaster(run.prior)
         for run in runs
         if run.prior is not None and task in run.prior.spec.tasks
     }
-    return [Entry(list(found.values()), tuple(found))] if found else []
+    return [ComparedModel(list(found.values()), tuple(found))] if found else []
 
 
-def _baseline_entries(runs: Sequence[TrainedRun], task: str) -> list[Entry]:
+def _baseline_entries(runs: Sequence[TrainedRun], task: str) -> list[ComparedModel]:
     """A row of each name; a seed may lack it."""
     found: dict[str, dict[int, Baseline]] = {}
     for run in runs:
         for model in run.baselines:
             if model.spec.task == task:
                 found.setdefault(model.name, {})[run.seed] = model
-    return [Entry(list(by_seed.values()), tuple(by_seed)) for by_seed in found.values()]
+    return [ComparedModel(list(by_seed.values()), tuple(by_seed)) for by_seed in found.values()]
 
 
-def _floor(runs: Sequence[TrainedRun], train: Fields, dtype: torch.dtype) -> Entry | None:
+def _floor(runs: Sequence[TrainedRun], train: Fields, dtype: torch.dtype) -> ComparedModel | None:
     """Of each seed's autoencoder; seeds that were given the same one share it."""
     by_weights = {run.simulator.spec.autoencoder_sha256: run for run in runs}
     floors = [
@@ -224,7 +224,7 @@ def _floor(runs: Sequence[TrainedRun], train: Fields, dtype: torch.dtype) -> Ent
         for run in by_weights.values()
         if (model := run.simulator.autoencoder) is not None
     ]
-    return Entry(floors, _seeds_of(list(by_weights.values()))) if floors else None
+    return ComparedModel(floors, _seeds_of(list(by_weights.values()))) if floors else None
 
 
 def _compare_latents(
@@ -238,9 +238,9 @@ def _compare_latents(
     )
     train = open_latent_fields(config, task, "train")
     operators = [LatentForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs]
-    entries = [Entry(operators, _seeds_of(runs))]
-    entries += [] if trajectories.info.steady else [Entry([Persistence()])]
-    return Comparison(trajectories, [*entries, Entry([TrainingMean(train)])], "latent")
+    entries = [ComparedModel(operators, _seeds_of(runs))]
+    entries += [] if trajectories.info.steady else [ComparedModel([Persistence()])]
+    return Comparison(trajectories, [*entries, ComparedModel([TrainingMean(train)])], "latent")
 
 
 def _check_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:
@@ -275,7 +275,7 @@ class OtherOperator:
     family: str | None = None
 
 
-def entries_of(others: Sequence[OtherOperator], own: Simulator) -> list[Entry]:
+def entries_of(others: Sequence[OtherOperator], own: Simulator) -> list[ComparedModel]:
     """Their rows, `operator_latent` or `operator_fields` by their states, numbered from the second on."""
     count: Counter[str] = Counter()
     entries = []
@@ -293,15 +293,15 @@ def entries_of(others: Sequence[OtherOperator], own: Simulator) -> list[Entry]:
             )
             for other in members
         ]
-        entries.append(Entry(forecasters, tuple(other.seed for other in members)))
+        entries.append(ComparedModel(forecasters, tuple(other.seed for other in members)))
     return entries
 
 
-def entry_of_best(best: OtherOperator) -> Entry:
+def entry_of_best(best: OtherOperator) -> ComparedModel:
     """The row `best`: what a run has to improve on, by itself whatever seed it was trained with."""
     note = f"{best.path}; {operator_note(best.simulator, best.logs)}"
     forecaster = OperatorForecaster(best.simulator, note=note, name=BEST, label="best operator so far")
-    return Entry([forecaster], (best.seed,))
+    return ComparedModel([forecaster], (best.seed,))
 
 
 def _families(others: Sequence[OtherOperator]) -> list[list[OtherOperator]]:

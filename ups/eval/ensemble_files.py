@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ups.config.after_training import ENSEMBLE_ROWS
 from ups.eval.forecasters import CorrectedForecaster, shown_size
 from ups.eval.prior_forecaster import PriorForecaster
 from ups.output import Note
@@ -13,10 +14,8 @@ from ups.trained.corrected_files import candidate_of, load_corrected
 from ups.trained.loading import missed_gates
 from ups.trained.prior import SteadyPrior
 from ups.trained.prior_files import load_prior
-from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, PRIOR_FILE, STUDENT, STUDENT_FILE
+from ups.trained.specs import CORRECTOR, PRIOR_FILE, STUDENT
 
-_FILES = {CORRECTOR: CORRECTOR_FILE, STUDENT: STUDENT_FILE}
-_STAGES = {CORRECTOR: "diff_residual", STUDENT: "consistency_distill"}
 _NAMES = {CORRECTOR: "corrected", STUDENT: "student"}  # of rows
 
 
@@ -32,11 +31,12 @@ def find_corrected(operator: Path, *, device: str, note: Note) -> list[Corrected
         CheckpointError: If one can't be read.
     """
     found, digest = [], hash_tensors(operator)
-    for kind, file in _FILES.items():
+    for kind, row in _NAMES.items():
+        stage, file = ENSEMBLE_ROWS[row]
         path = operator.with_name(file)
         if not path.exists():
             if (candidate := candidate_of(path)).exists():
-                note(f"warning: {path} isn't there, so it isn't evaluated: {_why_not(kind, candidate)}")
+                note(f"warning: {path} isn't there, so it isn't evaluated: {_why_not(stage, candidate)}")
             continue
         model = load_corrected(path, device=device, kind=kind)
         if model.corrector_spec.operator_sha256 == digest:
@@ -65,8 +65,7 @@ def prior_forecaster(model: SteadyPrior) -> PriorForecaster:
     return PriorForecaster(model, note=f"{shown_size(model.network)}, given {given}")
 
 
-def _why_not(kind: str, candidate: Path) -> str:
-    stage = _STAGES[kind]
+def _why_not(stage: str, candidate: Path) -> str:
     return (
         f"{candidate} hasn't passed its gates; `ups train --stage {stage}` trains it to its end and says "
         "what it missed, and with --export-anyway exports it, marked"

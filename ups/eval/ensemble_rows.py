@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ups.data.trajectories import Trajectories
-from ups.eval.comparison import Comparison, Entry
+from ups.eval.comparison import ComparedModel, Comparison
 from ups.eval.ensemble_scores import score_ensemble
 from ups.eval.ensembles import (
     Climate,
@@ -78,13 +78,13 @@ def with_ensembles(
     return found, errors
 
 
-def _is_ensemble(entry: Entry) -> bool:
+def _is_ensemble(entry: ComparedModel) -> bool:
     """Whether the models of all training seeds have members."""
     return all(map(has_members, entry.members))
 
 
 def _roll_out(
-    entry: Entry, trajectories: Trajectories, climate: Climate, wanted: EnsembleRequest, *, note: Note
+    entry: ComparedModel, trajectories: Trajectories, climate: Climate, wanted: EnsembleRequest, *, note: Note
 ) -> list[EnsembleRollout]:
     """The members of the model of each training seed, or its forecasts."""
     rollouts = []

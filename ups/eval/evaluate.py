@@ -17,8 +17,8 @@ from ups.data.splits import Split
 from ups.data.trajectories import Trajectories
 from ups.eval.baseline_model import BASELINE, Baseline
 from ups.eval.comparison import (
+    ComparedModel,
     Comparison,
-    Entry,
     OtherOperator,
     TrainedRun,
     entries_of,
@@ -39,6 +39,7 @@ from ups.trained.corrected import CorrectedSimulator
 from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator
 from ups.trained.specs import OPERATOR, PRIOR
+from ups_store.printable import counted
 
 
 def evaluate(
@@ -164,7 +165,7 @@ def _evaluate_task(
 
 
 def _evaluate_entry(
-    entry: Entry, comparison: Comparison, resamples: Resamples, *, t: Tensor, note: Note
+    entry: ComparedModel, comparison: Comparison, resamples: Resamples, *, t: Tensor, note: Note
 ) -> tuple[Row, Rollout]:
     """A row, and the rollout of its first seed for the pictures."""
     trajectories, rollouts = comparison.trajectories, []
@@ -183,7 +184,7 @@ def _evaluate_entry(
 def _shown_amount(trajectories: Trajectories) -> str:
     """How much is predicted, for people."""
     num, steps = len(trajectories), trajectories.horizon
-    return f"{steps} step{'s'[: steps > 1]} of {num} trajector{'ies' if num > 1 else 'y'}"
+    return f"{counted(steps, 'step')} of {counted(num, 'trajectory')}"
 
 
 def _protocol(trajectories: Trajectories, split: Split, space: Literal["fields", "latent"]) -> str:
@@ -191,7 +192,9 @@ def _protocol(trajectories: Trajectories, split: Split, space: Literal["fields",
     info, num = trajectories.info, len(trajectories)
     points = " x ".join(map(str, info.grid.points))
     unit = "points" if space == "fields" else "tokens"
-    where = f"{num} trajectories of {split}, {points} {unit}, from {Path(trajectories.origin).name}."
+    where = (
+        f"{counted(num, 'trajectory')} of {split}, {points} {unit}, from {Path(trajectories.origin).name}."
+    )
     if info.steady:
         return (
             f"The solution is predicted from {trajectories.given_array} in one step; there is no persistence "

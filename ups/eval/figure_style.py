@@ -95,12 +95,12 @@ def power_of_ten(value: float, position: int | None = None) -> str:
 
 def log_ticks(axis: Axis) -> None:
     """Let a logarithmic axis be labelled without markup: its powers, or, within a decade, some numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
     low, high = sorted(axis.get_view_interval())
     if high < 10 * low:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:.2g}"))
+        axis.set_major_locator(MaxNLocator(5))  # 1, 2 and 5 times a power may be one number, or none
+        axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:.3g}"))
     else:
         axis.set_major_formatter(FuncFormatter(power_of_ten))
     axis.set_minor_formatter(NullFormatter())

@@ -66,7 +66,8 @@ class Paired:
     Attributes:
         difference: The row's value minus the first row's.
         ratio: The row's value over the first row's; NaN where one of them isn't positive.
-        verdict: Of the row: "ahead" of the first row, "behind" it, or "can't be told".
+        verdict: Of the row: "ahead" of the first row, "behind" it, or "can't be told": the interval of the
+            difference has zero in it, or there is none.
     """
 
     difference: Interval

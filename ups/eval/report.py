@@ -21,6 +21,7 @@ from ups.eval.intervals import LEAST_TRAJECTORIES, Interval, Paired, as_columns
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
 from ups.output import with_nulls
+from ups_store.printable import counted
 
 # What fits beside the labels into 80 columns; the report has the others.
 _COLUMNS = {"nrmse": "nRMSE", "correlation_time": "corr. > 0.8 until"}
@@ -119,18 +120,20 @@ class TaskReport:
     @property
     def confidence(self) -> str:
         """What intervals and verdicts are about, for people."""
+        has_pairs = any(row.paired for row in self.rows)
         if self.num_trajectories < LEAST_TRAJECTORIES:
+            untold = " So which of two rows is ahead can't be told." if has_pairs else ""
             return (
-                f"No intervals and no verdicts: {self.num_trajectories} trajectories, fewer than "
-                f"{LEAST_TRAJECTORIES}, say too little about how much trajectories differ."
+                f"No intervals and no verdicts: {counted(self.num_trajectories, 'trajectory')}, fewer than "
+                f"{LEAST_TRAJECTORIES}, can't show how much trajectories differ.{untold}"
             )
         seeds = max((len(row.seeds) for row in self.rows), default=0)
-        over = f"{self.num_trajectories} trajectories"
+        over, verdicts = f"{self.num_trajectories} trajectories", f" {_VERDICTS}" if has_pairs else ""
         if seeds > 1:
-            return f"Intervals are of 95 %, over training seeds (up to {seeds} a row) and {over}."
+            return f"Intervals are of 95 %, over training seeds (up to {seeds} a row) and {over}.{verdicts}"
         return (
             f"Intervals are of 95 %, over {over}. Models were trained with one seed, so intervals and "
-            "verdicts are about these trainings; another training may end otherwise."
+            f"verdicts are about these trainings; another training may end otherwise.{verdicts}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -224,6 +227,10 @@ class Report:
         return text.getvalue()
 
 
+_VERDICTS = (
+    "A row is ahead of the first one, or behind it, where the interval of their difference leaves out zero; "
+    "where zero is in it, that can't be told, which doesn't mean that they are equally good."
+)
 _FIRST_COLUMNS = ("task", "space", "row", "seeds", "metric", "step", "t", "mean", "low", "high")
 _PAIRED_COLUMNS = ("difference", "difference_low", "difference_high", "verdict")
 

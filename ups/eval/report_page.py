@@ -37,11 +37,16 @@ _PAGE = Template(
   body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; }
   h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
   h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
-  .scroll { overflow-x: auto; margin: 1rem 0; }
+  .scroll { overflow-x: auto; margin: 1rem 0; /* a shadow where there is more */
+    background: linear-gradient(90deg, #fff 50%, #fff0) 0 / 2.4rem 100% no-repeat local,
+      linear-gradient(270deg, #fff 50%, #fff0) 100% / 2.4rem 100% no-repeat local,
+      linear-gradient(90deg, #0002, #0000) 0 / .7rem 100% no-repeat scroll,
+      linear-gradient(270deg, #0002, #0000) 100% / .7rem 100% no-repeat scroll; }
   table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
   th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #eee; vertical-align: top; }
   th:first-child, td:first-child { text-align: left; min-width: 11rem; }
-  th { border-bottom: 2px solid #999; } .best { font-weight: 600; }
+  th { border-bottom: 2px solid #999; min-width: 4.5rem; } .best { font-weight: 600; }
+  .pair { white-space: nowrap; }
   .ci { color: #666; font-size: .85em; font-weight: 400; } td .ci { white-space: nowrap; display: block; }
   td:first-child .ci { white-space: normal; }
   .figures { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; margin: 1.5rem 0; }
@@ -122,7 +127,7 @@ def _summary(report: Report) -> str:
         what = "Errors are of decoded, de-normalised fields unless a task says that they are of latents"
     return (
         f"{what}, {_TRAJECTORIES[report.split]}. Brackets are 95 % intervals; the smallest error of those "
-        f"that don't see the truth is bold, whether or not it can be told from others. "
+        f"that don't see the truth is bold, even if intervals leave open which is smaller. "
         f"{report.shown_test_uses}{waiting}"
     )
 
@@ -217,9 +222,9 @@ def _paired_table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
     if not lines:
         return ""
     title = (
-        f"<h3>Beside the {html.escape(rows[0].label)}, on the same trajectories</h3><p>Verdict; the row's "
-        f"error minus the {html.escape(rows[0].label)}'s, and over it. Each verdict stands alone: of twenty "
-        "rows that don't differ, one is expected to look ahead or behind.</p>"
+        f"<h3>Beside the {html.escape(rows[0].label)}, on the same trajectories</h3><p>The verdict, the "
+        f"row's error minus the {html.escape(rows[0].label)}'s, and the one over the other. Each verdict "
+        "stands alone: of twenty rows that don't differ, one is expected to look ahead or behind.</p>"
     )
     return title + _table(["", *map(html.escape, shown.values())], lines)
 
@@ -227,9 +232,10 @@ def _paired_table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
 def _paired_cell(pair: Paired | None) -> str:
     if pair is None:
         return "<td>-</td>"
-    ratio = f"{pair.ratio.mean:.3g}x {_ends(pair.ratio)}" if math.isfinite(pair.ratio.mean) else ""
-    difference = f"{pair.difference.mean:+.3g} {_ends(pair.difference)}"
-    return f"<td>{html.escape(pair.verdict)}<br>{difference}{ratio}</td>"
+    lines = [html.escape(pair.verdict), f"{pair.difference.mean:+.3g} {_ends(pair.difference)}"]
+    if math.isfinite(pair.ratio.mean):
+        lines.append(f"{pair.ratio.mean:.3g}x {_ends(pair.ratio)}")
+    return f"<td class=pair>{''.join(f'<div>{line}</div>' for line in lines)}</td>"
 
 
 def _compat_table(rows: Sequence[Row]) -> str:

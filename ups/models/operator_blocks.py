@@ -28,7 +28,7 @@ _MOST_MIXED = (64, 64, 16)
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockPosition:
     """Where in the U a block is.
 
     Attributes:
@@ -53,7 +53,7 @@ class SpectralMixer(nn.Module):
         padding: Zeros behind an axis with ends, over its length.
     """
 
-    def __init__(self, place: Place, *, modes: int | None, padding: float) -> None:
+    def __init__(self, place: BlockPosition, *, modes: int | None, padding: float) -> None:
         super().__init__()
         self.padding = padding
         ndim = len(place.axes)
@@ -85,7 +85,7 @@ class ConvolutionMixer(nn.Module):
         place: Where it is.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BlockPosition) -> None:
         super().__init__()
         self.along = nn.ModuleList(
             nn.Linear(_KERNEL * place.width, place.width, bias=False) for _ in place.axes
@@ -115,7 +115,7 @@ class Block(Recomputing):
 
     kinds: tuple[str, ...]
 
-    def __init__(self, place: Place, *, drop_path: float) -> None:
+    def __init__(self, place: BlockPosition, *, drop_path: float) -> None:
         super().__init__()
         self.width, self.drop_path = place.width, drop_path
 
@@ -139,7 +139,7 @@ class MixingBlock(Block):
 
     kinds = ("scale", "shift")
 
-    def __init__(self, place: Place, mixer: nn.Module, size: OperatorSize) -> None:
+    def __init__(self, place: BlockPosition, mixer: nn.Module, size: OperatorSize) -> None:
         super().__init__(place, drop_path=size.drop_path)
         self.mixer = mixer
         self.linear = nn.Linear(place.width, place.width)
@@ -165,7 +165,7 @@ class AttentionBlock(Block):
 
     kinds = ("scale", "shift", "gate", "scale", "shift", "gate")
 
-    def __init__(self, place: Place, mixers: Sequence[nn.Module], size: OperatorSize) -> None:
+    def __init__(self, place: BlockPosition, mixers: Sequence[nn.Module], size: OperatorSize) -> None:
         super().__init__(place, drop_path=size.drop_path)
         self.mixers = nn.ModuleList(mixers)
         hidden = int(place.width * size.mlp_ratio)
@@ -198,17 +198,17 @@ class AttentionBlock(Block):
         return torch.addcmul(tokens, gate, self.dropped(changed))
 
 
-def _attention(place: Place, size: OperatorSize) -> nn.Module:
+def _attention(place: BlockPosition, size: OperatorSize) -> nn.Module:
     return ShiftedWindowAttention(
         place.width, num_heads=place.num_heads, num_axes=len(place.axes), is_shifted=place.is_shifted
     )
 
 
-def _spectral(place: Place, size: OperatorSize) -> nn.Module:
+def _spectral(place: BlockPosition, size: OperatorSize) -> nn.Module:
     return SpectralMixer(place, modes=size.modes, padding=size.padding)
 
 
-BLOCKS: Mapping[Mixer, Callable[[Place, OperatorSize], nn.Module]] = {
+BLOCKS: Mapping[Mixer, Callable[[BlockPosition, OperatorSize], nn.Module]] = {
     "spectral": lambda place, size: MixingBlock(place, _spectral(place, size), size),
     "convolution": lambda place, size: MixingBlock(place, ConvolutionMixer(place), size),
     "attention": lambda place, size: AttentionBlock(place, [_attention(place, size)], size),
@@ -224,7 +224,7 @@ def make_level(size: OperatorSize, level: int, axes: tuple[TokenAxis, ...]) -> n
         axes = tuple(axis.halved() for axis in axes)
     make = BLOCKS[size.mixer(level)]
     places = (
-        Place(size.width * 2**level, size.num_heads * 2**level, axes, is_shifted=bool(number % 2))
+        BlockPosition(size.width * 2**level, size.num_heads * 2**level, axes, is_shifted=bool(number % 2))
         for number in range(size.depths[level])
     )
     return nn.ModuleList(make(place, size) for place in places)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.after_training import GatesConfig
+from ups.config.after_training import ENSEMBLE_ROWS, GatesConfig
+from ups.config.stages import BASELINES
 from ups.errors import CheckpointError, ConfigError, GateMissedError, UpsError, did_you_mean
 from ups.eval.gate_verdicts import GateVerdict, check_gates, judge_number, judge_range, shown_number
-from ups.eval.training_logs import log_path, read_stage_logs
+from ups.eval.training_logs import log_path, read_stage_log, read_stage_logs
 from ups.pipeline.records import json_lines
+from ups.train.checks import first_stage, trained_stages
 from ups.trained.checkpoint import read_any_document
 from ups.trained.specs import GATES
 
@@ -45,28 +47,32 @@ def judge(
     return check_gates(verdicts, where=f"gate after {what}", hint="nothing is removed")
 
 
-def check_judgeable(name: str, gates: GatesConfig, config: RunConfig) -> None:
+def check_judgeable(name: str, config: RunConfig, *, evaluated: RunConfig) -> None:
     """Refuse, before anything is trained, gates that the evaluation couldn't but miss.
 
     Args:
         name: "small" or "full".
-        gates: Of the evaluation.
-        config: Of the evaluation.
+        config: Of the training.
+        evaluated: Of the evaluation.
 
     Raises:
-        ConfigError: Kind "gates": it names a task that isn't evaluated, or an ensemble where none is drawn.
+        ConfigError: Kind "gates", with all of them: they name a task that isn't evaluated, an ensemble where
+            none is drawn, or what a stage leaves that this run doesn't train, and that isn't there either.
     """
-    key, tasks = f"pipeline.{name}.gates", config.data.tasks
+    gates: GatesConfig = getattr(config.pipeline, name).gates
+    refused = [*_of_other_tasks(gates, evaluated), *_of_other_stages(gates, config)]
     of_ensembles = (*gates.ensemble_ceilings, *gates.ensemble_ranges)
-    if of_ensembles and config.evaluation.members is None:
-        problem, advice = f"{key}: {of_ensembles[0]}", "say evaluation.members=64"
-        raise ConfigError(problem, kind="gates", expected="evaluation.members", found="none", hint=advice)
-    named = {gate: gate.rpartition("/")[0] for gate in gates.ceilings}
-    named |= {gate: gate.rpartition("/")[0].rpartition("/")[0] for gate in of_ensembles}
-    for gate, task in named.items():
-        if task and task not in tasks:
-            hint, expected = did_you_mean(task, tasks), " or ".join(tasks)
-            raise ConfigError(f"{key}: {gate}", kind="gates", expected=expected, found=task, hint=hint)
+    if of_ensembles and evaluated.evaluation.members is None:
+        refused.append((of_ensembles[0], "evaluation.members", "none", "say evaluation.members=64"))
+    if refused:
+        raise ConfigError.joined(
+            [
+                ConfigError(
+                    f"pipeline.{name}.gates: {gate}", kind="gates", expected=expected, found=found, hint=hint
+                )
+                for gate, expected, found, hint in refused
+            ]
+        )
 
 
 def gate_missed_by_stage(config: RunConfig, stage: str, *, since: float) -> GateMissedError | None:
@@ -121,6 +127,47 @@ def metric_of(report: Mapping[str, Any], task: str, metric: str, *, row: str = "
     return None if mean is None else float(mean)
 
 
+# A gate, what it needs, what there is, and what to do.
+_Unjudgeable = tuple[str, str, str, str | None]
+
+
+def _of_other_tasks(gates: GatesConfig, config: RunConfig) -> Iterator[_Unjudgeable]:
+    named = {gate: gate.rpartition("/")[0] for gate in gates.ceilings}
+    named |= {gate: _task_and_row(gate)[0] for gate in (*gates.ensemble_ceilings, *gates.ensemble_ranges)}
+    tasks = config.data.tasks
+    for gate, task in named.items():
+        if task and task not in tasks:
+            yield gate, " or ".join(tasks), task, did_you_mean(task, tasks)
+
+
+def _of_other_stages(gates: GatesConfig, config: RunConfig) -> Iterator[_Unjudgeable]:
+    """Those about a stage that isn't trained, unless an earlier training left what they are judged by."""
+    needed: list[tuple[str, str, Path, bool]] = []
+    for gate in (*gates.ensemble_ceilings, *gates.ensemble_ranges):
+        stage, file = ENSEMBLE_ROWS[_task_and_row(gate)[1]]
+        path = config.checkpoint.dir / file
+        needed.append((gate, stage, path, path.exists()))
+    for stage in gates.throughput:
+        path = log_path(config, stage)
+        needed.append((f"throughput.{stage}", stage, path, read_stage_log(path, stage) is not None))
+    trained = trained_stages(config, first_stage(config)) if needed else ()
+    for gate, stage, path, is_there in needed:
+        if stage not in trained and not is_there:
+            found = f"stages {', '.join(trained)}" if trained else "no stage"
+            yield gate, f"stage {stage}, or what it left in {path}", found, _how_to_train(stage)
+
+
+def _how_to_train(stage: str) -> str:
+    how = f"`ups train --stage {stage}` before" if stage in BASELINES else f"stages.{stage}.epochs"
+    return f"train it, by {how}, or leave the gate out"
+
+
+def _task_and_row(gate: str) -> tuple[str, str]:
+    """Of `TASK/ROW/METRIC`; without a task it is about all, and the first is empty."""
+    task, _, row = gate.rpartition("/")[0].rpartition("/")
+    return task, row
+
+
 def _ceilings(gates: GatesConfig, report: Mapping[str, Any]) -> Iterator[GateVerdict]:
     for name, limit in gates.ceilings.items():
         one, _, metric = name.rpartition("/")
@@ -140,8 +187,7 @@ def _of_ensembles(gates: GatesConfig, report: Mapping[str, Any]) -> Iterator[Gat
 
 def _ensemble_numbers(name: str, report: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
     """What `TASK/ROW/METRIC` names, of all tasks where none is named; None where there is no ensemble."""
-    before, _, metric = name.rpartition("/")
-    one, _, row = before.rpartition("/")
+    metric, (one, row) = name.rpartition("/")[2], _task_and_row(name)
     for task in [one] if one else list(report["tasks"]):
         rows = report["tasks"].get(task, {}).get("rows", {})
         values = rows.get(row, {}).get("ensemble", {}).get(metric)

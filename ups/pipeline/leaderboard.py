@@ -19,7 +19,7 @@ _EVALUATIONS = ("full-eval", "small-eval")  # the first that a run has
 
 
 @dataclass(frozen=True)
-class Place:
+class LeaderboardRow:
     """One run on one task.
 
     Attributes:
@@ -55,7 +55,9 @@ class Place:
     written_at: str
 
 
-def read_places(folder: Path, *, metric: str, price_per_hour: float | None = None, note: Note) -> list[Place]:
+def read_rows(
+    folder: Path, *, metric: str, price_per_hour: float | None = None, note: Note
+) -> list[LeaderboardRow]:
     """All runs below a folder, the smallest value first on each task.
 
     Args:
@@ -79,12 +81,12 @@ def read_places(folder: Path, *, metric: str, price_per_hour: float | None = Non
     if not found:
         expected = ", ".join(sorted(metrics)) or f"folders with {FILE} of runs that were evaluated"
         raise ConfigError(f"no run below {folder} has {metric}", expected=expected)
-    return sorted(found, key=lambda place: (place.task, math.isnan(place.mean), place.mean, place.run))
+    return sorted(found, key=lambda row: (row.task, math.isnan(row.mean), row.mean, row.run))
 
 
 def _places(
     path: Path, document: Mapping[str, Any], metric: str, price: float | None, metrics: set[str]
-) -> Iterator[Place]:
+) -> Iterator[LeaderboardRow]:
     results = document["results"]
     evaluation = next((name for name in _EVALUATIONS if name in results), None)
     if evaluation is None:
@@ -97,7 +99,7 @@ def _places(
         if metric not in values:
             continue
         mean, low, high = (_number(values[metric][end]) for end in ("mean", "low", "high"))
-        yield Place(
+        yield LeaderboardRow(
             task=task,
             run=str(path.parent),
             evaluation=evaluation,
@@ -124,13 +126,13 @@ def _gates(gates: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> str:
     return f"missed: {', '.join(missed)}" if missed else "passed" if any(gates.values()) else ""
 
 
-def to_csv(places: Sequence[Place]) -> str:
+def to_csv(rows: Sequence[LeaderboardRow]) -> str:
     """A line a run and task; what is no number is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Place)])
-    for place in places:
-        writer.writerow(_cell(value) for value in asdict(place).values())
+    writer.writerow([field.name for field in fields(LeaderboardRow)])
+    for row in rows:
+        writer.writerow(_cell(value) for value in asdict(row).values())
     return text.getvalue()
 
 

@@ -73,7 +73,7 @@ def open_run(
     )
     for name, other in (("small", small), ("full", full)):
         _check_same_run(name, other, config)
-        check_judgeable(name, getattr(config.pipeline, name).gates, other)
+        check_judgeable(name, config, evaluated=other)
     return Run(config, small, full, folder, phases or {})
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from ups.config import RunConfig, load_config
 from ups.config.stages import BASELINES
 from ups.data.batches import batch_size_of
-from ups.data.held_out import Items, Part, divided
+from ups.data.held_out import HeldOutPart, Items, divided
 from ups.data.stores import latent_build, latent_folder
 from ups.device import matmul_precision
 from ups.errors import needs
@@ -272,7 +272,7 @@ def _held_out_samples(config: RunConfig, task: TaskSources, *, rows: int) -> int
     return 2 * num
 
 
-def _is_enough(parts: Mapping[Part, Items], wanted: int) -> bool:
+def _is_enough(parts: Mapping[HeldOutPart, Items], wanted: int) -> bool:
     return len(parts["fit"]) >= wanted and len(parts["check"]) >= 1
 
 

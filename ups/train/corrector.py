@@ -17,7 +17,7 @@ from torch import Tensor
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
 from ups.data.batches import TrainingData, batch_size_of
-from ups.data.held_out import PARTS, Items, Part
+from ups.data.held_out import PARTS, HeldOutPart, Items
 from ups.data.identities import hash_of
 from ups.data.residual_batches import (
     FlowBatch,
@@ -58,7 +58,7 @@ _VAL_PAIRS = 512  # residuals of a task that validation looks at
 _VAL_ROWS = 64  # of them at a time
 _VAL_TIMES = 4  # flow times of each
 
-Stores = Mapping[str, Mapping[Part, Store]]
+Stores = Mapping[str, Mapping[HeldOutPart, Store]]
 
 
 def make_corrector_stage(
@@ -105,7 +105,7 @@ def sampling_of(config: RunConfig) -> Sampling:
     )
 
 
-def identity_of(wanted: Mapping[str, Mapping[Part, ResidualBuild | PairBuild]]) -> dict[str, str]:
+def identity_of(wanted: Mapping[str, Mapping[HeldOutPart, ResidualBuild | PairBuild]]) -> dict[str, str]:
     """Hashes of what decides residuals or pairs, operator and teacher included, by task and part."""
     return {
         f"{task}/{part}": hash_of(build.identity)
@@ -116,7 +116,7 @@ def identity_of(wanted: Mapping[str, Mapping[Part, ResidualBuild | PairBuild]]) 
 
 def open_stores(
     config: RunConfig,
-    wanted: Mapping[str, Mapping[Part, ResidualBuild]],
+    wanted: Mapping[str, Mapping[HeldOutPart, ResidualBuild]],
     simulator: Simulator,
     *,
     start: StageStart,
@@ -167,7 +167,7 @@ class CorrectorStage(Stage):
         config: RunConfig,
         model: CorrectedSimulator,
         *,
-        wanted: Mapping[str, Mapping[Part, ResidualBuild]],
+        wanted: Mapping[str, Mapping[HeldOutPart, ResidualBuild]],
         stores: Stores,
         device: torch.device,
         note: Note = discard,
@@ -274,7 +274,7 @@ class CorrectorStage(Stage):
             seed=self._config.seed,
         )
 
-    def _residual_source(self, part: Part) -> ResidualSource:
+    def _residual_source(self, part: HeldOutPart) -> ResidualSource:
         stores = {task: parts[part] for task, parts in self._stores.items()}
         return ResidualSource(stores, num_parameters=len(self.model.spec.parameters))
 

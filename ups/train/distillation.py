@@ -23,7 +23,7 @@ from ups.config.corrector_size import student_size
 from ups.config.stages import DistillMethod
 from ups.data.augment import Draws
 from ups.data.batches import TrainingData, batch_size_of, random_order, rows_of_rank
-from ups.data.held_out import PARTS, Part
+from ups.data.held_out import PARTS, HeldOutPart
 from ups.data.residual_batches import FlowBatch, ResidualBatch
 from ups.data.residuals import ResidualBuild, wanted_residuals
 from ups.data.stores import Store
@@ -61,9 +61,9 @@ _METHODS = {
 _VAL_PAIRS = 512  # of a task, that validation looks at
 _VAL_ROWS = 64  # of them at a time
 
-Pairs = Mapping[str, Mapping[Part, Store]]
-Wanted = Mapping[str, Mapping[Part, ResidualBuild]]
-WantedPairs = Mapping[str, Mapping[Part, PairBuild]]
+Pairs = Mapping[str, Mapping[HeldOutPart, Store]]
+Wanted = Mapping[str, Mapping[HeldOutPart, ResidualBuild]]
+WantedPairs = Mapping[str, Mapping[HeldOutPart, PairBuild]]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _wanted_pairs(
 ) -> WantedPairs:
     """Those for training, of rectified flow, and those for validation."""
     training = config.training
-    parts: tuple[Part, ...] = PARTS if method == "reflow" else ("check",)
+    parts: tuple[HeldOutPart, ...] = PARTS if method == "reflow" else ("check",)
     return {
         task: {
             part: PairBuild.of(

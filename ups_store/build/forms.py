@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ups_store.build.progress import Stopwatch, Watcher
 from ups_store.build.store_build import Build
-from ups_store.errors import StoreError, StoreNotFoundError
+from ups_store.errors import ReadError, StoreError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.open import open_any, open_store
 from ups_store.read.partitioned import parts_of
@@ -77,6 +77,8 @@ def _hash_at(path: Path) -> str | None:
         return None
     try:
         opened = open_store(path, partial=True) if path.name.endswith(BUILDING_SUFFIX) else open_any(path)
+    except ReadError:
+        raise
     except StoreError:
         return None
     with opened:

@@ -16,6 +16,7 @@ from ups_store.errors import (
     ConfigError,
     FormatError,
     IdentityMismatchError,
+    ReadError,
     StoreError,
     StoreNotFoundError,
     StoreReplacedError,
@@ -123,6 +124,8 @@ def find_partitions(plan: StorePlan, wanted: str) -> AnyStore | None:
     for count in [] if plan.is_partition else partition_counts(plan.path):
         try:
             store = open_any(partitions_pattern(plan.path, count))
+        except ReadError:  # it may be there: building it again would hide that the disk fails
+            raise
         except StoreError:  # some are missing, or of something else
             continue
         if store.config_hash == wanted:
@@ -276,6 +279,8 @@ def is_finished(path: Path, wanted: str, *, codec: str | None = None) -> bool:
     try:
         with open_any(path) as store:
             return store.config_hash == wanted and codec in (None, store.codec)
+    except ReadError:
+        raise
     except StoreError:  # not there, or a file that the builder replaces
         return False
 

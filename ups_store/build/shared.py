@@ -25,7 +25,7 @@ from ups_store.errors import (
 )
 from ups_store.read.base import AnyStore
 from ups_store.remote.requests import FindRequest, PullRequest, PushRequest
-from ups_store.remote.shared_cache import Entry
+from ups_store.remote.shared_cache import SharedFile
 from ups_store.remote.shared_place import is_read_only, name_of_place, needs_client
 from ups_store.sources.pool import Patience, ReaderPool
 
@@ -117,11 +117,11 @@ class SharedStores:
                 return True
         return False
 
-    def _find(self, config_hash: str, name: str) -> Sequence[Entry]:
+    def _find(self, config_hash: str, name: str) -> Sequence[SharedFile]:
         assert self._place is not None
         deadline_s = min(_LOOK_S, self._timeout_s)
         request = FindRequest(self._place, config_hash, name, deadline_s)
-        found: Sequence[Entry] = self._ask(request, 1.5 * deadline_s)
+        found: Sequence[SharedFile] = self._ask(request, 1.5 * deadline_s)
         return found
 
     def _ask(self, request: Any, timeout_s: float, progress: Any = lambda num: None) -> Any:

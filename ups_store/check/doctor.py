@@ -24,6 +24,7 @@ from ups_store.format.layout import PAGE_BYTES
 from ups_store.format.stretches import stretches
 from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.catalog import Catalog, read_building, read_finished
+from ups_store.read.file_reads import read_at
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.verify import Report, verify_file
@@ -224,7 +225,7 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
         return Diagnosis(path, Status.TRUNCATED, (problem,))
     if nbytes == layout.building_nbytes:
         try:
-            header = parse_tail_header(files.read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
+            header = parse_tail_header(read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
         except FormatError as error:
             return Diagnosis(
                 path, Status.TORN_TAIL, (what_is_wrong(error),), catalog, intact_by_chunks(fd, catalog)
@@ -246,7 +247,7 @@ def _examine_without_root(fd: int, path: Path, problems: tuple[str, ...]) -> Dia
 
 def _status_without_metadata(fd: int) -> Status:
     """What a file is by the words of ours that it has; a packed one has another in its root."""
-    first, last = (files.read_at(fd, at, _MARK_BYTES) for at in (0, max(0, files.size(fd) - _MARK_BYTES)))
+    first, last = (read_at(fd, at, _MARK_BYTES) for at in (0, max(0, files.size(fd) - _MARK_BYTES)))
     if not any(mark in part for part in (first, last) for mark in _MARKS):
         return Status.FOREIGN
     return Status.PACKED_DAMAGED if _PACKED_MARK in first else Status.METADATA_DAMAGED

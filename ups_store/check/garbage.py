@@ -14,6 +14,7 @@ from ups_store.check.loose_parts import folders_of_parts, left_lock, loose_parts
 from ups_store.errors import FormatError, StoreNotFoundError, VersionTooNewError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.format.zip_records import BEFORE_1_0, END_BYTES, ROOT_NAME, Entry, may_be_store
+from ups_store.read.file_reads import read_at
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
 from ups_store.system import files, locks
@@ -129,8 +130,8 @@ def _age_s(path: Path) -> float:
 
 def _kind_of(path: Path, fd: int) -> Kind:
     """What a file is by its name, its first and its last bytes; "unfinished" may be damaged."""
-    start = files.read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
-    end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
+    start = read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
+    end = read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
     if _END_RECORD_START in end:
         return "finished" if may_be_store(start, end) else "foreign"
     is_begun = may_be_store(start, end)

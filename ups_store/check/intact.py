@@ -25,6 +25,7 @@ from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME
 from ups_store.read.catalog import Catalog, finish_catalog, mark_companions, read_arrays, reads_of
 from ups_store.read.directory import read_directory
+from ups_store.read.file_reads import read_at
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import intact_parts, read_commits
 from ups_store.read.store_file import read_constant, read_samples
@@ -149,7 +150,7 @@ def _read_checked(fd: int, array: ArrayLayout, samples: Samples, path: Path) -> 
     for row, sample in zip(out, samples.tolist(), strict=True) if array.meta.is_sharded else ():
         end = array.slot(sample)[0] + array.meta.sample_nbytes
         computed = crc32c(row.reshape(-1).view(np.uint8).data)
-        if files.read_at(fd, end, CHECKSUM_BYTES) != struct.pack("<I", computed):
+        if read_at(fd, end, CHECKSUM_BYTES) != struct.pack("<I", computed):
             name = array.meta.name
             raise CorruptChunkError("it changed while it was copied", path=path, array=name, sample=sample)
     return out
@@ -193,11 +194,11 @@ def _chunk_ok(fd: int, first: int, nbytes: int) -> bool:
     """Whether a payload and the CRC-32C behind it are there and agree."""
     computed = 0
     for offset in range(0, nbytes, _BLOCK_BYTES):
-        block = files.read_at(fd, first + offset, min(_BLOCK_BYTES, nbytes - offset))
+        block = read_at(fd, first + offset, min(_BLOCK_BYTES, nbytes - offset))
         if not block:
             return False
         computed = crc32c(block, computed)
-    return files.read_at(fd, first + nbytes, CHECKSUM_BYTES) == struct.pack("<I", computed)
+    return read_at(fd, first + nbytes, CHECKSUM_BYTES) == struct.pack("<I", computed)
 
 
 def read_without_root(fd: int, path: Path) -> Catalog:

@@ -14,9 +14,9 @@ from ups_store.format.checksum import crc32c
 from ups_store.format.layout import RaggedLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.format.ragged import Offsets
+from ups_store.read.file_reads import read_at
 from ups_store.read.gather import Samples
 from ups_store.read.offsets import offset_flaws
-from ups_store.system import files
 
 _BLOCK_BYTES = 4 << 20
 
@@ -48,7 +48,7 @@ def read_rows(fd: int, layout: RaggedLayout, samples: Samples, *, path: Path) ->
     stored, found = _checks_of(fd, layout), []
     for sample in samples.tolist():
         first, end = layout.extent(*offsets[sample : sample + 2].tolist()) if offsets is not None else (0, 0)
-        raw = files.read_at(fd, first, end - first)
+        raw = read_at(fd, first, end - first)
         if offsets is None or crc32c(raw) != stored[sample]:
             raise CorruptChunkError(
                 "it changed while it was copied", path=path, array=meta.name, sample=sample
@@ -58,7 +58,7 @@ def read_rows(fd: int, layout: RaggedLayout, samples: Samples, *, path: Path) ->
 
 
 def _offsets_of(fd: int, layout: RaggedLayout) -> Offsets | None:
-    raw = files.read_at(fd, layout.offsets.offset, layout.offsets.meta.nbytes)
+    raw = read_at(fd, layout.offsets.offset, layout.offsets.meta.nbytes)
     if len(raw) < layout.offsets.meta.nbytes:
         return None
     offsets = np.frombuffer(raw, "<i8")
@@ -66,7 +66,7 @@ def _offsets_of(fd: int, layout: RaggedLayout) -> Offsets | None:
 
 
 def _checks_of(fd: int, layout: RaggedLayout) -> npt.NDArray[np.uint32]:
-    raw = files.read_at(fd, layout.checks.offset, layout.checks.meta.nbytes)
+    raw = read_at(fd, layout.checks.offset, layout.checks.meta.nbytes)
     return np.frombuffer(raw[: len(raw) // 4 * 4], "<u4")
 
 
@@ -76,6 +76,6 @@ def _crcs(fd: int, layout: RaggedLayout, offsets: Offsets) -> Iterator[int | Non
         first, past = layout.extent(start, end)
         computed, got = 0, 0
         for offset in range(first, past, _BLOCK_BYTES):
-            block = files.read_at(fd, offset, min(_BLOCK_BYTES, past - offset))
+            block = read_at(fd, offset, min(_BLOCK_BYTES, past - offset))
             computed, got = crc32c(block, computed), got + len(block)
         yield computed if got == past - first else None

@@ -30,7 +30,7 @@ from ups_store.format.ragged import (
     MAX_NAME_BYTES,
     MAX_ROWS,
     Encoding,
-    Part,
+    RaggedPart,
     RowGeometry,
     attribute_of,
     encoding_of,
@@ -91,7 +91,7 @@ class ArrayMeta:
     dtype: str
     dims: tuple[str, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
-    part: Part | None = None
+    part: RaggedPart | None = None
     encoding: Encoding | None = None
 
     @cached_property

@@ -17,21 +17,21 @@ import numpy.typing as npt
 
 from ups_store.format.checksum import crc32c
 
-Part: TypeAlias = Literal["rows", "offsets", "crc32c"]  # what one of the three arrays holds
+RaggedPart: TypeAlias = Literal["rows", "offsets", "crc32c"]  # what one of the three arrays holds
 Encoding: TypeAlias = Literal["utf-8", "bytes"]
 
 CHUNK_BYTES = 1 << 16  # of an inner chunk, about: what a reader that takes parts of the shard reads at least
 MAX_ROWS = (1 << 53) - 1  # that whole inner chunks have room for: an axis of the grid (spec 9.1)
 MAX_NAME_BYTES = 120  # so that the companions' names are names, too
 LENGTHS = ".lengths"  # of padded samples, behind the array's name in a batch
-_COMPANIONS: dict[Part, str] = {"offsets": ".offsets", "crc32c": ".crc32c"}
+_COMPANIONS: dict[RaggedPart, str] = {"offsets": ".offsets", "crc32c": ".crc32c"}
 _INDEX_RECORD_BYTES = 16
 _CHECKSUM_BYTES = 4
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
 
-def companion_names(name: str) -> dict[Part, str]:
+def companion_names(name: str) -> dict[RaggedPart, str]:
     """Names of the arrays that belong to the ragged array of this name (spec 14)."""
     return {part: name + suffix for part, suffix in _COMPANIONS.items()}
 

@@ -33,6 +33,7 @@ from ups_store.format.metadata import (
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
 from ups_store.format.zip_records import BEFORE_1_0, ROOT_NAME, Entry, parse_local_header
 from ups_store.read.directory import Directory, ReadAt, read_directory
+from ups_store.read.file_reads import read_at
 from ups_store.system import files
 
 Claim: TypeAlias = tuple[Entry, int]  # an entry by what the file says, and the CRC-32 of its data
@@ -96,7 +97,7 @@ def read_finished(fd: int, path: Path) -> Catalog:
 
 def reads_of(fd: int) -> ReadAt:
     """What reads an open file."""
-    return partial(files.read_at, fd)
+    return partial(read_at, fd)
 
 
 def read_catalog(read: ReadAt, file_nbytes: int, path: Path) -> Catalog:
@@ -130,7 +131,7 @@ def read_building(fd: int, path: Path) -> Catalog:
     check_regular(fd, path)
 
     def claim(name: str, offset: int) -> Claim:
-        raw = files.read_at(fd, offset, Entry(name, offset, 0).header_nbytes)
+        raw = read_at(fd, offset, Entry(name, offset, 0).header_nbytes)
         nbytes, crc = parse_local_header(raw, name, offset, path=path)
         entry = Entry(name, offset, nbytes)
         if entry.end > files.size(fd):

@@ -12,8 +12,8 @@ from ups_store.errors import CorruptChunkError
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, RaggedLayout
 from ups_store.format.ragged import Offsets, first_flaw
+from ups_store.read.file_reads import read_at
 from ups_store.read.store_file import read_bytes
-from ups_store.system import files
 
 HOW_TO_MEND = "`ups-store verify` shows all damage; rebuild it"
 
@@ -74,6 +74,6 @@ def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> Co
 
 def sample_extent(fd: int, layout: RaggedLayout, sample: int) -> tuple[int, int]:
     """`(first, past_last)` byte of a sample by the offsets in the file; nothing where they can't be right."""
-    raw = files.read_at(fd, layout.offsets.offset + 8 * sample, 16)
+    raw = read_at(fd, layout.offsets.offset + 8 * sample, 16)
     start, end = struct.unpack("<qq", raw) if len(raw) == 16 else (0, 0)
     return layout.extent(start, end) if 0 <= start <= end <= layout.rows.meta.shape[0] else (0, 0)

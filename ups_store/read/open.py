@@ -237,7 +237,8 @@ def _check_local_options(path: str | os.PathLike[str], given: dict[str, Any]) ->
     named = [name for name, value in given.items() if value is not None]
     if named:
         hint = f"leave out {' and '.join(named)}"
-        raise SpecError("argument without effect", path=path, expected="a URL", found=path, hint=hint)
+        problem = f"{' and '.join(named)} without effect"
+        raise SpecError(problem, kind="no_effect", path=path, expected="a URL", found=path, hint=hint)
 
 
 def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:

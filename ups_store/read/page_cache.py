@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ups_store.errors import MemoryLimitError
+from ups_store.read.file_reads import read_failed, read_into
 from ups_store.read.preload import Budget, PreloadJob, locked_bytes, ram_budget
 from ups_store.read.store_file import cut
 from ups_store.system import files, mappings
@@ -55,7 +57,7 @@ def read_steps(
     def read(offset: int) -> None:
         length = min(PIECE_BYTES, nbytes - offset)
         piece = _scratch(scratch)[:length] if target is None else target[offset : offset + length]
-        got = files.read_into(fd, first + offset, piece)
+        got = read_into(fd, first + offset, piece)
         if got < length:
             raise cut(path, first + nbytes, first + offset + got)
 
@@ -131,6 +133,7 @@ def populate(mapping: mmap.mmap, first: int, nbytes: int, *, job: PreloadJob) ->
 
     Raises:
         TruncatedError: If the file was cut.
+        ReadError: If the disk fails.
     """
     try:
         if not mappings.populate(mapping, first, nbytes):
@@ -138,7 +141,12 @@ def populate(mapping: mmap.mmap, first: int, nbytes: int, *, job: PreloadJob) ->
     except OSError as error:
         if error.errno != errno.EFAULT:
             raise
-        raise cut(job.file.path, job.file.nbytes, files.size(job.fd)) from error
+        length = files.size(job.fd)
+        if length < job.file.nbytes:
+            raise cut(job.file.path, job.file.nbytes, length) from error
+        # What would have been SIGBUS; which of the pages, and what the disk said, isn't known.
+        failed = OSError(errno.EIO, os.strerror(errno.EIO))
+        raise read_failed(failed, job.fd, first, nbytes) from error
 
 
 def lock(mapping: mmap.mmap, *, path: Path) -> None:

@@ -15,6 +15,7 @@ from ups_store.format.checksum import crc32, crc32_each
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout
 from ups_store.format.stretches import stretches
 from ups_store.read.catalog import Catalog, read_building, read_finished
+from ups_store.read.file_reads import read_at
 from ups_store.read.offsets import sample_extent
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
@@ -85,7 +86,7 @@ def read_building_file(fd: int, path: Path) -> Building:
             found=nbytes,
             hint=f"its samples can't be distinguished from garbage: remove it, or say {HOW_TO_REPLACE}",
         )
-    raw = files.read_at(fd, layout.tail_offset, PAGE_BYTES)
+    raw = read_at(fd, layout.tail_offset, PAGE_BYTES)
     return Building(State.RESUMABLE, catalog, parse_tail_header(raw, layout, path=path))
 
 
@@ -93,7 +94,7 @@ def read_records(fd: int, layout: Layout, samples: npt.NDArray[np.int64]) -> npt
     """Commit records of consecutive samples, shape (M, num_arrays + 2); zeros past the end of the file."""
     nbytes = layout.record_nbytes
     first = layout.table_offset + int(samples[0]) * nbytes if len(samples) else 0
-    raw = files.read_at(fd, first, len(samples) * nbytes).ljust(len(samples) * nbytes, b"\0")
+    raw = read_at(fd, first, len(samples) * nbytes).ljust(len(samples) * nbytes, b"\0")
     return np.frombuffer(raw, "<u4").reshape(len(samples), -1)
 
 
@@ -203,7 +204,7 @@ def _crcs_of(fd: int, layout: Layout, array: ArrayLayout, samples: npt.NDArray[n
         return [_crc_of_extent(fd, *array.slot(sample)) for sample in samples.tolist()]
     crcs, stride = [], array.stride
     for first, num in stretches(samples):
-        raw = memoryview(files.read_at(fd, array.slot(first)[0], num * stride))
+        raw = memoryview(read_at(fd, array.slot(first)[0], num * stride))
         crcs += crc32_each([raw[i * stride : (i + 1) * stride] for i in range(num)])
     return crcs
 
@@ -211,5 +212,5 @@ def _crcs_of(fd: int, layout: Layout, array: ArrayLayout, samples: npt.NDArray[n
 def _crc_of_extent(fd: int, first: int, end: int) -> int:
     crc = 0
     for offset in range(first, end, _CHECK_BLOCK_BYTES):
-        crc = crc32(files.read_at(fd, offset, min(_CHECK_BLOCK_BYTES, end - offset)), crc)
+        crc = crc32(read_at(fd, offset, min(_CHECK_BLOCK_BYTES, end - offset)), crc)
     return crc

@@ -22,6 +22,7 @@ from ups_store.errors import MemoryLimitError, StoreClosedError, TruncatedError
 from ups_store.format.checksum import Bytes
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
+from ups_store.read.file_reads import read_at, read_into
 from ups_store.read.gather import Samples, TimeWindow, runs_of
 from ups_store.system import files, mappings
 from ups_store.system.mappings import page_aligned
@@ -270,14 +271,14 @@ def read_constant(fd: int, array: ArrayLayout, *, path: Path) -> npt.NDArray[Any
 def read_rows(fd: int, first: int, target: npt.NDArray[Any], *, path: Path) -> None:
     """Fill an array, C-contiguous and not empty, with the bytes of the file from `first` on."""
     memory = target.reshape(-1).view(np.uint8).data
-    got = files.read_into(fd, first, memory)
+    got = read_into(fd, first, memory)
     if got < len(memory):
         raise cut(path, first + len(memory), first + got)
 
 
 def read_bytes(fd: int, first: int, nbytes: int, *, path: Path) -> bytes:
     """Read bytes of the file; `TruncatedError` if they aren't all there."""
-    raw = files.read_at(fd, first, nbytes)
+    raw = read_at(fd, first, nbytes)
     if len(raw) < nbytes:
         raise cut(path, first + nbytes, first + len(raw))
     return raw

@@ -12,6 +12,7 @@ from ups_store.format.manifest import MAX_MANIFEST_BYTES, SetPart, parse_manifes
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import check_regular
+from ups_store.read.file_reads import read_at
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.system import files
 from ups_store.system.paths import MANIFEST_SUFFIX
@@ -98,7 +99,7 @@ def read_manifest(path: Path) -> tuple[SetPart, ...]:
     """
     with files.opened(path) as fd:
         check_regular(fd, path)
-        raw = files.read_at(fd, 0, MAX_MANIFEST_BYTES + 1)
+        raw = read_at(fd, 0, MAX_MANIFEST_BYTES + 1)
     if len(raw) > MAX_MANIFEST_BYTES:
         expected = f"at most {MAX_MANIFEST_BYTES} bytes"
         raise FormatError("manifest too long", path=path, kind="manifest", clause="15.3", expected=expected)

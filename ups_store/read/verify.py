@@ -27,6 +27,7 @@ from ups_store.format.zip_records import Entry
 from ups_store.printable import one_line
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished, reads_of
 from ups_store.read.directory import ReadAt
+from ups_store.read.file_reads import read_into
 from ups_store.read.verify_rows import RowVerifier
 from ups_store.system import files
 from ups_store.system.memory import num_cores
@@ -424,7 +425,7 @@ class _Verifier:
         if buffer is None:
             buffer = self._buffers.buffer = np.empty(_PIECE_BYTES, np.uint8)
         piece = buffer[:nbytes]
-        self._check_length(offset, nbytes, files.read_into(self._fd, offset, piece.data))
+        self._check_length(offset, nbytes, read_into(self._fd, offset, piece.data))
         return piece
 
     def _check_length(self, offset: int, nbytes: int, found: int) -> None:

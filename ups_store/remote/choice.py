@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ups_store.errors import SpecError, StoreNotFoundError
-from ups_store.remote.shared_cache import SUFFIX, Entry, SharedCache, files_of_store
+from ups_store.remote.shared_cache import SUFFIX, SharedCache, SharedFile, files_of_store
 from ups_store.system.paths import partition_of
 
 _FULL = re.compile(r"(?P<hash>[0-9a-f]{64})/(?P<name>[^/]+)")
@@ -29,7 +29,7 @@ class SharedStore:
 
     config_hash: str
     name: str
-    files: tuple[Entry, ...]
+    files: tuple[SharedFile, ...]
 
     @property
     def nbytes(self) -> int:
@@ -57,9 +57,9 @@ def list_stores(cache: SharedCache) -> list[SharedStore]:
     return stores_among(cache.entries()[0])
 
 
-def stores_among(entries: Sequence[Entry]) -> list[SharedStore]:
+def stores_among(entries: Sequence[SharedFile]) -> list[SharedStore]:
     """The whole stores among files, by name and then by hash."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str], list[SharedFile]] = {}
     for entry in entries:
         partition = partition_of(entry.name)
         name = entry.name if partition is None else partition.whole

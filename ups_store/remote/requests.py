@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups_store.remote.shared_cache import Entry
+from ups_store.remote.shared_cache import SharedFile
 from ups_store.remote.shared_place import name_of_place, open_shared
 from ups_store.remote.transfer import Pushed, find_store, pull_store, push_store
 from ups_store.sources.attempts import Attempts
@@ -44,7 +44,7 @@ class FindRequest:
         """For messages."""
         return name_of_place(self.place)
 
-    def run(self, reader: Reader) -> list[Entry]:
+    def run(self, reader: Reader) -> list[SharedFile]:
         """Its files; empty if it isn't there."""
         reader.doing("asking")
         return find_store(open_shared(self.place, deadline_s=self.deadline_s), self.config_hash, self.name)
@@ -55,7 +55,7 @@ class PullRequest:
     """Pull a store; see `pull_store`. One of another identity is replaced, as a build does."""
 
     place: str
-    entries: tuple[Entry, ...]
+    entries: tuple[SharedFile, ...]
     folder: Path
     deadline_s: float
     subject = "a store"

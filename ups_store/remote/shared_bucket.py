@@ -14,7 +14,7 @@ from ups_store.errors import RemoteError, StoreNotFoundError
 from ups_store.remote.client import PreconditionFailed, client_of, is_there, persistently
 from ups_store.remote.multipart import PART_BYTES, end_upload, unfinished_uploads, upload
 from ups_store.remote.pieces import ObjectOrigin
-from ups_store.remote.shared_cache import TEMPORARY, Entry, Stray
+from ups_store.remote.shared_cache import TEMPORARY, SharedFile, Stray
 from ups_store.remote.signing import Signer
 from ups_store.remote.urls import Url
 from ups_store.sources.download import Progress
@@ -39,16 +39,16 @@ class BucketCache:
         self.location = shown_url(url).rstrip("/")
         self._url, self._deadline_s = url, deadline_s
 
-    def look(self, config_hash: str, names: Sequence[str]) -> list[Entry]:
+    def look(self, config_hash: str, names: Sequence[str]) -> list[SharedFile]:
         """See `SharedCache`."""
-        found = (Entry.at(*each) for each in self._listed(f"{config_hash}/"))
+        found = (SharedFile.at(*each) for each in self._listed(f"{config_hash}/"))
         return [entry for entry in found if entry]
 
-    def entries(self) -> tuple[list[Entry], list[Stray]]:
+    def entries(self) -> tuple[list[SharedFile], list[Stray]]:
         """See `SharedCache`; without keys in the environment uploads that were killed aren't seen."""
         entries, strays = [], []
         for each in self._listed(""):
-            entry = Entry.at(*each)
+            entry = SharedFile.at(*each)
             if entry:
                 entries.append(entry)
             else:
@@ -60,7 +60,7 @@ class BucketCache:
                 strays += [Stray(each.key, 0, each.begun_s, _is_ours(each.key), each.id) for each in begun]
         return entries, strays
 
-    def origin(self, entry: Entry) -> Origin:
+    def origin(self, entry: SharedFile) -> Origin:
         """See `SharedCache`; asks for the digest that the push has put beside the bytes."""
         url = self._place(entry.key)
         return ObjectOrigin(url, self._digest(url) if entry.nbytes else "")  # no byte of none is in a range
@@ -202,7 +202,7 @@ class _Counted(io.RawIOBase):
 
 def _is_ours(key: str) -> bool:
     """Whether a push uploads to such a key: of a store, or of what is copied to one."""
-    return Entry.at(key, 0, 0.0) is not None or key.startswith(f".{TEMPORARY}/")
+    return SharedFile.at(key, 0, 0.0) is not None or key.startswith(f".{TEMPORARY}/")
 
 
 def _sha256(path: Path, progress: Progress) -> tuple[str, int]:

@@ -23,7 +23,7 @@ _KEY = re.compile(rf"(?P<hash>[0-9a-f]{{64}})/(?P<name>[^/]+{re.escape(SUFFIX)})
 
 
 @dataclass(frozen=True)
-class Entry:
+class SharedFile:
     """A file in a shared cache.
 
     Attributes:
@@ -44,7 +44,7 @@ class Entry:
         return f"{self.config_hash}/{self.name}"
 
     @classmethod
-    def at(cls, key: str, nbytes: int, modified_s: float) -> Entry | None:
+    def at(cls, key: str, nbytes: int, modified_s: float) -> SharedFile | None:
         """The entry of a key; None for the key of something else."""
         match = _KEY.fullmatch(key)
         return cls(match["hash"], match["name"], nbytes, modified_s) if match else None
@@ -80,15 +80,15 @@ class SharedCache(Protocol):
     location: str
     is_read_only: bool
 
-    def look(self, config_hash: str, names: Sequence[str]) -> list[Entry]:
+    def look(self, config_hash: str, names: Sequence[str]) -> list[SharedFile]:
         """The files of a hash; where nothing can be listed, those of these names."""
         ...
 
-    def entries(self) -> tuple[list[Entry], list[Stray]]:
+    def entries(self) -> tuple[list[SharedFile], list[Stray]]:
         """All files of stores, and all others."""
         ...
 
-    def origin(self, entry: Entry) -> Origin:
+    def origin(self, entry: SharedFile) -> Origin:
         """Where the bytes of an entry come from, with their digest where the cache has it."""
         ...
 
@@ -108,7 +108,7 @@ class SharedCache(Protocol):
         ...
 
 
-def files_of_store(entries: Sequence[Entry], name: str) -> list[Entry]:
+def files_of_store(entries: Sequence[SharedFile], name: str) -> list[SharedFile]:
     """Those of the entries, all of one hash, that together hold a store; empty if it isn't there.
 
     Args:

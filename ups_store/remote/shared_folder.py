@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ups_store.errors import RemoteError, StoreNotFoundError
-from ups_store.remote.shared_cache import TEMPORARY, Entry, Stray
+from ups_store.remote.shared_cache import TEMPORARY, SharedFile, Stray
 from ups_store.sources.download import Progress
 from ups_store.sources.origins import CHUNK_BYTES, LocalOrigin, Origin
 from ups_store.system import files, locks
@@ -36,25 +36,25 @@ class FolderCache:
         self.location = str(folder)
         self._folder = folder
 
-    def look(self, config_hash: str, names: Sequence[str]) -> list[Entry]:
+    def look(self, config_hash: str, names: Sequence[str]) -> list[SharedFile]:
         """See `SharedCache`."""
         self._check_there()
-        found = (Entry.at(*each) for each in self._files(self._folder / config_hash))
+        found = (SharedFile.at(*each) for each in self._files(self._folder / config_hash))
         return [entry for entry in found if entry]
 
-    def entries(self) -> tuple[list[Entry], list[Stray]]:
+    def entries(self) -> tuple[list[SharedFile], list[Stray]]:
         """See `SharedCache`."""
         self._check_there()
         entries, strays = [], []
         for each in self._files(self._folder):
-            entry = Entry.at(*each)
+            entry = SharedFile.at(*each)
             if entry:
                 entries.append(entry)
             else:
                 strays.append(Stray(*each, is_temporary=each[0].endswith(f".{TEMPORARY}")))
         return entries, strays
 
-    def origin(self, entry: Entry) -> Origin:
+    def origin(self, entry: SharedFile) -> Origin:
         """See `SharedCache`; the file itself has the checksums."""
         return LocalOrigin(self._folder / entry.key)
 

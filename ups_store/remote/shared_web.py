@@ -10,7 +10,7 @@ from urllib.parse import quote
 from ups_store.errors import RemoteError, StoreNotFoundError
 from ups_store.remote.client import RemoteObject
 from ups_store.remote.pieces import ObjectOrigin
-from ups_store.remote.shared_cache import Entry, Stray
+from ups_store.remote.shared_cache import SharedFile, Stray
 from ups_store.remote.urls import Url
 from ups_store.sources.download import Progress
 from ups_store.sources.origins import Origin, joined
@@ -31,19 +31,19 @@ class WebCache:
         self.location = shown_url(url)
         self._url, self._deadline_s = url, deadline_s
 
-    def look(self, config_hash: str, names: Sequence[str]) -> list[Entry]:
+    def look(self, config_hash: str, names: Sequence[str]) -> list[SharedFile]:
         """See `SharedCache`; asks for each name."""
         found = []
         for name in names:
-            entry = Entry(config_hash, name, 0, 0.0)
+            entry = SharedFile(config_hash, name, 0, 0.0)
             try:
                 version = RemoteObject(self._place(entry), deadline_s=self._deadline_s).version
             except StoreNotFoundError:
                 continue
-            found.append(Entry(config_hash, name, version.nbytes, version.modified_s))
+            found.append(SharedFile(config_hash, name, version.nbytes, version.modified_s))
         return found
 
-    def entries(self) -> tuple[list[Entry], list[Stray]]:
+    def entries(self) -> tuple[list[SharedFile], list[Stray]]:
         """Refuse: there are no listings by http."""
         raise RemoteError(
             "a web server lists nothing",
@@ -52,7 +52,7 @@ class WebCache:
             hint="name a store by its hash and name, as `ups-store pull URL HASH/NAME`",
         )
 
-    def origin(self, entry: Entry) -> Origin:
+    def origin(self, entry: SharedFile) -> Origin:
         """See `SharedCache`; the file itself has the checksums."""
         return ObjectOrigin(self._place(entry))
 
@@ -64,7 +64,7 @@ class WebCache:
         """Refuse: it is read only."""
         self._refuse()
 
-    def _place(self, entry: Entry) -> Url:
+    def _place(self, entry: SharedFile) -> Url:
         return Url(joined(self._url, quote(entry.key)))
 
     def _refuse(self) -> NoReturn:

@@ -21,7 +21,7 @@ from ups_store.errors import (
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore, parts_of
 from ups_store.read.store_set import is_manifest
-from ups_store.remote.shared_cache import SUFFIX, Entry, SharedCache, files_of_store
+from ups_store.remote.shared_cache import SUFFIX, SharedCache, SharedFile, files_of_store
 from ups_store.sources.attempts import Attempts, persistently
 from ups_store.sources.download import Progress, fetch
 from ups_store.sources.origins import Origin, Version
@@ -84,7 +84,7 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
     return pushed
 
 
-def find_store(cache: SharedCache, config_hash: str, name: str) -> list[Entry]:
+def find_store(cache: SharedCache, config_hash: str, name: str) -> list[SharedFile]:
     """The files of a store that a shared cache holds, in order; empty if it isn't there.
 
     Args:
@@ -97,7 +97,7 @@ def find_store(cache: SharedCache, config_hash: str, name: str) -> list[Entry]:
 
 def pull_store(
     cache: SharedCache,
-    entries: Sequence[Entry],
+    entries: Sequence[SharedFile],
     folder: Path,
     *,
     attempts: Attempts,
@@ -174,7 +174,7 @@ def _opened_lock(path: Path) -> int:
             return files.open_or_create(path)
 
 
-def _place_of(folder: Path, entries: Sequence[Entry]) -> Path:
+def _place_of(folder: Path, entries: Sequence[SharedFile]) -> Path:
     partition = partition_of(entries[0].name)
     if len(entries) == 1 or partition is None:
         return folder / entries[0].name
@@ -182,7 +182,7 @@ def _place_of(folder: Path, entries: Sequence[Entry]) -> Path:
 
 
 def _fetch(
-    cache: SharedCache, entry: Entry, folder: Path, attempts: Attempts, progress: Progress
+    cache: SharedCache, entry: SharedFile, folder: Path, attempts: Attempts, progress: Progress
 ) -> tuple[Path, Path]:
     """Have a copy that is sound, under its own name in a folder of its own; returns both."""
     origin = cache.origin(entry)
@@ -233,7 +233,7 @@ def _verify(path: Path, progress: Progress) -> None:
 
 
 def _check_identity(
-    copies: Sequence[tuple[Path, Path]], entries: Sequence[Entry], wanted: str, cache: SharedCache
+    copies: Sequence[tuple[Path, Path]], entries: Sequence[SharedFile], wanted: str, cache: SharedCache
 ) -> None:
     """Refuse what isn't what its place says, and forget it."""
     try:

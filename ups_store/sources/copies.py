@@ -82,7 +82,7 @@ def num_there(folder: Path, version: Version) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class UnfinishedCopy:
     """An unfinished copy, as the record beside it says.
 
     Attributes:
@@ -96,11 +96,11 @@ class Part:
     is_same: bool
 
 
-def find_part(folder: Path, origin: Origin, version: Version) -> Part:
+def find_part(folder: Path, origin: Origin, version: Version) -> UnfinishedCopy:
     """What is known of the unfinished copy in a folder; where nothing is, none of its bytes can be used."""
     values = _read_json(folder / _PART_RECORD)
     synced = values.get("synced")
-    return Part(
+    return UnfinishedCopy(
         synced=synced if isinstance(synced, int) else 0,
         is_of_this_boot=values.get("boot_id") == files.boot_id().hex(),
         is_same=values.get("key") == origin.key and values.get("version") == asdict(version),

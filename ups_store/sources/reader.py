@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_OPEN = 8  # files that are kept open
 
-Place = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
+Allocate = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 _SourceKey = tuple[Path, str | None, Selection, Path | None]
 
 
@@ -73,9 +73,9 @@ class Reader:
         self._is_expendable = memory is not None  # a process of its own, with a supervisor
         self._report = memory.write_status if memory else report
         self._sources: OrderedDict[_SourceKey, tuple[Source, FileState]] = OrderedDict()
-        self._place: Place
+        self._place: Allocate
 
-    def run(self, request: Request, *, request_id: int, place: Place) -> object:
+    def run(self, request: Request, *, request_id: int, place: Allocate) -> object:
         """Run a request whose arrays go where `place` says."""
         self._place = place
         now = time.monotonic()

@@ -42,7 +42,7 @@ def read_samples(
     to_axes: str,
     first: int,
     selection: Selection,
-    place: Place | None = None,
+    place: DatasetExtent | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> CastLoss:
     """Read `len(out)` consecutive samples, each chunk of the dataset once if they are whole chunks.
@@ -136,7 +136,7 @@ def _in_order(block: np.ndarray, axes: str, to_axes: str) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Place:
+class DatasetExtent:
     """Where the bytes of a dataset lie in its file, in one piece and as they are in memory.
 
     Attributes:
@@ -219,12 +219,12 @@ def _copy_cached(fd: int, first: int, out: memoryview) -> bool:
     return True
 
 
-def place_of(dataset: h5py.Dataset, *, is_mapped: bool = False) -> Place | None:
+def place_of(dataset: h5py.Dataset, *, is_mapped: bool = False) -> DatasetExtent | None:
     """Where a dataset lies, unless HDF5 is needed to read it; asking takes half a millisecond.
 
     Args:
         dataset: The dataset; its file stays open as long as the place is used.
-        is_mapped: See `Place`.
+        is_mapped: See `DatasetExtent`.
     """
     if dataset.file.driver != "sec2" or dataset.id.get_create_plist().get_layout() != h5py.h5d.CONTIGUOUS:
         return None
@@ -233,4 +233,4 @@ def place_of(dataset: h5py.Dataset, *, is_mapped: bool = False) -> Place | None:
     offset = dataset.id.get_offset()
     if offset is None:
         return None
-    return Place(dataset.file.id.get_vfd_handle(), offset, dataset.shape, dataset.dtype, is_mapped)
+    return DatasetExtent(dataset.file.id.get_vfd_handle(), offset, dataset.shape, dataset.dtype, is_mapped)

@@ -31,7 +31,7 @@ from ups_store.sources.layouts import recognise
 from ups_store.sources.linked_file import LinkedFile
 from ups_store.sources.outer_files import OuterFiles
 from ups_store.sources.parameters import NumberPart
-from ups_store.sources.regions import Place, chunk_length, place_of, read_samples
+from ups_store.sources.regions import DatasetExtent, chunk_length, place_of, read_samples
 from ups_store.sources.tasks import Task
 from ups_store.system.paths import check_local
 
@@ -57,7 +57,7 @@ def open_source(
         selection: Reduction in space and time, applied while reading.
         follow: Folder below which other files may lie that it takes data from: by external links, external
             storage or virtual datasets. By default there may be none.
-        is_mapped: Whether contiguous data may be copied out of a mapping, see `regions.Place`.
+        is_mapped: Whether contiguous data may be copied out of a mapping, see `regions.DatasetExtent`.
         note: Called with the name of each such file that is opened, and of each dataset where there are some.
 
     Returns:
@@ -124,7 +124,7 @@ class Source:
         self._selection = selection
         self._is_mapped = is_mapped
         self._first_grid: dict[str, np.ndarray] | None = None
-        self._places: dict[str, Place | None] = {}  # likewise: asking for one takes 0.5 ms
+        self._places: dict[str, DatasetExtent | None] = {}  # likewise: asking for one takes 0.5 ms
         self._datasets: dict[str, h5py.Dataset] = {}  # those of all samples: opening one takes 0.1 ms
 
     def read(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
@@ -273,7 +273,7 @@ class Source:
             )
         return dataset
 
-    def _place(self, name: str, dataset: h5py.Dataset) -> Place | None:
+    def _place(self, name: str, dataset: h5py.Dataset) -> DatasetExtent | None:
         """Where a dataset lies in the file; see `place_of`."""
         if self._contents.groups:  # there are as many datasets as samples
             return place_of(dataset, is_mapped=self._is_mapped)

@@ -138,6 +138,14 @@ def create_anonymous(name: str) -> int:
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
+def opened_path(fd: int) -> Path | None:
+    """Where an open file lies, or lay until it was removed, by proc(5); None where that isn't known."""
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)"))
+    except OSError:
+        return None
+
+
 def descriptor_path(fd: int) -> Path:
     """Path under which processes of this user can open the file again, as long as `fd` is open (proc(5))."""
     return Path(f"/proc/{os.getpid()}/fd/{fd}")

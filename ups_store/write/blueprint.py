@@ -32,7 +32,7 @@ from ups_store.format.metadata import (
 from ups_store.format.ragged import LENGTHS, MAX_ROWS, companion_names, offsets_of
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.read.gather import int64_of
-from ups_store.write.encode import as_payload
+from ups_store.write.encode import as_payload, check_unmasked
 
 MAX_FILE_BYTES = 2**62 - 1  # lock bytes lie behind it (spec 6.3, 9.1)
 
@@ -76,6 +76,7 @@ def blueprint_of(
         _check_type(spec, ArraySpec, "ups_store.ArraySpec(shape, dtype)", argument=f"arrays[{name!r}]")
         metas.append(_ragged_meta(name, spec) if spec.is_ragged else _array_meta(name, spec))
     for name, value in constants.items():
+        check_unmasked(value, name)
         meta, payload = _constant(name, np.asarray(value), dims.get(name))
         metas.append(meta)
         payloads[name] = payload
@@ -133,6 +134,7 @@ def _ragged_meta(name: str, spec: ArraySpec) -> ArrayMeta:
 def _lengths(name: str, spec: ArraySpec) -> npt.NDArray[np.int64]:
     """Numbers of rows of a ragged array's samples, checked."""
     num_samples = spec.shape[0]
+    check_unmasked(spec.lengths, name)
     try:
         lengths = None if spec.lengths is None else int64_of(spec.lengths)
     except ValueError:  # lists within lists

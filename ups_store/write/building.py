@@ -14,6 +14,7 @@ from ups_store.errors import (
     BuildLockedError,
     CommitError,
     FormatError,
+    ReadError,
     StoreError,
     StoreReplacedError,
     TruncatedError,
@@ -67,6 +68,15 @@ class BuildingFile:
     def building_path(self) -> Path:
         """The file's own name."""
         return building_path(self.path)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Have a read that fails say the file's name, not the one that it was created under (spec 6.6)."""
+        try:
+            yield
+        except ReadError as error:
+            error.path = str(self.building_path)
+            raise
 
     def check_current(self) -> None:
         """Fail if the building name no longer means this file; call it after taking any lock (spec 6.3)."""
@@ -154,11 +164,17 @@ def failures_as_errors(
             yield
     except passing:
         raise
+    except ReadError as error:
+        raise _not_done(what, path, error) from error
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        hint = "check the disk and your permissions, and run again: it continues with the last good commit"
-        raise CommitError(f"{what} ({error.strerror})", path=path, hint=hint) from error
+        raise _not_done(what, path, error) from error
+
+
+def _not_done(what: str, path: Path, error: OSError) -> CommitError:
+    hint = "check the disk and your permissions, and run again: it continues with the last good commit"
+    return CommitError(f"{what} ({error.strerror})", path=path, hint=hint)
 
 
 def take_builder_lock(fd: int, path: Path) -> None:

@@ -34,7 +34,8 @@ _COPY_BYTES = 8 << 20  # of a small array at a time, when its chunk checksum is 
 
 def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.bool_]:
     """Which of the samples are committed, shape (M,); samples sorted, at least one."""
-    return read_committed(building.fd, building.layout, building.header, samples)
+    with building.reading():
+        return read_committed(building.fd, building.layout, building.header, samples)
 
 
 def commit_pieces(

@@ -30,7 +30,7 @@ Paths = Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
-class Part:
+class StoreSlice:
     """Consecutive samples of one file.
 
     Attributes:
@@ -87,7 +87,7 @@ def concat_stores(
     check_target(path, force=force)
     for other in stores[1:]:
         _check_alike(stores[0], other)
-    parts = [Part(file, 0, len(file)) for store in stores for file in parts_of(store)]
+    parts = [StoreSlice(file, 0, len(file)) for store in stores for file in parts_of(store)]
     if verify:
         for store in stores:
             check_sound(store)
@@ -142,18 +142,18 @@ def split_store(
     return names
 
 
-def _parts(store: AnyStore, first: int, end: int) -> list[Part]:
+def _parts(store: AnyStore, first: int, end: int) -> list[StoreSlice]:
     """Samples `first` to `end` of a store, file by file; at least one."""
     parts, offset = [], 0
     for file in parts_of(store):
-        here = Part(file, max(first - offset, 0), min(end - offset, len(file)))
+        here = StoreSlice(file, max(first - offset, 0), min(end - offset, len(file)))
         if here.first < here.end:
             parts.append(here)
         offset += len(file)
     return parts
 
 
-def _is_made(target: Path, parts: list[Part]) -> bool:
+def _is_made(target: Path, parts: list[StoreSlice]) -> bool:
     """Whether an earlier run of the same split finished this target."""
     arguments = _create_arguments(parts, "split")
     arguments.pop("attrs")
@@ -223,14 +223,16 @@ def _mismatch(model: AnyStore, other: AnyStore, name: str, expected: str, found:
     )
 
 
-def _write(parts: list[Part], target: Path, *, kind: str, force: bool, progress: Progress | None) -> Path:
+def _write(
+    parts: list[StoreSlice], target: Path, *, kind: str, force: bool, progress: Progress | None
+) -> Path:
     arguments = _create_arguments(parts, kind)
     with create(target, **arguments, on_mismatch="restart" if force else "raise") as writer:
         _copy(writer, parts, progress or (lambda nbytes: None))
         return writer.finish()
 
 
-def _create_arguments(parts: list[Part], kind: str) -> dict[str, Any]:
+def _create_arguments(parts: list[StoreSlice], kind: str) -> dict[str, Any]:
     model = parts[0].store
     num_samples = sum(map(len, parts))
     return {
@@ -242,7 +244,7 @@ def _create_arguments(parts: list[Part], kind: str) -> dict[str, Any]:
     }
 
 
-def _spec(name: str, num_samples: int, parts: list[Part]) -> ArraySpec:
+def _spec(name: str, num_samples: int, parts: list[StoreSlice]) -> ArraySpec:
     specs = [part.store.arrays[name] for part in parts]
     shape = (num_samples, *specs[0].shape[1:])
     attrs = _common([spec.attrs or {} for spec in specs])
@@ -261,7 +263,7 @@ def _common(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _copy(writer: StoreWriter, parts: list[Part], progress: Progress) -> None:
+def _copy(writer: StoreWriter, parts: list[StoreSlice], progress: Progress) -> None:
     is_missing = np.zeros(writer.num_samples, bool)
     is_missing[writer.missing()] = True
     offset = 0

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ups_store.errors import SpecError
 from ups_store.format.checksum import crc32_each, crc32c_each
 from ups_store.format.layout import ArrayLayout, Layout
-from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.metadata import NAME_PATTERN, ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
 from ups_store.read.gather import Samples
 from ups_store.system.parallel import parts_of
@@ -52,6 +52,7 @@ def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) ->
     numbers and lists take the array's dtype; integers that it can't hold are refused. Booleans are
     normalised to 0 and 1 (spec 4.7).
     """
+    check_unmasked(value, meta.name)
     dtype = dtype_of(meta.dtype)
     array = np.asarray(value) if hasattr(value, "dtype") else _from_python(value, meta)
     if array.dtype.newbyteorder("<") != dtype:
@@ -68,6 +69,25 @@ def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) ->
     if meta.dtype == "bool":
         array = array.view(np.uint8) != 0
     return np.ascontiguousarray(array, dtype).reshape(shape)
+
+
+def check_unmasked(value: object, name: str, *, sample: int | None = None) -> None:
+    """Refuse an array with masked elements, and a list of such: a store has no masks, so they would be lost.
+
+    Raises:
+        SpecError: Kind "value".
+    """
+    values = value if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(each, np.ma.MaskedArray) and np.ma.is_masked(each) for each in values):
+        raise SpecError(
+            "a mask would be lost",
+            kind="value",
+            array=name if NAME_PATTERN.fullmatch(name) else repr(name),
+            sample=sample,
+            expected="arrays without masked elements",
+            found="masked elements",
+            hint="fill them (`filled`), or store the mask as an array",
+        )
 
 
 def as_rows(values: Any, meta: ArrayMeta, lengths: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:

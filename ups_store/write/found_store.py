@@ -25,6 +25,7 @@ from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path
 from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.system import files, locks
+from ups_store.write.encode import check_unmasked
 from ups_store.write.filling import OnMismatch
 from ups_store.write.part_files import LOCK_NAME, catalog_of, locked, unlock
 
@@ -105,6 +106,7 @@ def _other_constants(store: AnyStore, constants: Mapping[str, npt.ArrayLike]) ->
     found = store.constants if constants else {}
     shown = {}
     for name, value in constants.items():
+        check_unmasked(value, name)
         wanted = np.asarray(value)
         there = found.get(name)
         if there is None or there.shape != wanted.shape or there.tobytes() != wanted.tobytes():

@@ -73,7 +73,9 @@ def write(
         samples: See above; not with `map`.
         identity: JSON values.
         names: Of the values where samples are tuples or one array each; of arrays and columns those to take.
-        ragged: Arrays whose first axis differs in length from sample to sample though not among the first.
+            Samples that are dicts have names of their own.
+        ragged: Arrays whose first axis differs in length from sample to sample though not among the first;
+            arrays with a sample axis have none.
         constants: Arrays without a sample axis.
         dims: Names of dimensions by array, the sample's left out.
         attrs: Attributes of the root group.
@@ -81,6 +83,7 @@ def write(
             generator, or None for none. Workers import it: it stands at the top level of a module or script.
         inputs: File names, numbers: what can be pickled. Samples are in their order.
         num_workers: Processes; by default one per processor; 0 calls the function here, without deadlines.
+            Like the next three arguments only with `map`.
         item_timeout_s: For one input, since it was begun or gave its last sample.
         retries: How often an input is tried again whose worker was late or died.
         on_error: Whether an input that fails, hangs or crashes its worker is an error, or left out ("skip"),
@@ -94,13 +97,18 @@ def write(
         The store, open.
     Raises:
         SpecError: If a sample contradicts the ones before it, names both, or what else can't be stored; if
-            there is a store and no identity, kind "exists".
+            there is a store and no identity, kind "exists"; for an argument without effect, kind "no_effect".
         IdentityMismatchError: If what is there was made from something else.
         SourceError: With `map`, if an input fails; names it. `ReadTimeoutError` if it hangs.
         BuildLockedError: If another process writes it.
         DiskFullError: If there is no room; what was committed stays.
         CommitError: If the file system fails.
     """
+    if on_mismatch not in ("raise", "restart") or on_error not in ("fail", "skip"):
+        found = f"on_mismatch={on_mismatch!r}, on_error={on_error!r}"
+        raise SpecError("argument", kind="argument", expected="raise or restart; fail or skip", found=found)
+    if isinstance(ragged, str):
+        raise SpecError("ragged", kind="argument", expected="names in a list", found=repr(ragged))
     job, source = None, None
     if map is not None or inputs is not None:
         if samples is not None or map is None or inputs is None:
@@ -108,12 +116,14 @@ def write(
             raise SpecError("write", kind="argument", expected=expected, found="another choice of them")
         job = _job(map, inputs, num_workers, item_timeout_s, retries, names)
     else:
+        _check_no_settings_of_map(num_workers, item_timeout_s, retries, on_error)
         source = source_of(samples, names)
-    if on_mismatch not in ("raise", "restart") or on_error not in ("fail", "skip"):
-        found = f"on_mismatch={on_mismatch!r}, on_error={on_error!r}"
-        raise SpecError("argument", kind="argument", expected="raise or restart; fail or skip", found=found)
-    if isinstance(ragged, str):
-        raise SpecError("ragged", kind="argument", expected="names in a list", found=repr(ragged))
+        if ragged and isinstance(source, Columns):
+            hint = "leave out `ragged`, or give lists of arrays, which may differ in length"
+            found = "arrays with a sample axis, whose samples have one shape"
+            raise SpecError(
+                "ragged without effect", kind="no_effect", expected="samples", found=found, hint=hint
+            )
     target = target_of(path)
     known = identity if identity is not None else _default_identity(source, constants or {}, attrs or {})
     if known is not None:
@@ -178,6 +188,27 @@ def _default_identity(
     return {**found, **more, **({"attrs": dict(attrs)} if attrs else {})}
 
 
+def _check_no_settings_of_map(
+    num_workers: int | None, item_timeout_s: float, retries: int, on_error: OnError
+) -> None:
+    """Refuse settings of worker processes where there are none."""
+    given = {
+        "num_workers": num_workers is not None,
+        "item_timeout_s": item_timeout_s != ITEM_TIMEOUT_S,
+        "retries": retries != 0,
+        "on_error": on_error != "fail",
+    }
+    named = " and ".join(name for name, is_given in given.items() if is_given)
+    if named:
+        raise SpecError(
+            f"{named} without effect",
+            kind="no_effect",
+            expected="map and inputs",
+            found="samples, which this process makes itself",
+            hint=f"leave out {named}, or give a function as `map` and what it takes as `inputs`",
+        )
+
+
 def _job(
     function: Callable[[Any], Any],
     inputs: Iterable[Any],
@@ -187,14 +218,16 @@ def _job(
     names: Sequence[str] | None,
 ) -> Any:
     from ups_store.sources.lane import Patience
-    from ups_store.write.mapped import Job, check_not_importing
+    from ups_store.write.mapped import MapPlan, check_not_importing
 
     check_not_importing()
     workers = num_cores() if num_workers is None else num_workers
     if workers < 0 or item_timeout_s <= 0 or retries < 0:
         found = f"num_workers={num_workers}, item_timeout_s={item_timeout_s}, retries={retries}"
         raise SpecError("argument", kind="argument", expected="numbers of at least 0", found=found)
-    return Job(function, inputs, workers, Patience(timeout_s=item_timeout_s, retries=retries), names, _warn)
+    return MapPlan(
+        function, inputs, workers, Patience(timeout_s=item_timeout_s, retries=retries), names, _warn
+    )
 
 
 def _warn(message: str) -> None:

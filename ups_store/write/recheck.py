@@ -109,11 +109,12 @@ def take_back_damaged(building: BuildingFile, progress: Progress) -> Samples:
     layout = building.layout
     if is_read_to_count(building.header):
         return np.zeros(0, np.int64)  # no commit counts whose sample doesn't check
-    committed, crcs = read_commits(building.fd, layout, building.header)
-    samples, num_threads = np.flatnonzero(committed), num_cores()
-    parts = intact_parts(
-        building.fd, layout, samples, crcs[committed], num_threads=num_threads, progress=progress
-    )
+    with building.reading():
+        committed, crcs = read_commits(building.fd, layout, building.header)
+        samples, num_threads = np.flatnonzero(committed), num_cores()
+        parts = intact_parts(
+            building.fd, layout, samples, crcs[committed], num_threads=num_threads, progress=progress
+        )
     damaged = samples[~parts.all(axis=1)]
     if len(damaged):
         with building.gate(exclusive=False), building.samples_locked(damaged):

@@ -16,6 +16,7 @@ from ups_store.errors import SpecError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.canonical import plain_json
 from ups_store.format.metadata import SAMPLE_DIM, dtype_name
+from ups_store.write.encode import check_unmasked
 from ups_store.write.sample_values import ONLY_NAME, Names, arrays_of_names, named_values
 
 _DIGEST_BYTES = 16 << 20  # of an array that are read at once for its digest
@@ -109,7 +110,7 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
     if isinstance(samples, Mapping):
         return _of_columns(samples, names)
     if hasattr(samples, "shape") and hasattr(samples, "dtype"):
-        return _of_columns({(names or [ONLY_NAME])[0]: samples}, None)
+        return _of_columns({_only_name(names): samples}, None)
     if isinstance(samples, str | bytes) or not (hasattr(samples, "__iter__") or _is_map_style(samples)):
         raise SpecError(
             "samples",
@@ -120,6 +121,15 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
     if _is_map_style(samples):
         return _of_dataset(samples, names)
     return Rows(None, lambda first: _counted(samples, names, first), can_skip=False)
+
+
+def _only_name(names: Names | None) -> str:
+    """The name of one array."""
+    if names is None:
+        return ONLY_NAME
+    if len(names) != 1:
+        raise SpecError("names", kind="names", expected="one, of the one array", found=list(names))
+    return names[0]
 
 
 def _is_map_style(samples: Any) -> bool:
@@ -157,13 +167,8 @@ def _of_columns(columns: Mapping[str, Any], names: Names | None) -> Columns | Ro
         raise SpecError("samples", kind="argument", expected="at least one array", found="an empty dict")
     if any(hasattr(column, "detach") for column in columns.values()):
         columns = {name: _as_array(column) for name, column in columns.items()}
-    masked = next((name for name, column in columns.items() if np.ma.is_masked(column)), None)
-    if masked is not None:
-        found, hint = (
-            "masked elements",
-            "fill them (`filled`), or store the mask as an array",
-        )
-        raise SpecError("a mask would be lost", kind="value", array=str(masked), found=found, hint=hint)
+    for name, column in columns.items():
+        check_unmasked(column, str(name))
     counts = {name: _length(name, column) for name, column in columns.items()}
     num_samples = next(iter(counts.values()))
     for name, count in counts.items():

@@ -13,6 +13,7 @@ import numpy as np
 
 from ups_store.errors import SpecError
 from ups_store.format.metadata import NAME_PATTERN
+from ups_store.write.encode import check_unmasked
 
 Names = Sequence[str]
 
@@ -28,8 +29,18 @@ def named_values(sample: Any, names: Names | None, *, number: int) -> dict[str, 
         names: Names of the values where samples are no mappings.
         number: Of the sample, for messages.
     Raises:
-        SpecError: If it has no names, or holds what is neither numbers nor text nor bytes.
+        SpecError: If it has no names, or holds what is neither numbers nor text nor bytes; of `names` for a
+            sample that has some, kind "no_effect".
     """
+    if names is not None and (isinstance(sample, Mapping) or hasattr(sample, "_asdict")):
+        raise SpecError(
+            "names without effect",
+            kind="no_effect",
+            sample=number,
+            expected="samples that are tuples, or one value each",
+            found=f"a {type(sample).__name__}, which has names",
+            hint="leave out `names`; to take some values only, choose them where the samples are made",
+        )
     named = _by_name(sample, number) if isinstance(sample, Mapping) else _zipped(sample, names, number)
     return {name: as_value(value, name, number=number) for name, value in named.items()}
 
@@ -86,8 +97,9 @@ def as_value(value: Any, name: str, *, number: int) -> Any:
     """One value as an array, a Python number, `str` or `bytes`.
 
     Raises:
-        SpecError: For anything else, such as None or a list of texts.
+        SpecError: For anything else, such as None, a list of texts, or masked elements.
     """
+    check_unmasked(value, name, sample=number)
     if isinstance(value, str):
         return str(value)  # of NumPy's own kind, too
     if isinstance(value, bytes | bytearray | memoryview):
@@ -114,8 +126,6 @@ def _of_tensor(tensor: Any) -> Any:
 
 def _checked(value: Any, given: Any, name: str, number: int) -> Any:
     """The value, unless it can't be stored; `given` is what it was made of."""
-    if np.ma.is_masked(value):
-        raise _no_value(given, name, number, "with masked elements, whose masks would be lost")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise _no_value(given, name, number, "of more than 64 bits")
     kind = getattr(value, "dtype", np.dtype(type(value)) if isinstance(value, int | float) else None)

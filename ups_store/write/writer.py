@@ -31,6 +31,7 @@ from ups_store.write.encode import (
     Values,
     as_payload,
     as_rows,
+    check_unmasked,
     encode_piece,
     pieces_of,
 )
@@ -62,7 +63,8 @@ class Committer:
     def missing(self) -> npt.NDArray[np.int64]:
         """Numbers of the samples that are not committed, sorted, int64."""
         building = self._usable()
-        committed, _ = read_commits(building.fd, building.layout, building.header)
+        with building.reading():
+            committed, _ = read_commits(building.fd, building.layout, building.header)
         return np.flatnonzero(~committed)
 
     def commit(self, index: int, arrays: Arrays) -> bool:
@@ -75,12 +77,10 @@ class Committer:
         Returns:
             True if it was written; False if the sample was committed before, and nothing happened.
         Raises:
-            SpecError: If an array is missing, unknown, or of another shape or dtype.
+            SpecError: If an array is missing, unknown, of another shape or dtype, or has masked elements.
             CommitError: If it didn't become durable; the writer is of no use afterwards.
         """
-        _check_mapping(arrays)
-        batch = {name: _with_sample_axis(value) for name, value in arrays.items()}
-        return bool(self.commit_many([index], batch)[0])
+        return bool(self.commit_many([index], _as_batch(arrays))[0])
 
     def commit_many(self, indices: Sequence[int] | Samples, arrays: Arrays) -> npt.NDArray[np.bool_]:
         """Commit samples with one pair of syncs; 4 MiB or more at a time make it fast.
@@ -92,7 +92,7 @@ class Committer:
         Returns:
             Which were written, bool, shape (M,); False where a sample was committed before.
         Raises:
-            SpecError: If an array is missing, unknown, or of another shape or dtype.
+            SpecError: If an array is missing, unknown, of another shape or dtype, or has masked elements.
             CommitError: If they didn't become durable; the writer is of no use afterwards.
         """
         building = self._usable()
@@ -135,9 +135,7 @@ class Committer:
     def _checked(self, index: int, arrays: Arrays) -> dict[str, Any]:
         """One sample as `commit_many` takes it, checked."""
         self._usable()
-        _check_mapping(arrays)
-        batch = {name: _with_sample_axis(value) for name, value in arrays.items()}
-        return self._check_arrays(batch, self._check_indices([index]))
+        return self._check_arrays(_as_batch(arrays), self._check_indices([index]))
 
     def _write(self, samples: Samples, rows: Samples, values: Values) -> None:
         layout = self.building.layout
@@ -307,6 +305,14 @@ class StoreWriter(Committer):
 def _check_mapping(arrays: object) -> None:
     if not isinstance(arrays, Mapping):
         raise SpecError("arrays", kind="argument", expected="a mapping by name", found=type(arrays).__name__)
+
+
+def _as_batch(arrays: Arrays) -> dict[str, Any]:
+    """One sample as a batch of one."""
+    _check_mapping(arrays)
+    for name, value in arrays.items():
+        check_unmasked(value, name)  # `asarray` drops masks
+    return {name: _with_sample_axis(value) for name, value in arrays.items()}
 
 
 def _with_sample_axis(value: Any) -> Any:

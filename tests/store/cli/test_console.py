@@ -287,9 +287,13 @@ run(main)
     assert (ended.returncode, ended.stderr) == (5, "error: interrupted; run the same command again\n")
 
 
-@pytest.mark.parametrize(("num", "text"), [(0, "0 problems"), (1, "1 problem"), (1200, "1,200 problems")])
-def test_numbers_agree_with_their_nouns(num: int, text: str) -> None:
-    assert counted(num, "problem") == text
+@pytest.mark.parametrize(
+    "text", ["0 problems", "1 problem", "1,200 problems", "1 entry", "2 entries", "1 array", "3 arrays"]
+)
+def test_numbers_agree_with_their_nouns(text: str) -> None:
+    num, noun = text.replace(",", "").split()
+    noun = {"problems": "problem", "entries": "entry", "arrays": "array"}.get(noun, noun)
+    assert counted(int(num), noun) == text
 
 
 def test_interruptible_leaves_results_and_other_errors_alone() -> None:

@@ -19,6 +19,7 @@ from ups_store import (
     CorruptChunkError,
     MemoryLimitError,
     NotCommittedError,
+    ReadError,
     SpecError,
     Store,
     StoreClosedError,
@@ -346,5 +347,5 @@ def test_failure_of_the_system_is_passed_on(store: Store, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="Input/output"):
         store.preload("page-cache")
     monkeypatch.setattr(files, "read_into", fail)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(ReadError, match="input/output"):
         store.preload("copy")

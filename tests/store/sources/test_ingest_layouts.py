@@ -37,7 +37,7 @@ from pdebench_files import (
 
 from ups_store.errors import ConfigError, SourceError, StoreClosedError
 from ups_store.sources import regions
-from ups_store.sources.regions import Place
+from ups_store.sources.regions import DatasetExtent
 from ups_store.sources.source import Selection, check_same_grid, open_source
 from ups_store.sources.tasks import TASKS, Task, get_task
 
@@ -138,7 +138,7 @@ def test_read_stays_within_the_block_size(tmp_path: Path, monkeypatch: pytest.Mo
         return read_region(dataset, axes, region, selection)
 
     sample_bytes = T * X * 4
-    monkeypatch.setattr(Place, "fits", lambda *args, **options: False)
+    monkeypatch.setattr(DatasetExtent, "fits", lambda *args, **options: False)
     monkeypatch.setattr(regions, "_read_region", spy)
     monkeypatch.setattr(regions, "BLOCK_BYTES", 2 * sample_bytes)
     with open_source(write_scalar_1d(tmp_path / "a.h5")) as source:
@@ -159,7 +159,7 @@ def test_run_of_samples_is_read_by_one_hyperslab(tmp_path: Path, monkeypatch: py
         seen.append(region.samples)
         return read_region(dataset, axes, region, selection)
 
-    monkeypatch.setattr(Place, "fits", lambda *args, **options: False)
+    monkeypatch.setattr(DatasetExtent, "fits", lambda *args, **options: False)
     monkeypatch.setattr(regions, "_read_region", spy)
     with open_source(write_scalar_1d(tmp_path / "a.h5")) as source:
         source.read([1, 2, 3, 0])

@@ -28,7 +28,7 @@ from ups_store.sources import regions
 from ups_store.sources import regions as contiguous
 from ups_store.sources.contents import EVERYTHING, Selection
 from ups_store.sources.pool import ReaderPool
-from ups_store.sources.regions import Place, place_of, read_samples
+from ups_store.sources.regions import DatasetExtent, place_of, read_samples
 from ups_store.sources.requests import DigestRequest
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
@@ -119,7 +119,7 @@ def test_straight_reading_gives_what_hdf5_gives(
     path = family.write(tmp_path / family.file_name)
     with open_source(path, task=get_task(family.task)) as source:
         straight = source.read(range(source.info.num_samples))
-        monkeypatch.setattr(Place, "fits", lambda *args, **options: False)
+        monkeypatch.setattr(DatasetExtent, "fits", lambda *args, **options: False)
         plain = source.read(range(source.info.num_samples))
     for name in plain:
         np.testing.assert_array_equal(straight[name], plain[name])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,114 @@ def test_committed_values_are_copied(path: Path) -> None:
             value[...] = 0
         writer.finish()
     assert_same_bits(all_arrays(path), values)
+
+
+# --- masks --------------------------------------------------------------------------------------------
+
+
+MASKED = np.ma.array(np.zeros((2, 3)), mask=np.eye(2, 3))
+ROWS = ups_store.ArraySpec((2, None, 3), "float64", lengths=[1, 1])
+
+
+@contextlib.contextmanager
+def writing(path: Path, spec: ups_store.ArraySpec) -> Iterator[ups_store.StoreWriter]:
+    """A writer whose store is finished in spite of what was refused."""
+    with ups_store.create(path, {"u": spec}, identity={}) as writer:
+        try:
+            yield writer
+        finally:
+            writer.commit_many([0, 1], {"u": [np.ones((1, 3))] * 2 if spec.is_ragged else np.ones((2, 3))})
+            writer.finish()
+
+
+def create_with_constant(path: Path) -> None:
+    ups_store.create(path, {"v": ups_store.ArraySpec((2,), "int8")}, constants={"u": MASKED}, identity={})
+
+
+def create_with_lengths(path: Path) -> None:
+    lengths = np.ma.array([1, 1], mask=[0, 1])
+    ups_store.create(path, {"u": ups_store.ArraySpec((2, None), "int8", lengths=lengths)}, identity={})
+
+
+def commit(path: Path) -> None:
+    with writing(path, ups_store.ArraySpec((2, 3), "float64")) as writer:
+        writer.commit(0, {"u": MASKED[0]})
+
+
+def commit_many(path: Path) -> None:
+    with writing(path, ups_store.ArraySpec((2, 3), "float64")) as writer:
+        writer.commit_many([0, 1], {"u": MASKED})
+
+
+def commit_list(path: Path) -> None:
+    with writing(path, ups_store.ArraySpec((2, 3), "float64")) as writer:
+        writer.commit_many([0, 1], {"u": list(MASKED)})
+
+
+def commit_batched(path: Path) -> None:
+    with writing(path, ups_store.ArraySpec((2, 3), "float64")) as writer, writer.batched() as batch:
+        batch.commit(0, {"u": MASKED[0]})
+
+
+def commit_ragged(path: Path) -> None:
+    with writing(path, ROWS) as writer:
+        writer.commit(0, {"u": MASKED[:1]})
+
+
+def commit_many_ragged(path: Path) -> None:
+    with writing(path, ROWS) as writer:
+        writer.commit_many([0, 1], {"u": [MASKED[:1], MASKED[1:]]})
+
+
+def write_parts(path: Path) -> None:
+    spec = ups_store.ArraySpec((None, 3), "float64")
+    with ups_store.write_parts(path, {"u": spec}, identity={}) as writer:
+        writer.add({"u": np.ones(3)})
+        try:
+            writer.add({"u": MASKED[0]})
+        finally:
+            writer.finish()
+
+
+def write_constant_of_a_store_that_is_there(path: Path) -> None:
+    for constant in (np.zeros((2, 3)), MASKED):
+        ups_store.write(path, [{"v": 1}], constants={"u": constant}, identity={})
+
+
+WAYS_IN: list[Callable[[Path], object]] = [
+    create_with_constant,
+    create_with_lengths,
+    commit,
+    commit_many,
+    commit_list,
+    commit_batched,
+    commit_ragged,
+    commit_many_ragged,
+    write_parts,
+    write_constant_of_a_store_that_is_there,
+    lambda path: ups_store.write(path, ({"u": row} for row in MASKED), identity={}),
+    lambda path: ups_store.write(path, [{"u": list(MASKED)}], identity={}),
+    lambda path: ups_store.write(path, [{"v": 1}], constants={"u": MASKED}),
+    lambda path: ups_store.save(path, u=MASKED),
+    lambda path: ups_store.save(path, constants={"u": MASKED}, v=np.zeros(2)),
+]
+
+
+@pytest.mark.parametrize("way_in", WAYS_IN)
+def test_mask_that_would_be_lost_is_refused_by_every_way_in(
+    path: Path, way_in: Callable[[Path], object]
+) -> None:
+    with pytest.raises(SpecError, match="a mask would be lost") as caught:
+        way_in(path)
+    assert (caught.value.kind, caught.value.array) == ("value", "u")
+    assert caught.value.hint == "fill them (`filled`), or store the mask as an array"
+    assert {*path.parent.iterdir()} <= {path}
+
+
+def test_masked_arrays_without_masked_elements_are_arrays(path: Path) -> None:
+    whole = np.ma.array(np.arange(6.0).reshape(2, 3), mask=False)
+    with begin(path, {"u": whole.data}) as writer:
+        writer.commit(0, {"u": whole[0]})
+        writer.commit_many([1], {"u": whole[1:]})
+        writer.finish()
+    assert_same_bits(all_arrays(path), {"u": whole.data})

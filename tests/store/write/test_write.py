@@ -460,7 +460,7 @@ def _odd_at(number: int, odd: Any) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("change", "array", "words"),
     [
-        ({"u": np.ma.array(np.zeros(4, np.float32), mask=[1, 0, 0, 0])}, "u", "masks would be lost"),
+        ({"u": np.ma.array(np.zeros(4, np.float32), mask=[1, 0, 0, 0])}, "u", "a mask would be lost"),
         ({"n": 2**70}, "n", "of more than 64 bits"),
         ({"n": -(2**63) - 1}, "n", "of more than 64 bits"),
         ({"n": None}, "n", "found NoneType (an array of dtype object)"),
@@ -514,6 +514,41 @@ def test_argument_that_would_be_ignored_or_lose_values_is_refused(
         ups_store.write(tmp_path / "a.zarr.zip", samples, **{"identity": {}, **options})
     assert caught.value.kind == kind
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "words"),
+    [
+        ([{"u": 1}], {"num_workers": 2}, "num_workers without effect: expected map and inputs"),
+        (
+            [{"u": 1}],
+            {"num_workers": 0, "retries": 1},
+            "leave out num_workers and retries, or give a function",
+        ),
+        ([{"u": 1}], {"item_timeout_s": 1.0}, "item_timeout_s without effect"),
+        ([{"u": 1}], {"on_error": "skip"}, "on_error without effect"),
+        ([{"u": 1}], {"names": ["u"]}, "found a dict, which has names; leave out `names`"),
+        (iter([{"u": 1}]), {"names": ["v"]}, "sample 0: names without effect"),
+        ([Pair(1, 2)], {"names": ["a", "b"]}, "found a Pair, which has names"),
+        ({"u": np.zeros((3, 2))}, {"ragged": ["u"]}, "ragged without effect: expected samples"),
+        (np.zeros((3, 2)), {"ragged": ["data"]}, "leave out `ragged`, or give lists of arrays"),
+    ],
+)
+def test_argument_without_effect_is_refused(
+    tmp_path: Path, samples: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", samples, **{"identity": {}, **options})
+    assert caught.value.kind == "no_effect"
+    assert words in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_array_has_one_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="names: expected one, of the one array") as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", np.zeros(3), names=["u", "v"])
+    assert caught.value.kind == "names"
+    assert [*ups_store.write(tmp_path / "a.zarr.zip", np.zeros(3), names=["u"]).arrays] == ["u"]
 
 
 def test_first_samples_of_other_shapes_are_shown_as_shapes(tmp_path: Path) -> None:

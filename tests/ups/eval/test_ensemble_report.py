@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ups.data.trajectories import open_trajectories
 from ups.errors import ConfigError
-from ups.eval.comparison import Comparison, Entry
+from ups.eval.comparison import ComparedModel, Comparison
 from ups.eval.ensemble_example import QUANTILES, EnsembleExample, fan_figure, make_example, spaghetti_figure
 from ups.eval.ensembles import seed_of
 from ups.eval.evaluate import evaluate
@@ -112,7 +112,7 @@ def test_models_without_members_are_point_forecasts_with_a_warning(root: Path) -
 def test_latents_that_nothing_decodes_have_no_ensembles(root: Path) -> None:
     config = configure(root)
     comparison = Comparison(
-        open_trajectories(config.build, "burgers1d", "train"), [Entry([Persistence()])], "latent"
+        open_trajectories(config.build, "burgers1d", "train"), [ComparedModel([Persistence()])], "latent"
     )
     notes: list[str] = []
     with pytest.MonkeyPatch.context() as patch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import html
 import io
 import json
 import math
@@ -224,7 +225,7 @@ def test_seeds_and_verdicts_stand_in_every_form_of_the_report() -> None:
     page = to_html(found)
     for shown in (
         "3 seeds",
-        "behind<br>+0.017",
+        "behind</div><div>+0.017",
         "[0.012, 0.022]",
         "1.17x",
         "The test split was used once so far.",
@@ -246,6 +247,20 @@ def test_report_of_few_trajectories_says_why_it_has_no_intervals() -> None:
     assert "nan" not in out.getvalue()
     one = replace(found.tasks[0], num_trajectories=20)
     assert "another training may end otherwise" in one.confidence
+    assert "can't be told" not in one.confidence, "there is nothing to compare"
+
+
+@pytest.mark.parametrize("num", [19, 20])
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_verdict_is_explained_where_it_stands(num: int, seeds: tuple[int, ...]) -> None:
+    untold = Paired(Interval(0.0, -1.0, 1.0), Interval(1.0, 0.5, 2.0), "can't be told")
+    rows = [Row("operator", "operator", scores(Interval(0.1)), seeds=seeds)]
+    rows.append(Row("fno", "FNO", scores(Interval(0.1)), paired={"nrmse": untold}))
+    task = TaskReport("burgers1d", "", rows, (0.5, 1.0), num_trajectories=num)
+    says = "zero is in it, that can't be told" if num == 20 else "which of two rows is ahead can't be told"
+    assert says in task.confidence
+    page = html.unescape(to_html(Report("t", [task])))
+    assert page.index(says) < page.index("can't be told</div>")
 
 
 def test_evaluation_on_stdout_has_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ups.errors import ShapeError
 from ups.grid import PERIODIC, UNKNOWN_BOUNDARY
 from ups.models.latent_operator import LatentOperator
-from ups.models.operator_blocks import ConvolutionMixer, Place, SpectralMixer
+from ups.models.operator_blocks import BlockPosition, ConvolutionMixer, SpectralMixer
 from ups.models.operator_size import SIZES, Mixer, OperatorSize, TokenAxis
 from ups.nn.layers import BOUNDARY_TYPES, Condition
 
@@ -238,7 +238,7 @@ def test_operator_without_layer_norm_sees_how_large_a_state_is(mixer: Mixer, is_
 
 
 def mixer_between_walls(length: int, padding: float) -> SpectralMixer:
-    place = Place(2, 1, axes_of((length,), has_ends=True), is_shifted=False)
+    place = BlockPosition(2, 1, axes_of((length,), has_ends=True), is_shifted=False)
     return SpectralMixer(place, modes=None, padding=padding).double()
 
 
@@ -268,7 +268,7 @@ def test_spectral_mixing_between_walls_is_linear_convolution_of_what_fits_into_t
 
 @torch.no_grad()
 def test_convolution_between_walls_does_not_reach_round() -> None:
-    mixer = ConvolutionMixer(Place(2, 1, axes_of((16,)), is_shifted=False)).double()
+    mixer = ConvolutionMixer(BlockPosition(2, 1, axes_of((16,)), is_shifted=False)).double()
     x = torch.randn(1, 16, 2, dtype=torch.float64, requires_grad=False)
     changed = x.clone()
     changed[:, -1] += 1
@@ -280,7 +280,7 @@ def test_convolution_between_walls_does_not_reach_round() -> None:
 
 @torch.no_grad()
 def test_convolution_is_a_sum_along_the_axes() -> None:
-    mixer = ConvolutionMixer(Place(2, 1, axes_of((6, 7)), is_shifted=False)).double()
+    mixer = ConvolutionMixer(BlockPosition(2, 1, axes_of((6, 7)), is_shifted=False)).double()
     x = torch.randn(1, 6, 7, 2, dtype=torch.float64)
     expected = torch.zeros_like(x)
     for axis, layer in enumerate(mixer.along, start=1):

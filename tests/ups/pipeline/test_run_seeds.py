@@ -17,7 +17,7 @@ from ups.output import discard
 from ups.pipeline import run as run_module
 from ups.pipeline import seeds as seeds_module
 from ups.pipeline.graph import Graph, Group, Node
-from ups.pipeline.leaderboard import read_places, to_csv
+from ups.pipeline.leaderboard import read_rows, to_csv
 from ups.pipeline.nodes import Run, declare_graph
 from ups.pipeline.run import Options, open_run
 from ups.pipeline.seeds import joint_graph, open_seeds, run_seeds
@@ -134,7 +134,7 @@ def test_seeds_share_what_they_would_do_alike_and_nothing_runs_twice() -> None:
 
 def test_leaderboard_has_a_row_of_all_seeds_with_their_interval() -> None:
     execute(0, 2)
-    places = read_places(Path("out"), metric="nrmse", note=pytest.fail)
+    places = read_rows(Path("out"), metric="nrmse", note=pytest.fail)
     (of_all,) = [place for place in places if place.seeds == (0, 2)]
     assert (of_all.mean, of_all.low, of_all.high) == (0.1, 0.05, 0.2)
     assert of_all.gates == "passed"
@@ -149,7 +149,7 @@ def test_missed_gate_of_a_seed_leaves_the_others_their_turn_and_ends_the_run() -
     document = json.loads(Path("out/run/metadata.json").read_text())
     gates = document["gates"]
     assert [gates[f"seed {seed}, full-gate"][0]["passed"] for seed in (0, 1)] == [False, True]
-    (place,) = read_places(Path("out"), metric="nrmse", note=pytest.fail)
+    (place,) = read_rows(Path("out"), metric="nrmse", note=pytest.fail)
     assert place.gates == "missed: nrmse"
 
 
@@ -162,7 +162,7 @@ def test_missed_gate_of_a_stage_leaves_the_other_seeds_their_turn_and_says_what_
     assert Path("out/seed-1/operator.txt").exists()
     gates = json.loads(Path("out/run/metadata.json").read_text())["gates"]
     assert [gate["passed"] for gate in gates["seed 0, diff_residual"]] == [False]
-    (place,) = read_places(Path("out"), metric="nrmse", note=pytest.fail)
+    (place,) = read_rows(Path("out"), metric="nrmse", note=pytest.fail)
     assert place.gates == "missed: crps"
 
 

@@ -23,7 +23,7 @@ _END_S = 30.0  # for the batch that is being read or encoded
 _NOTE_S = 5.0  # between two lines about one store
 
 
-class Job(Protocol):
+class TaskBuild(Protocol):
     """What is made for one task: a `ups_store.build.Build`, or what keeps nothing.
 
     Attributes:
@@ -74,7 +74,7 @@ class BackgroundBuild:
 
     def __init__(
         self,
-        jobs: Mapping[str, Job],
+        jobs: Mapping[str, TaskBuild],
         stretches: Mapping[str, Sequence[Items]],
         *,
         reading: ReadingConfig,
@@ -170,7 +170,7 @@ class _Work:
 
     def __init__(
         self,
-        jobs: Mapping[str, Job],
+        jobs: Mapping[str, TaskBuild],
         stretches: Mapping[str, Sequence[Items]],
         turns: Sequence[tuple[str, int]],
         reading: ReadingConfig,
@@ -223,7 +223,7 @@ class Progress(QuietWatcher):
         state: Woken at every commit; and what ends the thread at the next batch.
     """
 
-    def __init__(self, job: Job, note: Note, state: _State) -> None:
+    def __init__(self, job: TaskBuild, note: Note, state: _State) -> None:
         super().__init__(note)
         self._job, self._state = job, state
         self._noted_s = time.monotonic()

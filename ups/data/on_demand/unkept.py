@@ -116,17 +116,17 @@ class UnkeptJob:
         return self._num_made
 
     def use(self, readers: Readers, watcher: Progress) -> None:
-        """See `Job.use`."""
+        """See `TaskBuild.use`."""
         self._build.use(readers, watcher)
         self._filling = self._prepare(self._build.filling_into(self.store))
 
     def fill(self, samples: Items) -> None:
-        """See `Job.fill`."""
+        """See `TaskBuild.fill`."""
         self._filling.fill(samples)
         self._num_made += len(samples)
 
     def check_complete(self) -> None:
-        """See `Job.check_complete`."""
+        """See `TaskBuild.check_complete`."""
         self._filling.check_complete()
 
     def finish(self) -> None:

@@ -1,0 +1,46 @@
+"""Reads of a store's own file; where the disk fails, the error names the file and the bytes.
+
+Other callers of `ups_store.system.files` read sources, downloads and caches, and have errors of their own.
+"""
+
+from __future__ import annotations
+
+from ups_store.errors import ReadError
+from ups_store.system import files
+
+
+def read_at(fd: int, offset: int, nbytes: int) -> bytes:
+    """Read up to `nbytes`; less only at the end of the file.
+
+    Raises:
+        ReadError: If the file system fails.
+    """
+    try:
+        return files.read_at(fd, offset, nbytes)
+    except OSError as error:
+        raise read_failed(error, fd, offset, nbytes) from error
+
+
+def read_into(fd: int, offset: int, target: memoryview) -> int:
+    """Fill `target`, a view of bytes; returns how many there were, fewer only at the end of the file.
+
+    Raises:
+        ReadError: If the file system fails.
+    """
+    try:
+        return files.read_into(fd, offset, target)
+    except OSError as error:
+        raise read_failed(error, fd, offset, len(target)) from error
+
+
+def read_failed(error: OSError, fd: int, offset: int, nbytes: int) -> ReadError:
+    """The error for bytes of an open file that the system couldn't read."""
+    reason = error.strerror or str(error)
+    failed = ReadError(
+        f"it can't be read ({reason.lower()})",
+        path=files.opened_path(fd),
+        byte_range=(offset, offset + nbytes),
+        hint="check the disk, or the connection to it (`dmesg`), and open it again; or restore a copy",
+    )
+    failed.errno, failed.strerror = error.errno, reason
+    return failed
