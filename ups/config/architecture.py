@@ -136,7 +136,9 @@ class OperatorConfig(Section):
         "latent", description="what it advances: latents, or patches of the fields themselves"
     )
     noise: NotNegative = Field(
-        0.0, description="standard deviation of noise on the first state, in normalised units"
+        0.01,
+        description="standard deviation of noise on the first state, in normalised units; "
+        "without it a rollout keeps what small scales have of error",
     )
     curriculum: Fraction = Field(
         0.0, description="share of the training in which rollouts grow from 1 step to horizon"

@@ -112,7 +112,7 @@ def test_corrector_comes_after_the_operator_and_is_trained_again_for_another_one
     assert trained_again(notes) == []
     assert path.stat().st_mtime_ns == written
     assert again["stages"]["diff_residual"]["resumed_at"] == 2
-    _, notes = all_of(run, *wanted, "operator.noise=0.01")
+    _, notes = all_of(run, *wanted, "operator.noise=0.02")
     assert trained_again(notes) == ["operator", "diff_residual"]
     assert corrected_operator(path) == hash_tensors("checkpoints/operator.safetensors")
 
