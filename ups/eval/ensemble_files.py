@@ -11,8 +11,7 @@ from ups.trained.checkpoint import hash_tensors, read_any_document
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrected_files import candidate_of, load_corrected
 from ups.trained.loading import missed_gates
-from ups.trained.prior import SteadyPrior
-from ups.trained.prior_files import load_prior
+from ups.trained.prior import SteadyPrior, load_prior
 from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, PRIOR_FILE, STUDENT, STUDENT_FILE
 
 _FILES = {CORRECTOR: CORRECTOR_FILE, STUDENT: STUDENT_FILE}

@@ -38,8 +38,7 @@ from ups.train.prior_spec import make_prior_states
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import mean_over_tasks
 from ups.trained.checkpoint import hash_tensors
-from ups.trained.prior import SteadyPrior
-from ups.trained.prior_files import load_prior, save_prior
+from ups.trained.prior import SteadyPrior, load_prior, save_prior
 from ups.trained.prior_spec import PriorSpec
 from ups.trained.specs import PRIOR, PRIOR_FILE
 

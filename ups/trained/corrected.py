@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from ups.models.token_geometry import TokenGeometry
 from ups.nn.layers import Condition
 from ups.nn.neighbours import NeighbourMap
 from ups.trained.corrector_spec import CorrectorSpec, Sampler, Sampling, checked_sampling
+from ups.trained.model_files import TrainedModel
 from ups.trained.rollout_inputs import Numbers, RolloutStart, check_members, check_seed
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
@@ -37,21 +37,17 @@ _GIVEN = 2  # states beside the one that flows: z and p
 _ROWS = 256  # members, of all samples, that are advanced at once
 
 
-class CorrectedSimulator(nn.Module):
+class CorrectedSimulator(TrainedModel):
     """A frozen simulator, and the corrector of its steps. Untrained, it corrects nothing.
 
     Args:
         simulator: The operator; its states can be encoded and decoded.
         corrector: What the corrector is.
-
-    Attributes:
-        path: The file that it was loaded from; None for one that wasn't.
     """
 
     def __init__(self, simulator: Simulator, corrector: CorrectorSpec) -> None:
         super().__init__()
         self.simulator, self.corrector_spec = simulator, corrector
-        self.path: Path | None = None
         simulator.requires_grad_(False).eval()
         spec = simulator.spec
         self.corrector = VelocityNetwork(

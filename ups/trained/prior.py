@@ -1,4 +1,4 @@
-"""`SteadyPrior`: a generative model of steady solutions, given their input, perhaps at few points.
+"""`SteadyPrior`: a generative model of steady solutions, given their input, perhaps at few points; its file.
 
 A solution is drawn by a flow from noise to a normalised state, latents or patches of the field, given the
 input and the parameters. Where the input is known at some points only, each token is given the values of its
@@ -11,9 +11,10 @@ parameters, N = B M rows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy.typing as npt
 import torch
@@ -26,8 +27,10 @@ from ups.models.corrector import FlowConditions, VelocityNetwork
 from ups.models.operator_size import OperatorSize, token_axes
 from ups.models.token_geometry import TokenGeometry
 from ups.nn.layers import Condition, cut_cells
-from ups.trained.autoencoder import Autoencoder, Normalizer
+from ups.trained.autoencoder import Autoencoder, Normalizer, autoencoder_within, spec_within
+from ups.trained.checkpoint import load_checkpoint
 from ups.trained.corrector_spec import Sampling
+from ups.trained.model_files import OfTraining, filled, save_model
 from ups.trained.prior_spec import PriorSpec
 from ups.trained.rollout_inputs import (
     Numbers,
@@ -38,7 +41,13 @@ from ups.trained.rollout_inputs import (
     frames_of,
     parse_parameters,
 )
-from ups.trained.specs import SimulatedTask, SimulatorSpec, check_simulated_task
+from ups.trained.specs import (
+    PRIOR,
+    SimulatedTask,
+    SimulatorSpec,
+    check_simulated_task,
+    parse_joined_specs,
+)
 from ups.trained.state_space import StateSpace
 
 _ROWS = 256  # members, of all samples, that are drawn at once
@@ -285,3 +294,24 @@ class SteadyPrior(StateSpace):
         geometry = self.geometry[task]
         assert isinstance(geometry, TokenGeometry)
         return geometry
+
+
+def save_prior(path: str | os.PathLike[str], model: SteadyPrior, **training: Unpack[OfTraining]) -> None:
+    """Write weights of prior and autoencoder, and their specifications.
+
+    Arguments and errors are those of `save_model`.
+    """
+    inner, spec = spec_within(model.autoencoder), {**model.spec.to_json(), PRIOR: model.prior_spec.to_json()}
+    save_model(path, model, kind=PRIOR, spec=spec, training=training, autoencoder=inner)
+
+
+def load_prior(path: str | os.PathLike[str], *, device: str = "cpu") -> SteadyPrior:
+    """Read a prior, in evaluation mode; the one file is enough.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
+    """
+    tensors, document = load_checkpoint(path, kind=PRIOR, device=device)
+    spec, prior = parse_joined_specs(document, path, name=PRIOR, parse=PriorSpec.from_json)
+    model = SteadyPrior(spec, prior, autoencoder_within(document, path))
+    return filled(model, tensors, path=path, device=device)

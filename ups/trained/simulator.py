@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy.typing as npt
 import torch
@@ -21,8 +20,9 @@ from ups.models.operator_size import OperatorSize, token_axes
 from ups.models.token_geometry import TokenGeometry
 from ups.nn.interpolation import resampled
 from ups.nn.layers import Condition
-from ups.trained.autoencoder import Autoencoder, autoencoder_within, document_with
-from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.trained.autoencoder import Autoencoder, autoencoder_within, spec_within
+from ups.trained.checkpoint import load_checkpoint
+from ups.trained.model_files import OfTraining, filled, save_model
 from ups.trained.rollout_inputs import (
     Numbers,
     RolloutStart,
@@ -51,9 +51,6 @@ class Simulator(StateSpace):
     Args:
         spec: Tasks, statistics, architecture.
         autoencoder: Encoder and decoder where states are latents; frozen here.
-
-    Attributes:
-        path: The file that it was loaded from; None for one that wasn't.
     """
 
     def __init__(self, spec: SimulatorSpec, autoencoder: Autoencoder | None = None) -> None:
@@ -207,29 +204,14 @@ class Simulator(StateSpace):
 
 
 def save_simulator(
-    path: str | os.PathLike[str],
-    simulator: Simulator,
-    *,
-    config: Mapping[str, Any],
-    report: Mapping[str, Any],
-    data: Mapping[str, str] | None = None,
-    weights: Mapping[str, Tensor] | None = None,
+    path: str | os.PathLike[str], simulator: Simulator, **training: Unpack[OfTraining]
 ) -> None:
-    """Write weights of operator and autoencoder, specifications, the run's configuration and its report.
+    """Write weights of operator and autoencoder, and their specifications.
 
-    Args:
-        path: Where the file goes; its model card goes beside it.
-        simulator: To be written.
-        config: Of the run.
-        report: Validation errors by name.
-        data: What training data were, by task, such as the hash of a store.
-        weights: Its `state_dict`, whole; by default the model's own.
+    Arguments and errors are those of `save_model`.
     """
-    spec = simulator.spec.to_json()
-    autoencoder = simulator.autoencoder
-    document = document_with(autoencoder, spec=spec, config=config, report=report, data=data)
-    tensors = simulator.state_dict() if weights is None else weights
-    save_checkpoint(path, tensors, kind=OPERATOR, document=document)
+    inner, spec = spec_within(simulator.autoencoder), simulator.spec.to_json()
+    save_model(path, simulator, kind=OPERATOR, spec=spec, training=training, autoencoder=inner)
 
 
 def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simulator:
@@ -240,7 +222,4 @@ def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simu
     """
     tensors, document = load_checkpoint(path, kind=OPERATOR, device=device)
     spec = parse_simulator_spec(document, path)
-    simulator = Simulator(spec, autoencoder_within(document, path)).to(device)
-    fill_weights(simulator, tensors, path=path)
-    simulator.path = Path(path)
-    return simulator.eval()
+    return filled(Simulator(spec, autoencoder_within(document, path)), tensors, path=path, device=device)

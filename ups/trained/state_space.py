@@ -6,7 +6,6 @@ parameters.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Self
 
 from torch import Tensor, nn
@@ -16,19 +15,17 @@ from ups.models.any_point_decoder import grid_queries
 from ups.nn.interpolation import resampled
 from ups.nn.layers import patchify, unpatchify
 from ups.trained.autoencoder import Autoencoder, Normalizer
+from ups.trained.model_files import TrainedModel
 from ups.trained.rollout_inputs import RolloutStart
 from ups.trained.specs import SimulatorSpec, check_known_encoder
 
 
-class StateSpace(nn.Module):
+class StateSpace(TrainedModel):
     """Normalised tokens: latents of a frozen autoencoder, or patches of the fields themselves.
 
     Args:
         spec: Tasks, statistics, size of a token.
         autoencoder: Encoder and decoder where states are latents; frozen here.
-
-    Attributes:
-        path: The file that it was loaded from; None for one that wasn't.
     """
 
     def __init__(self, spec: SimulatorSpec, autoencoder: Autoencoder | None = None) -> None:
@@ -36,7 +33,6 @@ class StateSpace(nn.Module):
         assert (spec.states == "latent") == (autoencoder is not None)
         self.spec = spec
         self.autoencoder = autoencoder
-        self.path: Path | None = None
         if autoencoder is not None:
             autoencoder.requires_grad_(False).eval()
         self.normalizer, self.queries = nn.ModuleDict(), nn.Module()

@@ -20,8 +20,7 @@ from ups.eval.prior_forecaster import PriorForecaster
 from ups.grid import GridSpec
 from ups.models.operator_size import OperatorSize
 from ups.trained.corrector_spec import Sampling
-from ups.trained.prior import SteadyPrior
-from ups.trained.prior_files import load_prior, save_prior
+from ups.trained.prior import SteadyPrior, load_prior, save_prior
 from ups.trained.prior_spec import Method, PriorSpec
 from ups.trained.specs import SimulatedTask, SimulatorSpec
 
