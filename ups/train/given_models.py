@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ups.config import RunConfig
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import ConfigError
 from ups.train.saved_state import state_path
-from ups.trained.checkpoint import hash_tensors, read_document
+from ups.trained.checkpoint import hash_tensors, hinting_where_missing, read_document
 from ups.trained.corrector_spec import parse_specs
 from ups.trained.specs import (
     CORRECTOR,
@@ -100,12 +100,8 @@ def _trains_operator(config: RunConfig) -> bool:
 
 
 def _document(path: Path, kind: str, hint: str) -> dict[str, object]:
-    try:
+    with hinting_where_missing(hint):
         return read_document(path, kind=kind)
-    except CheckpointError as error:
-        if error.kind == "missing":
-            error.hint = hint
-        raise
 
 
 def _check_tasks(config: RunConfig, spec: SimulatorSpec) -> None:

@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.config.checks import check_joint
 from ups.data.batches import batch_size_of
 from ups.data.fields import StoreFields
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import INPUT, Statistics, latent_statistics
-from ups.data.windows import TaskWindows, WindowBatch, augment_windows, evenly_spread, window_data
+from ups.data.windows import TaskWindows, WindowBatch, augment_windows_of, evenly_spread, window_data
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
 from ups.grid import FIELDS
@@ -151,14 +150,7 @@ class JointStage(Stage):
         """Augmented, with what the schedules say of its step."""
         training, length = self._config.training, self._length
         if training.augment:
-            task = self.model.spec.tasks[batch.task]
-            batch = augment_windows(
-                batch,
-                tokens=task.tokens,
-                periodic=task.grid.periodic,
-                is_latent=False,
-                reflects=not has_boundary_values(task.parameters),
-            )
+            batch = augment_windows_of(self.model.spec.tasks[batch.task], batch)
         is_inverse = length.step_of(number) % training.inverse_loss_frequency == 0
         weights = inverse_weights(training, length.epochs_before(number)) if is_inverse else {}
         num_points = len(self.model.queries.get_buffer(batch.task))

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.config.checks import check_latent_size, check_no_inverse_losses
 from ups.data.batches import TrainingData, batch_size_of
@@ -23,9 +22,8 @@ from ups.data.on_demand.opening import open_training_windows
 from ups.data.on_demand.sources import LiveSource
 from ups.data.statistics import measure_state_statistics
 from ups.data.stores import open_field_states, tells_encoder
-from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
+from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows_of, window_data
 from ups.distributed.sharding import ShardedPart
-from ups.errors import CheckpointError
 from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
 from ups.grid import FIELDS
 from ups.losses import rollout_losses
@@ -38,7 +36,7 @@ from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noi
 from ups.train.stage import QUIET_START, Losses, Schedule, Stage, StageStart
 from ups.train.validation import RolloutValidation, mean_over_tasks, open_latent_validation, open_validation
 from ups.trained.autoencoder import Autoencoder, load_autoencoder
-from ups.trained.checkpoint import hash_tensors
+from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import OPERATOR, OPERATOR_FILE, check_task
 
@@ -220,14 +218,8 @@ class OperatorStage(Stage):
 
     def _augmented(self, batch: WindowBatch) -> WindowBatch:
         if self._config.training.augment:
-            task, is_latent = self.model.spec.tasks[batch.task], self.model.spec.states == "latent"
-            batch = augment_windows(
-                batch,
-                tokens=task.tokens,
-                periodic=task.grid.periodic,
-                is_latent=is_latent,
-                reflects=not has_boundary_values(task.parameters),
-            )
+            spec = self.model.spec
+            batch = augment_windows_of(spec.tasks[batch.task], batch, is_latent=spec.states == "latent")
         return batch
 
     def losses(self, forward: Callable[..., Tensor], batch: WindowBatch) -> Losses:
@@ -370,12 +362,8 @@ def load_autoencoder_of(config: RunConfig, path: Path, device: torch.device) -> 
         CheckpointError: If there is none, or it is damaged.
         ConfigError: Kinds "other_task", "latent_size".
     """
-    try:
+    with hinting_where_missing("train it with `--stage autoencoder`, or operator.state=fields does without"):
         autoencoder = load_autoencoder(path, device=str(device))
-    except CheckpointError as error:
-        if error.kind == "missing":
-            error.hint = "train it with `--stage autoencoder`, or operator.state=fields does without"
-        raise
     for task in config.data.tasks:
         check_task(autoencoder.spec, task, path)
     check_latent_size(config, (autoencoder.spec.num_tokens, autoencoder.spec.latent_dim), path)

@@ -8,6 +8,7 @@ same, with no noise and at flow time 0. Letters: B batch, L tokens, D channels o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.data.batches import batch_size_of
 from ups.data.observations import check_observed, drawn_masks, masks_of_samples
 from ups.data.steady_batches import SolutionBatch, steady_data
 from ups.data.trajectories import Trajectories, open_trajectories
-from ups.data.windows import WindowBatch, augment_windows, evenly_spread, parameter_table
+from ups.data.windows import WindowBatch, augment_windows_of, parameter_table
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart
@@ -36,7 +36,7 @@ from ups.train.meter import startup_phase
 from ups.train.operator import load_autoencoder_of
 from ups.train.prior_spec import make_prior_states
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
-from ups.train.validation import mean_over_tasks
+from ups.train.validation import mean_error, mean_over_tasks
 from ups.trained.checkpoint import hash_tensors
 from ups.trained.prior import SteadyPrior, load_prior, save_prior
 from ups.trained.prior_spec import PriorSpec
@@ -187,13 +187,7 @@ class SteadyPriorStage(Stage):
         """Augmented, with noise, flow times and the points that are observed."""
         task = self.model.spec.tasks[batch.task]
         if self._config.training.augment:
-            batch = augment_windows(
-                batch,
-                tokens=task.tokens,
-                periodic=task.grid.periodic,
-                is_latent=False,
-                reflects=not has_boundary_values(task.parameters),
-            )
+            batch = augment_windows_of(task, batch)
         draws, num = batch.draws, self.model.prior_spec.observed_points
         observed = None if num is None else drawn_masks(draws, task.grid.points, num=num)
         noise = draws.normal(self._state_shape(batch.task))
@@ -227,12 +221,8 @@ class SteadyPriorStage(Stage):
     @torch.no_grad()
     def _val_error(self, task: str) -> float:
         """Mean over samples and flow times."""
-        numbers = self.ranks.share(evenly_spread(len(self._val[task]), _VAL_SAMPLES))
-        found = [
-            self._val_errors(task, numbers[first : first + _VAL_ROWS])
-            for first in range(0, len(numbers), _VAL_ROWS)
-        ]
-        return float(self.ranks.joined(torch.from_numpy(numbers), torch.cat(found).double()).mean())
+        num, errors_of = len(self._val[task]), partial(self._val_errors, task)
+        return mean_error(errors_of, num=num, most=_VAL_SAMPLES, rows=_VAL_ROWS, ranks=self.ranks)
 
     def _val_errors(self, task: str, numbers: npt.NDArray[np.int64]) -> Tensor:
         """Of samples of these numbers, shape (B,), over all flow times."""
