@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -108,6 +109,14 @@ def with_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): with_nulls(item) for key, item in value.items()}
     return [with_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def json_document(path: Path) -> dict[str, Any]:
+    """What a file of one JSON document holds; empty where there is none, or it can't be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def discard(text: str) -> None:

@@ -152,6 +152,18 @@ def _matters(key: str, stage: str) -> bool:
     return not (of_other_stage or is_batch or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
 
 
+def nested_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of values by dotted key, such as `flat_keys` gives."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        inner = nested
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return nested
+
+
 def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A configuration's values by dotted key, such as those of `RunConfig.model_dump`."""
     flat: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from ups.trained.autoencoder import Autoencoder
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.isometry import DecoderSpectrum
 from ups.trained.simulator import Simulator
+from ups.trained.specs import SimulatorSpec
 
 _MAX_FRAMES_OF_MEAN = 4096  # of the training split, evenly spread
 _FRAMES_AT_ONCE = 256
@@ -42,6 +43,11 @@ class Start:
     given: Tensor
     parameters: Mapping[str, Tensor]
     dt: float | None
+
+    def parameters_of(self, spec: SimulatorSpec) -> dict[str, Tensor]:
+        """Those that a model knows of the task."""
+        known = spec.tasks[self.task].parameters
+        return {name: values for name, values in self.parameters.items() if name in known}
 
 
 class Forecaster(Protocol):
@@ -148,8 +154,7 @@ class OperatorForecaster:
 
     def forecast(self, start: Start, steps: int) -> Tensor:
         """See `Forecaster.forecast`."""
-        known = self.simulator.spec.tasks[start.task].parameters
-        parameters = {name: values for name, values in start.parameters.items() if name in known}
+        parameters = start.parameters_of(self.simulator.spec)
         return self.simulator.rollout(
             start.given, steps, task=start.task, parameters=parameters, dt=start.dt, resample=self._resample
         )
@@ -198,15 +203,13 @@ class CorrectedForecaster:
         Returns:
             An iterator over physical fields of shape (B, M, X..., C), one for each time step.
         """
-        known = self.model.spec.tasks[start.task].parameters
-        parameters = {name: values for name, values in start.parameters.items() if name in known}
         return self.model.rollout_steps(
             start.given,
             steps,
             members=members,
             seed=seed,
             task=start.task,
-            parameters=parameters,
+            parameters=start.parameters_of(self.model.spec),
             dt=start.dt,
             **self._sampling,
         )

@@ -45,8 +45,6 @@ class PriorForecaster:
 
     def forecast_members(self, start: Start, steps: int, *, members: int, seed: int) -> Iterator[Tensor]:
         """Draw solutions; see `EnsembleForecaster.forecast_members`, of one step."""
-        known = self.model.spec.tasks[start.task].parameters
-        parameters = {name: values for name, values in start.parameters.items() if name in known}
         return self.model.rollout_steps(
             start.given,
             steps,
@@ -54,7 +52,7 @@ class PriorForecaster:
             seed=seed,
             observed=self.observed(start.given),
             task=start.task,
-            parameters=parameters,
+            parameters=start.parameters_of(self.model.spec),
         )
 
     def observed(self, given_BXC: Tensor) -> Tensor | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ups.data.identities import checkpoint_identity
 from ups.errors import CheckpointError, OutputError, UpsError
-from ups.output import appears_whole
+from ups.output import appears_whole, json_document
 from ups.pipeline.gates import metric_of, read_report
 from ups.pipeline.machine import code_identity
 from ups.trained.card import card_path
@@ -33,10 +33,7 @@ def best_path(folder: Path) -> Path:
 
 def read_provenance(folder: Path) -> dict[str, Any]:
     """What is known of the best operator; empty where there is none."""
-    try:
-        return dict(json.loads((folder / "provenance.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return json_document(folder / "provenance.json")
 
 
 def rival_of(folder: Path, own: str | None) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import OutputError, UpsError
-from ups.output import Note, write_atomically
+from ups.output import Note, json_document, write_atomically
 from ups.pipeline.graph import Node
 from ups_store.launch import log_origin
 
@@ -77,10 +77,7 @@ class RunFolder:
 
     def record_of(self, name: str) -> dict[str, Any] | None:
         """What was written when the node was last done; None if it wasn't."""
-        try:
-            return dict(json.loads(self._record_path(name).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
+        return json_document(self._record_path(name)) or None
 
     def write_record(self, node: Node, *, key: str, result: Mapping[str, Any]) -> None:
         """Note that a node was done; what it left has to be there.
