@@ -145,10 +145,6 @@ def terminal() -> Console:
 @contextmanager
 def progress_bar(description: str, *, total: float) -> Iterator[Callable[[float], None]]:
     """Show a bar with the time left while the block runs; nothing unless stderr is a terminal.
-
-    Args:
-        description: What is being done.
-        total: How much there is.
     Yields:
         A function that takes how much is done.
     """

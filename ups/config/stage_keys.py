@@ -134,7 +134,6 @@ def stage_keys(config: RunConfig | Mapping[str, Any], stage: str) -> dict[str, A
 
     Args:
         config: Of a run, or the values that one was saved as.
-        stage: Name of the stage.
     """
     values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
     return {key: value for key, value in flat_keys(values).items() if _matters(key, stage)}

@@ -82,7 +82,6 @@ def open_fields(
 
     Args:
         config: Which samples of which files, and where field stores lie.
-        task: Name of the task.
         split: "train", "val", "dev" or "test"; "val" and "dev" as in `part_of_split`.
         source: "store", "hdf5", or "auto": the store if there is one of this configuration.
 
@@ -121,7 +120,6 @@ def describe_fields(config: BuildConfig, task: str) -> FieldsInfo:
 
     Args:
         config: Which samples of which files, and where field stores lie.
-        task: Name of the task.
 
     Raises:
         ConfigError: As `open_split`.
@@ -166,7 +164,6 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[
 
     Args:
         config: Which samples of which files; `data.on_nan` decides about NaN and Inf.
-        task: Name of the task.
         split: "train", "val" or "test".
 
     Returns:
@@ -208,7 +205,6 @@ def open_split(config: BuildConfig, task: str, split: str, **options: Any) -> Bu
 
     Args:
         config: Which samples of which files.
-        task: Name of the task.
         split: "train", "val" or "test".
         **options: Those of `ups_store.build.open_build`.
 

@@ -371,7 +371,6 @@ def augment_windows(
     Args:
         batch: Windows of a task.
         tokens: Tokens along each axis.
-        periodic: Whether each axis is.
         is_latent: Whether the states are latents, not fields.
         reflects: As in `ups.data.augment.augment`.
     """

@@ -128,7 +128,6 @@ def make_comparison(
     Args:
         config: Configuration of the run; its evaluation says how many trajectories are taken.
         runs: What it trained, by seed; alike but for that.
-        task: Name of the task.
         split: As in `ups.data.splits.open_fields`.
         horizon: Steps to predict; None to the end. A steady task has one.
         others: Other operators, on fields that are known; left out where errors are of latents.
@@ -358,7 +357,6 @@ def check_comparable(other: OtherOperator, config: RunConfig, own: Simulator) ->
     """Refuse an operator that doesn't predict what a run's own does.
 
     Args:
-        other: The operator.
         config: Configuration of the run, with the tasks that are evaluated.
         own: Of the run.
 

@@ -43,15 +43,7 @@ def ensemble_figures(
     *,
     seed: int,
 ) -> list[Drawing]:
-    """Figures of a task.
-
-    Args:
-        rows: Of the table, with their ensembles.
-        errors: Of the rows' first training seed, by name.
-        models: Which those are, by name.
-        trajectories: Of the split.
-        seed: Of the members.
-    """
+    """Figures of a task."""
     task, labels = trajectories.info.task, {row.name: row.label for row in rows}
     scores = {row.name: row.ensemble for row in rows if row.ensemble is not None}
     ensembles = {name: found for name, found in scores.items() if not found.is_point}

@@ -24,7 +24,6 @@ def find_corrected(operator: Path, *, device: str, note: Note) -> list[Corrected
 
     Args:
         operator: The operator's checkpoint.
-        device: Where they compute.
         note: Called with what is left out, and why, and with gates that were missed.
 
     Raises:

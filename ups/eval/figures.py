@@ -104,7 +104,6 @@ def error_figure(
 
     Args:
         name: Stem of the files.
-        caption: What is shown.
         panels: By title of the panel and name of the model, an interval for each time.
         labels: For people, by the models' names.
         t: Time since the frame that was given, shape (T,).
@@ -182,7 +181,6 @@ def curves_figure(
 
     Args:
         name: Stem of the files.
-        caption: What is shown.
         curves: Optimiser steps and values, by label.
         models: Name of the model that each is of, by label.
         quantity: What the values are.

@@ -40,10 +40,6 @@ def rival_of(folder: Path, own: str | None) -> str | None:
     """Hash of the best operator; where that is a run's own already, of the one that it replaced.
 
     So an evaluation beside the best one stays valid when its operator is promoted.
-
-    Args:
-        folder: Of the best operator.
-        own: Hash of the run's operator.
     """
     best = checkpoint_identity(best_path(folder), kind=OPERATOR)
     if best is None or best != own:

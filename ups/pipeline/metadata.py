@@ -35,8 +35,6 @@ def write_metadata(
     """Write what is known of a run.
 
     Args:
-        run: The run.
-        graph: Its nodes.
         folder: Its records.
         own_s: Seconds of this process besides those of nodes.
         missed: Verdicts of gates that were missed just now, by node.

@@ -43,10 +43,6 @@ class RunFolder:
 
         Processes that inherit it hold the lock as long as they live, whatever becomes of this one.
 
-        Args:
-            note: Called if another process holds it.
-            timeout_s: How long that is waited for.
-
         Raises:
             UpsError: Kind "run_locked", with the process that wrote the lock last.
             OutputError: If the folder can't be written.
@@ -81,11 +77,6 @@ class RunFolder:
 
     def write_record(self, node: Node, *, key: str, result: Mapping[str, Any]) -> None:
         """Note that a node was done; what it left has to be there.
-
-        Args:
-            node: The node.
-            key: Hash of its inputs before it began.
-            result: What it found, JSON values.
 
         Raises:
             OutputError: Such as on a full disk.

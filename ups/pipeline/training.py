@@ -62,9 +62,7 @@ def run_all(
     """Train everything that an operator needs, the operator, and what comes after it.
 
     Args:
-        config: Configuration of the run.
         config_path: The file that it was read from, for the build of stores.
-        overrides: `key=value` on top of that.
         note: Called with what people should know; what several stages find alike, once.
         restart: Train every stage from scratch.
         began: When the process was started, seconds since 1970.
@@ -134,7 +132,6 @@ def run_all_seeds(
 
     Args:
         config: Configuration of the run; its own seed isn't used.
-        seeds: Training seeds.
         config_path: As `run_all`.
         overrides: As `run_all`.
         note: As `run_all`.
@@ -207,9 +204,7 @@ def build_latents(
     """Build the stores of latents that the autoencoder in use makes; valid ones are kept.
 
     Args:
-        config: Configuration of the run.
         config_path: The file that it was read from.
-        overrides: `key=value` on top of that.
         is_first: Whether this is the first rank, which shows the command and writes the manifest.
         note: Called with the command.
 

@@ -96,11 +96,9 @@ class AutoencoderStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         train: Training fields by task.
         val: Validation fields by task.
-        device: Where the model is.
     """
 
     name = "autoencoder"

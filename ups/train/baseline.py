@@ -90,11 +90,9 @@ class BaselineStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         trajectories: Of the training split.
         validation: Trajectories that are rolled out.
-        device: Where the model is.
     """
 
     model: Baseline

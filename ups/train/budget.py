@@ -131,10 +131,7 @@ def within_budget(
     A budget of seconds stays what it became when the training that is continued began.
 
     Args:
-        name: Of the stage.
-        config: Configuration of the run.
         device: Where it is trained.
-        ranks: The processes that train together.
         is_continued: Whether a training state that is there is continued from.
         note: Called with the number of steps.
 

@@ -58,7 +58,6 @@ def compare_run(
         amounts: Budgets instead of what the logs say.
         also: Checkpoints of other operators of the same tasks.
         restart: Whether baselines that are there are trained again.
-        note: Takes warnings, and what is being done.
 
     Raises:
         UpsError: As `evaluate_run`; kind "no_log" where logs say nothing and a budget isn't given.
@@ -152,9 +151,7 @@ def measure_equal_times(
     Steps of all stages are timed in turns, so no clock of the past is compared with one of now.
 
     Args:
-        config: Configuration of the run.
         kinds: Of baselines.
-        task: Name of the task.
         budget: Of seconds.
         logs: Of the operator's run.
 

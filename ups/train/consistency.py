@@ -33,10 +33,6 @@ _TARGET = "target."  # beginning of the names of the target's weights
 class StudentWithTarget(CorrectedSimulator):
     """A student, and the frozen average of its weights: what is trained, not what is exported.
 
-    Args:
-        simulator: The operator.
-        corrector: What the student is.
-
     Attributes:
         target: Of the student's architecture.
     """

@@ -128,15 +128,7 @@ def open_stores(
     what: str,
     start: StageStart,
 ) -> Stores:
-    """Open stores of residuals or pairs; the first rank makes those that aren't there, or of something else.
-
-    Args:
-        config: Configuration of the run.
-        wanted: By task and part.
-        make: Builds one, given its task and part, too.
-        what: They hold, for people.
-        start: Called with what is done.
-    """
+    """Open stores of residuals or pairs; the first rank makes what isn't there, or is of something else."""
     training = config.training
 
     def build() -> None:
@@ -164,11 +156,9 @@ class CorrectorStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         wanted: What the stores were made of, by task and part.
         stores: Residuals, by task and part.
-        device: Where the model is.
         note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 

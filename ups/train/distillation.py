@@ -171,7 +171,6 @@ class StudentStage(CorrectorStage):
     """What both methods share; see `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: The student, on its device.
         lesson: What it is made from.
         device: Where the models are.

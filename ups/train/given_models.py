@@ -70,10 +70,6 @@ def check_teacher(config: RunConfig) -> None:
 def check_same_operator(config: RunConfig, of_teacher: str) -> None:
     """Refuse a teacher of another operator than the run's, where that is there.
 
-    Args:
-        config: Configuration of the run.
-        of_teacher: Hash of the teacher's operator.
-
     Raises:
         ConfigError: Kind "other_operator", with both hashes.
     """

@@ -103,11 +103,9 @@ class JointStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: With a trainable autoencoder, on its device.
         windows: Training windows of fields by task.
         validation: Trajectories that are rolled out.
-        device: Where the model is.
         priors: Physics priors of decoded states; None for none.
     """
 
@@ -297,7 +295,6 @@ def make_joint_simulator(
     it, and what is exported keeps it.
 
     Args:
-        config: Configuration of the run.
         autoencoder: A new one, with its basis if it has one.
         windows: Training windows of fields by task.
 

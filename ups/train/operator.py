@@ -49,7 +49,6 @@ def open_windows(
     """Training windows of all tasks: latents as `training.cache_mode` says, or those of field stores.
 
     Args:
-        config: Configuration of the run.
         autoencoder_path: The checkpoint whose latents are wanted.
         device: Where states are used.
         start: Called with what is done, also from another thread; asked before a store is replaced.
@@ -161,11 +160,9 @@ class OperatorStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         data: Training windows.
         validation: Trajectories that are rolled out.
-        device: Where the model is.
         priors: Physics priors of decoded states; None for none.
     """
 

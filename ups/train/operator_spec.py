@@ -28,7 +28,6 @@ def make_spec(
     """The simulator's specification: grids and time steps from the stores, sizes as configured.
 
     Args:
-        config: Configuration of the run.
         windows: Training windows by task.
         statistics: Of the operator's states, by task, as `measure_state_statistics` gives them.
         autoencoder: Encoder and decoder where states are latents.

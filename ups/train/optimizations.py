@@ -166,7 +166,6 @@ def validate_optimizations(
         only_optimized: `key=value` of the other one alone.
         warm_up: First steps, timed apart.
         gates: What the other one has to keep.
-        note: Called with what people should know.
 
     Returns:
         What was found; on SIGINT or SIGTERM, what was found until then.

@@ -31,12 +31,6 @@ def make_prior_states(
 ) -> SimulatorSpec:
     """States of steady tasks, and the size of the network.
 
-    Args:
-        config: Configuration of the run.
-        train: Training fields by task.
-        autoencoder: Encoder and decoder where states are latents.
-        autoencoder_sha256: Of its weights.
-
     Raises:
         ConfigError: If the sizes don't fit the grids, or the fields aren't finite.
     """

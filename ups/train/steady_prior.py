@@ -91,12 +91,10 @@ class SteadyPriorStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         train: Training samples by task.
         val: Validation samples by task.
         data: What the training samples are, by task, as `Fields.identity` says.
-        device: Where the model is.
     """
 
     name = STAGE

@@ -144,7 +144,6 @@ def tune(
     Args:
         stage: "operator" or a baseline.
         config_path: YAML file of the run.
-        overrides: `key=value`.
         num_trials: Trials in all, those of before counted.
         amounts: Budget of each trial, one of "flops", "samples" and "seconds".
         restart: Forget earlier trials.

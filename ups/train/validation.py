@@ -54,7 +54,6 @@ class RolloutValidation:
         """nRMSE over all predicted steps, trajectories and channels with a truth, by task; physical units.
 
         Args:
-            forecaster: What predicts.
             ranks: The processes that roll out together, each its share; then it is a collective.
 
         Raises:

@@ -23,11 +23,7 @@ from ups.trained.specs import AUTOENCODER, AutoencoderSpec, parse_spec
 
 
 class Autoencoder(TrainedModel):
-    """Physical fields to latent tokens and back, for several tasks.
-
-    Args:
-        spec: Architecture and normalisation.
-    """
+    """Physical fields to latent tokens and back, for several tasks."""
 
     def __init__(self, spec: AutoencoderSpec) -> None:
         super().__init__()
@@ -58,8 +54,6 @@ class Autoencoder(TrainedModel):
         Args:
             values_BXC: Frames of one array of one task, shape (B, X..., C).
             parameters: In the order of `spec.parameters`, NaN where unknown, shape (B, P).
-            task: Name of the task.
-            array: Which array.
 
         Returns:
             Latent tokens, shape (B, L, D).

@@ -322,7 +322,6 @@ def _write_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], p
     Args:
         tensors: By name, contiguous, on the CPU.
         metadata: Texts by name, in the order in which they are written.
-        path: The file.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}

@@ -139,7 +139,6 @@ class CorrectedSimulator(TrainedModel):
         Args:
             given: z and op(z), normalised states.
             residual_BLD: y - op(z).
-            task: Name of the task.
         Returns:
             The states that the velocity is given, z and p, and r = (y - p) / sigma_c.
         """
@@ -164,7 +163,6 @@ class CorrectedSimulator(TrainedModel):
             noise_BLD: Standard normal, float32.
             given: z and op(z), normalised states.
             parameters_BP: In the order of `spec.parameters`.
-            task: Name of the task.
             dt_B: Physical time of the step.
             sampling: How.
         Returns:

@@ -43,8 +43,6 @@ def load_corrected(
     """Read a corrected simulator, in evaluation mode; the one file is enough.
 
     Args:
-        path: The file.
-        device: Where it computes.
         kind: "corrector" or "student".
 
     Raises:

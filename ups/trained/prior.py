@@ -102,7 +102,6 @@ class SteadyPrior(StateSpace):
             values_BXC: The input in physical units; where it isn't observed, any finite numbers.
             observed_BX: Where it is, bool, shape (B, X...); None for everywhere.
             parameters_BP: In the order of `spec.parameters`, NaN where unknown.
-            task: Name of the task.
         Returns:
             States of shape (B, L, D), as many as the network takes.
         """

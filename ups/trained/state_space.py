@@ -55,8 +55,6 @@ class StateSpace(TrainedModel):
         Args:
             values_BXC: Frames of one array of one task, physical units, shape (B, X..., C).
             parameters_BP: In the order of `spec.parameters`, NaN where unknown, shape (B, P).
-            task: Name of the task.
-            array: Which array.
         Returns:
             Shape (B, L, D).
         """
@@ -70,7 +68,6 @@ class StateSpace(TrainedModel):
 
         Args:
             states: Latents (..., L, D), or fields (B, X..., C) where states are patches of fields.
-            task: Name of the task.
             array: Which array they are, or are the latents of.
         Returns:
             Shape (..., L, D), float32.
@@ -108,8 +105,6 @@ class StateSpace(TrainedModel):
             state_BLD: States.
             query_PN: Points as fractions of the domain.
             parameters_BP: In the order of `spec.parameters`.
-            task: Name of the task.
-            array: Which array.
         Returns:
             Shape (B, P, C).
         """
