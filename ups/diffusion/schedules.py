@@ -7,9 +7,8 @@ from there a straight line leads to t = 1. Letters: tau a number in 0..1, t flow
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -52,11 +51,6 @@ class FlowTimes:
         shapes = torch.tensor([[self.alpha], [self.beta]], device=generator.device).expand(2, num)
         first, second = torch._standard_gamma(shapes.contiguous(), generator=generator)
         return first / (first + second)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> FlowTimes:
-        """As `training.tau_distribution` of a configuration has it."""
-        return cls(**values)
 
 
 def flow_time(tau: Tensor, *, last: float = LAST_TIME) -> Tensor:

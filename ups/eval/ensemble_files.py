@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ups.eval.forecasters import CorrectedForecaster, shown_size
-from ups.eval.prior_forecaster import PriorForecaster
+from ups.eval.forecasters import CorrectedForecaster, PriorForecaster, shown_size
 from ups.output import Note
 from ups.trained.checkpoint import hash_tensors, read_any_document
 from ups.trained.corrected import CorrectedSimulator

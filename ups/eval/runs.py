@@ -61,10 +61,7 @@ def evaluate_run(
     The test split is evaluated only if `split` names it, and every time is counted.
 
     Args:
-        checkpoint: As `open_runs`.
-        config_path: As `open_runs`.
-        overrides: As `open_runs`.
-        seeds: As `open_runs`.
+        checkpoint: As `open_runs`, like `config_path`, `overrides` and `seeds`.
         split: By default `evaluation.split`, and "dev" where that is "test".
         horizon: Steps to predict; by default as `evaluation.horizon` says.
         members: Of ensembles; by default as `evaluation.members` says.

@@ -131,12 +131,7 @@ def run_all_seeds(
     """Train everything with one seed after the other, each in its own folders, and evaluate all together.
 
     Args:
-        config: Configuration of the run; its own seed isn't used.
-        config_path: As `run_all`.
-        overrides: As `run_all`.
-        note: As `run_all`.
-        restart: As `run_all`.
-        began: As `run_all`.
+        config: Configuration of the run; its own seed isn't used. The others are those of `run_all`.
 
     Returns:
         {"stage": "all", "seeds": what `run_all` returns by seed, "evaluation": paths of the report's files}.

@@ -48,10 +48,7 @@ def compare_run(
     """Train baselines with as much as a run's operator took, and evaluate all beside it.
 
     Args:
-        checkpoint: As `open_runs`.
-        config_path: As `open_runs`.
-        overrides: As `open_runs`.
-        seeds: As `open_runs`; each has its own budgets.
+        checkpoint: As `open_runs`, like `config_path`, `overrides` and `seeds`; each has its own budgets.
         split: By default `evaluation.split`; never "test".
         kinds: Of baselines, see `check_kinds`.
         by: What budgets count: "flops", "samples", "seconds"; by default each gives a row.

@@ -181,7 +181,7 @@ class CorrectorStage(Stage):
         self._wanted, self._stores = wanted, stores
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
-        self._times = FlowTimes.from_json(config.training.tau_distribution.model_dump())
+        self._times = FlowTimes(**config.training.tau_distribution.model_dump())
         self._data = self._training_data()
         self.loader = self._data.loader(config, device, prepare=self._prepare)
         self._checked = self._residual_source("check")

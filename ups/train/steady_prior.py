@@ -28,7 +28,7 @@ from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.eval.ensemble_scores import ensemble_numbers
 from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
-from ups.eval.prior_forecaster import PriorForecaster
+from ups.eval.forecasters import PriorForecaster
 from ups.grid import FIELDS
 from ups.train.checks import check_steady_task, is_steady_task
 from ups.train.corrector import sampling_of
@@ -116,7 +116,7 @@ class SteadyPriorStage(Stage):
         self._is_flow = model.prior_spec.method == "flow"
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
-        self._times = FlowTimes.from_json(config.training.tau_distribution.model_dump())
+        self._times = FlowTimes(**config.training.tau_distribution.model_dump())
         self._data = steady_data(
             train,
             parameters=model.spec.parameters,

@@ -15,8 +15,7 @@ from ups.data.observations import check_observed, drawn_masks, masks_of_samples
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.errors import ConfigError, ShapeError
-from ups.eval.forecasters import Start
-from ups.eval.prior_forecaster import PriorForecaster
+from ups.eval.forecasters import PriorForecaster, Start
 from ups.grid import GridSpec
 from ups.models.operator_size import OperatorSize
 from ups.trained.corrector_spec import Sampling
