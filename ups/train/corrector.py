@@ -44,7 +44,7 @@ from ups.train.gated_export import GatedFile
 from ups.train.given_models import HOW_TO_HAVE_OPERATOR
 from ups.train.meter import startup_phase
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
-from ups.train.validation import mean_error, mean_over_tasks
+from ups.train.validation import mean_error, scored
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrected_files import load_corrected, save_corrected
@@ -193,11 +193,7 @@ class CorrectorStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """The loss on residuals of the trajectories that are kept for it, at flow times that never change."""
-        errors = {task: self._checked_error(task) for task in self._stores}
-        return {
-            "score": mean_over_tasks(errors),
-            **{f"val/flow/{task}": value for task, value in errors.items()},
-        }
+        return scored({task: self._checked_error(task) for task in self._stores}, "flow")
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write the candidate for `corrector.safetensors`: corrector, operator, autoencoder."""

@@ -41,7 +41,7 @@ from ups.train.gated_export import GatedFile
 from ups.train.given_models import HOW_TO_HAVE_TEACHER, check_same_operator
 from ups.train.meter import startup_phase
 from ups.train.stage import QUIET_START, StageStart
-from ups.train.validation import mean_error, mean_over_tasks
+from ups.train.validation import mean_error, scored
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrected_files import load_corrected
@@ -211,11 +211,7 @@ class StudentStage(CorrectorStage):
 
     def validate(self) -> dict[str, float]:
         """Mean square distance of its residuals from the teacher's, from the same noise, over sigma_c^2."""
-        errors = {task: self._distance(task) for task in self._lesson.pairs}
-        return {
-            "score": mean_over_tasks(errors),
-            **{f"val/distance/{task}": value for task, value in errors.items()},
-        }
+        return scored({task: self._distance(task) for task in self._lesson.pairs}, "distance")
 
     def data_identity(self) -> Mapping[str, Any]:
         """Hashes of what decides the pairs, teacher included, by task and part."""

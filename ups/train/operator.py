@@ -24,7 +24,7 @@ from ups.data.statistics import measure_state_statistics
 from ups.data.stores import open_field_states, tells_encoder
 from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows_of, window_data
 from ups.distributed.sharding import ShardedPart
-from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
+from ups.eval.forecasters import AutoencoderFloor, operator_forecaster
 from ups.grid import FIELDS
 from ups.losses import rollout_losses
 from ups.output import Note
@@ -34,7 +34,13 @@ from ups.train.operator_spec import make_spec, window_parameters
 from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, make_priors
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.stage import QUIET_START, Losses, Schedule, Stage, StageStart
-from ups.train.validation import RolloutValidation, mean_over_tasks, open_latent_validation, open_validation
+from ups.train.validation import (
+    RolloutValidation,
+    mean_over_tasks,
+    open_latent_validation,
+    open_validation,
+    scored,
+)
 from ups.trained.autoencoder import Autoencoder, load_autoencoder
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
@@ -260,11 +266,7 @@ class OperatorStage(Stage):
         Of states that nothing can decode it is that of latents, under "val/latent_nrmse/".
         """
         nrmse = self._validation.nrmse(operator_forecaster(self.called), ranks=self.ranks)
-        prefix = "val/nrmse/" if self.model.spec.is_encoder_known else "val/latent_nrmse/"
-        return {
-            "score": mean_over_tasks(nrmse),
-            **{f"{prefix}{name}": value for name, value in nrmse.items()},
-        }
+        return scored(nrmse, "nrmse" if self.model.spec.is_encoder_known else "latent_nrmse")
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `operator.safetensors`: operator, autoencoder, statistics."""
@@ -303,24 +305,17 @@ class OperatorStage(Stage):
         """Errors of what was exported beside persistence and the autoencoder's floor."""
         self.close()
         simulator = load_simulator(self.path, device=str(self._device))
-        measure = partial(self._validation.nrmse, ranks=self.ranks)
-        operator = measure(operator_forecaster(simulator))
-        left_out = self._validation.left_out
-        transient = [name for name, task in simulator.spec.tasks.items() if not task.steady]
-        persistence = self._validation.of(transient).nrmse(Persistence(), ranks=self.ranks)
+        found = self._validation.report(operator_forecaster(simulator), ranks=self.ranks)
         floor = {}
         if simulator.autoencoder is not None and simulator.spec.is_encoder_known:
-            floor = measure(AutoencoderFloor(simulator.autoencoder))
+            floor = self._validation.nrmse(AutoencoderFloor(simulator.autoencoder), ranks=self.ranks)
         return {
             "checkpoint": str(self.path),
             "states": simulator.spec.states,
             "nrmse_of": "fields" if simulator.spec.is_encoder_known else "latents",
             "parameters": sum(weight.numel() for weight in simulator.operator.parameters()),
-            "rollout_steps": self._validation.num_steps,
-            "score": mean_over_tasks(operator),
-            "nrmse": operator,
-            "nrmse_left_out": left_out,
-            "persistence_nrmse": persistence,
+            "score": mean_over_tasks(found["nrmse"]),
+            **found,
             "floor_nrmse": floor,
         }
 

@@ -36,7 +36,7 @@ from ups.train.meter import startup_phase
 from ups.train.operator import load_autoencoder_of
 from ups.train.prior_spec import make_prior_states
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
-from ups.train.validation import mean_error, mean_over_tasks
+from ups.train.validation import mean_error, scored
 from ups.trained.checkpoint import hash_tensors
 from ups.trained.prior import SteadyPrior, load_prior, save_prior
 from ups.trained.prior_spec import PriorSpec
@@ -113,7 +113,7 @@ class SteadyPriorStage(Stage):
     ) -> None:
         self.model, self._config, self._device = model, config, device
         self._val, self._origins = val, data
-        self._is_flow = model.prior_spec.method == "flow"
+        self._loss_name, self._is_flow = model.prior_spec.method, model.prior_spec.method == "flow"
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
         self._times = FlowTimes(**config.training.tau_distribution.model_dump())
@@ -128,15 +128,11 @@ class SteadyPriorStage(Stage):
 
     def losses(self, forward: Callable[..., Tensor], batch: SolutionBatch) -> Losses:
         """|v(x_t, t) - (r - e)|^2 of normalised solutions; of a regression |r(0, 0) - r|^2."""
-        return {"flow" if self._is_flow else "regression": self._errors(forward, batch).mean()}
+        return {self._loss_name: self._errors(forward, batch).mean()}
 
     def validate(self) -> dict[str, float]:
         """The loss on validation samples; noise, flow times and observed points never change."""
-        errors = {task: self._val_error(task) for task in self._val}
-        return {
-            "score": mean_over_tasks(errors),
-            **{f"val/{'flow' if self._is_flow else 'regression'}/{name}": e for name, e in errors.items()},
-        }
+        return scored({task: self._val_error(task) for task in self._val}, self._loss_name)
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `prior.safetensors`: prior, autoencoder, statistics."""

@@ -6,6 +6,7 @@ States that nothing can decode are compared as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from ups.data.latent_trajectories import open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.data.windows import Items, evenly_spread
 from ups.distributed.ranks import ALONE, Ranks
-from ups.eval.forecasters import AutoencoderFloor, Forecaster
+from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence
 from ups.eval.metrics import DefinedErrors, mean_of_defined
 from ups.eval.rollout import predict
 from ups.grid import FIELDS
@@ -62,6 +63,21 @@ class RolloutValidation:
         self.left_out = {}
         return {name: self._nrmse(forecaster, some, ranks) for name, some in self.trajectories.items()}
 
+    def report(self, forecaster: Forecaster, *, ranks: Ranks) -> dict[str, Any]:
+        """What a stage reports on rollouts, beside persistence; a collective.
+
+        Raises:
+            ConfigError: As `nrmse`.
+        """
+        nrmse, left_out = self.nrmse(forecaster, ranks=ranks), self.left_out
+        transient = [name for name, some in self.trajectories.items() if not some.info.steady]
+        return {
+            "rollout_steps": self.num_steps,
+            "nrmse": nrmse,
+            "nrmse_left_out": left_out,
+            "persistence_nrmse": self.of(transient).nrmse(Persistence(), ranks=ranks),
+        }
+
     def _nrmse(
         self, forecaster: Forecaster | AutoencoderFloor, trajectories: Trajectories, ranks: Ranks
     ) -> float:
@@ -100,6 +116,11 @@ def mean_error(
 def mean_over_tasks(errors: Mapping[str, float]) -> float:
     """Mean of what `RolloutValidation.nrmse` gives: every task counts alike."""
     return sum(errors.values()) / len(errors)
+
+
+def scored(errors: Mapping[str, float], name: str = "nrmse") -> dict[str, float]:
+    """Metrics of a validation: errors by task, and their mean as the `score`."""
+    return {"score": mean_over_tasks(errors), **{f"val/{name}/{task}": e for task, e in errors.items()}}
 
 
 def open_validation(config: RunConfig) -> RolloutValidation:

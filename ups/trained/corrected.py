@@ -174,10 +174,7 @@ class CorrectedSimulator(TrainedModel):
         drawn = sample(
             partial(self._velocity_at, given=given, conditions=conditions, task=task),
             noise_BLD,
-            sampler=sampling.sampler,
-            num_steps=sampling.num_steps,
-            tolerance=sampling.tolerance,
-            max_evaluations=sampling.max_evaluations,
+            **vars(sampling),
         )
         r_BLD = self.simulator.own_channels(drawn.x, task=task)
         return offset_BLD + self.corrector_spec.sigma[task] * r_BLD

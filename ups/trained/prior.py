@@ -146,10 +146,7 @@ class SteadyPrior(StateSpace):
         found = sample(
             lambda x, t: self.velocity(x, t, given, conditions, task=task),
             noise_BLD if is_flow else torch.zeros_like(noise_BLD),
-            sampler=sampling.sampler,
-            num_steps=sampling.num_steps,
-            tolerance=sampling.tolerance,
-            max_evaluations=sampling.max_evaluations,
+            **vars(sampling),
         )
         return self.own_channels(found.x, task=task)
 
