@@ -166,10 +166,10 @@ class _Members:
     """What predicts ensembles, and their mean where one forecast is asked for (`EnsembleForecaster`)."""
 
     def __init__(
-        self, model: Any, *, note: str, name: str, label: str, members: int, seed: int, **options: Any
+        self, model: Any, *, note: str, name: str, label: str, members: int = 16, seed: int = 0
     ) -> None:
         self.model, self.note, self.name, self.label = model, note, name, label
-        self._members, self._seed, self._options = members, seed, options
+        self._members, self._seed = members, seed
 
     def forecast(self, start: Start, steps: int) -> Tensor:
         """The mean of an ensemble; see `Forecaster.forecast`."""
@@ -191,7 +191,8 @@ class _Members:
         return found
 
     def _options_of(self, start: Start) -> dict[str, Any]:
-        return self._options
+        """What the model is asked for besides."""
+        raise NotImplementedError
 
 
 class CorrectedForecaster(_Members):
@@ -202,8 +203,6 @@ class CorrectedForecaster(_Members):
         note: What the reader has to know.
         name: Of its row.
         label: For people.
-        members: Of the ensemble whose mean `forecast` gives.
-        seed: Of that ensemble.
         **sampling: `sampler` and `num_sampler_steps`, as `CorrectedSimulator.rollout` has them.
     """
 
@@ -216,11 +215,13 @@ class CorrectedForecaster(_Members):
         note: str = "",
         name: str = "corrected",
         label: str = "operator with corrector",
-        members: int = 16,
-        seed: int = 0,
         **sampling: Any,
     ) -> None:
-        super().__init__(model, note=note, name=name, label=label, members=members, seed=seed, **sampling)
+        super().__init__(model, note=note, name=name, label=label)
+        self._sampling = sampling
+
+    def _options_of(self, start: Start) -> dict[str, Any]:
+        return self._sampling
 
 
 class PriorForecaster(_Members):
@@ -229,28 +230,14 @@ class PriorForecaster(_Members):
     Args:
         model: In evaluation mode.
         note: What the reader has to know.
-        name: Of its row.
-        label: For people.
-        members: Of the ensemble whose mean `forecast` gives; a regression has one.
-        seed: Of that ensemble, and of the points that are observed.
+        seed: Of the ensemble whose mean `forecast` gives, and of the points that are observed.
     """
 
     model: SteadyPrior
 
-    def __init__(
-        self,
-        model: SteadyPrior,
-        *,
-        note: str = "",
-        name: str = "prior",
-        label: str | None = None,
-        members: int = 16,
-        seed: int = 0,
-    ) -> None:
-        is_flow = model.prior_spec.method == "flow"
-        label = label or ("prior" if is_flow else "direct regression")
-        members = members if is_flow else 1
-        super().__init__(model, note=note, name=name, label=label, members=members, seed=seed)
+    def __init__(self, model: SteadyPrior, *, note: str = "", seed: int = 0) -> None:
+        label, members = ("prior", 16) if model.prior_spec.method == "flow" else ("direct regression", 1)
+        super().__init__(model, note=note, name="prior", label=label, members=members, seed=seed)
 
     def observed(self, given_BXC: Tensor) -> Tensor | None:
         """The points at which inputs are observed; None for all of them."""

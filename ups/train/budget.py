@@ -162,11 +162,11 @@ def within_budget(
     return with_steps(config, name, steps)
 
 
-def with_steps(config: RunConfig, name: str, steps: int, *, budget: BudgetConfig | None = None) -> RunConfig:
-    """The configuration with another number of steps of a stage, and the budget that says so."""
+def with_steps(config: RunConfig, name: str, steps: int) -> RunConfig:
+    """The configuration with another number of steps of a stage."""
     stage = config.stages.get(name, StageConfig())
     # As if it had been said in the file: `model_copy` adds to what is said.
-    changed = stage.model_copy(update={"steps": steps, "budget": budget or stage.budget})
+    changed = stage.model_copy(update={"steps": steps})
     return config.model_copy(update={"stages": {**config.stages, name: changed}})
 
 

@@ -51,7 +51,7 @@ class StudentWithTarget(CorrectedSimulator):
         self, given: Sequence[Tensor], parameters_BP: Tensor, *, task: str, dt_B: Tensor
     ) -> Velocity:
         """The target's velocity under conditions; arguments are those of `CorrectedSimulator.residual`."""
-        geometry = self._geometry_of(task)
+        geometry = self.flow_geometry.of(task)
         condition = Condition(self.spec.task_number(task), parameters_BP)
         conditions = self.target.conditions(condition, dt_B, geometry)
         return lambda x, t: self.target.velocity(x, t, given, conditions, geometry)

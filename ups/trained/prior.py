@@ -25,7 +25,6 @@ from ups.diffusion.samplers import sample
 from ups.errors import ConfigError, ShapeError
 from ups.models.corrector import FlowConditions, VelocityNetwork
 from ups.models.operator_size import OperatorSize, token_axes
-from ups.models.token_geometry import TokenGeometry
 from ups.nn.layers import Condition, cut_cells
 from ups.trained.autoencoder import Autoencoder, Normalizer, autoencoder_within, spec_within
 from ups.trained.checkpoint import load_checkpoint
@@ -48,7 +47,7 @@ from ups.trained.specs import (
     check_simulated_task,
     parse_joined_specs,
 )
-from ups.trained.state_space import StateSpace
+from ups.trained.state_space import Geometries, StateSpace
 
 _ROWS = 256  # members, of all samples, that are drawn at once
 _REGRESSION = Sampling(sampler="euler", num_steps=1)  # from no noise: what the network says at flow time 0
@@ -75,12 +74,7 @@ class SteadyPrior(StateSpace):
             size=OperatorSize.from_json(spec.operator),
             axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
         )
-        self.geometry = nn.ModuleDict(
-            {
-                name: self.network.geometry(task.tokens, task.boundary, steady=True)
-                for name, task in spec.tasks.items()
-            }
-        )
+        self.geometry = Geometries(self.network, spec)
 
     @property
     def device(self) -> torch.device:
@@ -89,9 +83,8 @@ class SteadyPrior(StateSpace):
 
     @property
     def uses_all_weights(self) -> bool:
-        """Whether a velocity needs every weight of the network: there is one task, on a grid that does."""
-        geometries = [self._geometry_of(task) for task in self.spec.tasks]
-        return len(geometries) == 1 and self.network.uses_all_weights(geometries[0])
+        """Whether a velocity needs every weight of the network."""
+        return self.geometry.need_all_weights(self.network)
 
     def given(
         self, values_BXC: Tensor, observed_BX: Tensor | None, parameters_BP: Tensor, *, task: str
@@ -122,13 +115,13 @@ class SteadyPrior(StateSpace):
         """What flows are under besides the input."""
         condition = Condition(self.spec.task_number(task), parameters_BP)
         dt_B = torch.ones(len(parameters_BP), device=parameters_BP.device)
-        return self.network.conditions(condition, dt_B, self._geometry_of(task))
+        return self.network.conditions(condition, dt_B, self.geometry.of(task))
 
     def velocity(
         self, x_BLD: Tensor, t_B: Tensor, given: Sequence[Tensor], conditions: FlowConditions, *, task: str
     ) -> Tensor:
         """Velocity of normalised solutions; see `VelocityNetwork.velocity`."""
-        return self.network.velocity(x_BLD, t_B, given, conditions, self._geometry_of(task))
+        return self.network.velocity(x_BLD, t_B, given, conditions, self.geometry.of(task))
 
     def forward(
         self, x_BLD: Tensor, t_B: Tensor, given: Sequence[Tensor], parameters_BP: Tensor, *, task: str
@@ -285,11 +278,6 @@ class SteadyPrior(StateSpace):
         """Of the input's values, not of latents."""
         array = self.spec.tasks[task].input_array
         return (self if self.autoencoder is None else self.autoencoder).normalizer_of(task, array)
-
-    def _geometry_of(self, task: str) -> TokenGeometry:
-        geometry = self.geometry[task]
-        assert isinstance(geometry, TokenGeometry)
-        return geometry
 
 
 def save_prior(path: str | os.PathLike[str], model: SteadyPrior, **training: Unpack[OfTraining]) -> None:

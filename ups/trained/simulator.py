@@ -12,12 +12,11 @@ from typing import Any, Unpack
 
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ups.errors import ConfigError
 from ups.models.latent_operator import LatentOperator, StepConditions
 from ups.models.operator_size import OperatorSize, token_axes
-from ups.models.token_geometry import TokenGeometry
 from ups.nn.interpolation import resampled
 from ups.nn.layers import Condition
 from ups.trained.autoencoder import Autoencoder, autoencoder_within, spec_within
@@ -40,7 +39,7 @@ from ups.trained.specs import (
     check_simulated_task,
     parse_simulator_spec,
 )
-from ups.trained.state_space import StateSpace
+from ups.trained.state_space import Geometries, StateSpace
 
 
 class Simulator(StateSpace):
@@ -62,12 +61,7 @@ class Simulator(StateSpace):
             size=OperatorSize.from_json(spec.operator),
             axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
         )
-        self.geometry = nn.ModuleDict(
-            {
-                name: self.operator.geometry(task.tokens, task.boundary, steady=task.steady)
-                for name, task in spec.tasks.items()
-            }
-        )
+        self.geometry = Geometries(self.operator, spec)
 
     @property
     def device(self) -> torch.device:
@@ -76,18 +70,17 @@ class Simulator(StateSpace):
 
     @property
     def uses_all_weights(self) -> bool:
-        """Whether a step needs every weight of the operator: there is one task, on a grid that does."""
-        geometries = [self._geometry_of(task) for task in self.spec.tasks]
-        return len(geometries) == 1 and self.operator.uses_all_weights(geometries[0])
+        """Whether a step needs every weight of the operator."""
+        return self.geometry.need_all_weights(self.operator)
 
     def conditions(self, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> StepConditions:
         """What the steps by the physical times `dt_B`, shape (B,), take besides the state."""
         condition = Condition(self.spec.task_number(task), parameters_BP)
-        return self.operator.conditions(condition, dt_B, self._geometry_of(task))
+        return self.operator.conditions(condition, dt_B, self.geometry.of(task))
 
     def advance(self, state_BLD: Tensor, conditions: StepConditions, *, task: str) -> Tensor:
         """Advance normalised states by one step; same shape, a new tensor."""
-        advanced_BLD = self.operator.advance(state_BLD, conditions, self._geometry_of(task))
+        advanced_BLD = self.operator.advance(state_BLD, conditions, self.geometry.of(task))
         return self.own_channels(advanced_BLD, task=task)
 
     def step(self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> Tensor:
@@ -196,11 +189,6 @@ class Simulator(StateSpace):
         values_BXC = resampled(values_BXC, known.grid.points, periodic=known.grid.periodic)
         state_BLD = self.encode(values_BXC, parameters_BP, task=name, array=known.input_array)
         return RolloutStart(name, state_BLD, parameters_BP, dt_BK, points)
-
-    def _geometry_of(self, task: str) -> TokenGeometry:
-        geometry = self.geometry[task]
-        assert isinstance(geometry, TokenGeometry)
-        return geometry
 
 
 def save_simulator(

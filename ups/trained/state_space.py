@@ -12,12 +12,41 @@ from torch import Tensor, nn
 
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
+from ups.models.token_geometry import TokenGeometry
+from ups.models.u_shape import TokenUNet
 from ups.nn.interpolation import resampled
 from ups.nn.layers import patchify, unpatchify
 from ups.trained.autoencoder import Autoencoder, Normalizer
 from ups.trained.model_files import TrainedModel
 from ups.trained.rollout_inputs import RolloutStart
 from ups.trained.specs import SimulatorSpec, check_known_encoder
+
+
+class Geometries(nn.ModuleDict):
+    """The token grids of a specification's tasks, as a network has to know them.
+
+    Args:
+        network: That works on them.
+        spec: Of the tasks.
+    """
+
+    def __init__(self, network: TokenUNet, spec: SimulatorSpec) -> None:
+        super().__init__(
+            {
+                name: network.geometry(task.tokens, task.boundary, steady=task.steady)
+                for name, task in spec.tasks.items()
+            }
+        )
+
+    def of(self, task: str) -> TokenGeometry:
+        """Of a task."""
+        geometry = self[task]
+        assert isinstance(geometry, TokenGeometry)
+        return geometry
+
+    def need_all_weights(self, network: TokenUNet) -> bool:
+        """Whether a step needs every weight of the network: there is one task, on a grid that does."""
+        return len(self) == 1 and all(network.uses_all_weights(self.of(task)) for task in self)
 
 
 class StateSpace(TrainedModel):

@@ -143,7 +143,7 @@ def test_member_does_not_depend_on_how_many_there_are(trained: SteadyPrior) -> N
 
 def test_forecaster_observes_each_sample_at_points_of_its_own(trained: SteadyPrior) -> None:
     given, _ = draw_level(4, seed=1)
-    forecaster = PriorForecaster(trained, members=3)
+    forecaster = PriorForecaster(trained)
     assert forecaster.forecast(Start(TASK, given, {}, None), 1).shape == (4, 1, POINTS, 1)
     masks = forecaster.observed(given)
     alone = forecaster.observed(given[2:3])
