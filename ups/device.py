@@ -122,7 +122,6 @@ def compile_cache(
     Args:
         folder: As `training.compile_cache`; None for Inductor's own, which is below the temporary folder.
         note: Called if the environment names another one, which is used then.
-        variables: The environment.
     """
     named = variables.get(_CACHE_VARIABLE)
     if folder is None or named is not None:

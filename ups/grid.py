@@ -108,7 +108,6 @@ def cut_grid(grid: GridSpec, *, patch_size: int, num_tokens: int | None) -> Toke
     """Cut a grid into patches and these into equal groups, as close to cubes as can be.
 
     Args:
-        grid: The grid.
         patch_size: Points of a patch along each axis.
         num_tokens: Number of groups; None for one of each patch.
 
@@ -131,7 +130,6 @@ def token_counts(grid: GridSpec, *, patch_size: int) -> list[int]:
     """Numbers of tokens that the patches of a grid can be grouped into, ascending.
 
     Args:
-        grid: The grid.
         patch_size: Points of a patch along each axis, which divide the grid's.
     """
     return sorted({math.prod(tokens) for tokens in _token_grids(tuple(n // patch_size for n in grid.points))})

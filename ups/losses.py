@@ -50,7 +50,6 @@ def inverse_losses(
         simulator: With an autoencoder, all of it trained.
         frames_BTXC: K + 1 frames in physical units, of a steady task input and solution.
         parameters_BQ: In the order of the simulator.
-        task: Name of the task.
         dt_B: Physical time of one step.
         points_P: Numbers of the grid's points at which fields are compared.
         forward: Calls the simulator.

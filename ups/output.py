@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -110,6 +111,14 @@ def with_nulls(value: Any) -> Any:
     return [with_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def json_document(path: Path) -> dict[str, Any]:
+    """What a file of one JSON document holds; empty where there is none, or it can't be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def discard(text: str) -> None:
     """A `Note` that drops what is said."""
 
@@ -136,10 +145,6 @@ def terminal() -> Console:
 @contextmanager
 def progress_bar(description: str, *, total: float) -> Iterator[Callable[[float], None]]:
     """Show a bar with the time left while the block runs; nothing unless stderr is a terminal.
-
-    Args:
-        description: What is being done.
-        total: How much there is.
     Yields:
         A function that takes how much is done.
     """

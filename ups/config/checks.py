@@ -19,11 +19,7 @@ _FIRST_WITH_MUON = (2, 9)  # of torch
 
 
 def misfits(config: RunConfig) -> Iterator[ConfigError]:
-    """Values of several keys that contradict each other.
-
-    Args:
-        config: Each of its values is right by itself.
-    """
+    """Values of several keys that contradict each other, each right by itself."""
     parts: dict[str, EncoderConfig | DecoderConfig] = {"encoder": config.encoder, "decoder": config.decoder}
     for name, part in parts.items():
         if part.width % part.num_heads:
@@ -96,12 +92,7 @@ def check_countable(stage: str) -> None:
 
 
 def check_latent_size(config: RunConfig, found: tuple[int, int], path: Path) -> None:
-    """Refuse an autoencoder of another size than the configured one.
-
-    Args:
-        config: Configuration of the run.
-        found: Tokens and channels of the autoencoder's latents.
-        path: Its checkpoint.
+    """Refuse an autoencoder with another number of tokens and channels than the configured one.
 
     Raises:
         ConfigError: Kind "latent_size".

@@ -29,10 +29,6 @@ def corrector_size(config: RunConfig) -> OperatorSize:
 def student_size(config: RunConfig, teacher: OperatorSize) -> OperatorSize:
     """Architecture of a student.
 
-    Args:
-        config: Configuration of the run.
-        teacher: Of its teacher.
-
     Raises:
         ConfigError: As `corrector_size`, about the keys of `training`.
     """

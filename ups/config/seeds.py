@@ -85,9 +85,6 @@ def with_seeds(
 
     Args:
         config: What the file and the overrides say.
-        seeds: Training seeds.
-        config_path: The file.
-        overrides: `key=value`.
     """
     return [
         load_config(config_path, overrides=[*overrides, *seed_overrides(config, seed)], note=discard)

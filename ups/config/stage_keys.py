@@ -134,7 +134,6 @@ def stage_keys(config: RunConfig | Mapping[str, Any], stage: str) -> dict[str, A
 
     Args:
         config: Of a run, or the values that one was saved as.
-        stage: Name of the stage.
     """
     values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
     return {key: value for key, value in flat_keys(values).items() if _matters(key, stage)}
@@ -150,6 +149,18 @@ def _matters(key: str, stage: str) -> bool:
         return False
     is_batch = key.endswith(("batch_size", "global_batch_size")) and key.startswith("stages.")
     return not (of_other_stage or is_batch or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
+
+
+def nested_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of values by dotted key, such as `flat_keys` gives."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        inner = nested
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return nested
 
 
 def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

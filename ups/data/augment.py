@@ -75,7 +75,6 @@ def augment(
     Args:
         values_BXC: Frames in physical units, shape (B, X..., C).
         task: Decides about reflections.
-        periodic: Whether each axis is.
         draws: Random numbers for these rows.
         reflects: Whether frames may be reflected: not where a condition belongs to one end of an axis.
 

@@ -125,7 +125,6 @@ class TrainingData(Generic[Source]):
         """What makes the batches ahead of their use, as `training.prefetch_factor` says.
 
         Args:
-            config: Configuration of the run.
             device: Where batches are used.
             prepare: Called with every batch and its number, perhaps by another thread.
         """

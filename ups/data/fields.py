@@ -116,6 +116,35 @@ class StoreFields:
         return stored_times(self._store, len(self.num_steps))
 
 
+class ChosenSamples:
+    """Some samples of some fields (`Fields`).
+
+    Args:
+        fields: All of them.
+        numbers: Those that are taken, int64, shape (N,).
+        called: What they are called in the identity.
+    """
+
+    def __init__(self, fields: Fields, numbers: npt.NDArray[np.int64], *, called: str) -> None:
+        self._fields, self._numbers = fields, numbers
+        self.info, self.origin = fields.info, fields.origin
+        self.identity = f"{fields.identity}, {called}"
+        self.num_steps = fields.num_steps[numbers]
+
+    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
+        """See `Fields.read`."""
+        return self._fields.read(array, self._numbers[samples], steps)
+
+    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
+        """See `Fields.parameters`."""
+        return self._fields.parameters(self._numbers[samples])
+
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """See `Fields.times`."""
+        times = self._fields.times()
+        return times if times is None or times.ndim == 1 else times[self._numbers]
+
+
 class MemoryFields:
     """Fields in memory, read from HDF5 once.
 

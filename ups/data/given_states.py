@@ -108,8 +108,6 @@ def read_given(
     """Read states out of a store (`.zarr.zip`) or an HDF5 file.
 
     Args:
-        path: The file.
-        task: Name of the task.
         where: Which states.
         config: Of the training: how files are shared out, and reduced where nothing says their time steps.
         ask: Asked for the split of an HDF5 file that has samples of several, if none is named.

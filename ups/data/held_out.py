@@ -18,12 +18,7 @@ Items = npt.NDArray[np.int64]
 
 
 def divided(num: int, share: float) -> dict[HeldOutPart, Items]:
-    """Numbers of the trajectories for training, spread evenly, and of the others.
-
-    Args:
-        num: Trajectories in all.
-        share: Of them, for training.
-    """
+    """Numbers of the trajectories for training, spread evenly, and of the others."""
     num_fit = min(num, round(share * num))
     fit = ((np.arange(num_fit) + 0.5) * num / max(1, num_fit)).astype(np.int64)
     return {"fit": fit, "check": np.setdiff1d(np.arange(num), fit)}
@@ -35,7 +30,6 @@ def check_enough(num: int, share: float, *, task: str, origin: object = None) ->
     Args:
         num: Trajectories of validation, without those of "dev".
         share: Of them, for training.
-        task: Whose they are.
         origin: Where they are from, for the error.
 
     Raises:
@@ -56,12 +50,6 @@ def check_enough(num: int, share: float, *, task: str, origin: object = None) ->
 
 def check_lead_times(lead_times: int, *, horizon: int, task: str, origin: object = None) -> None:
     """Refuse rollouts that are longer than trajectories.
-
-    Args:
-        lead_times: Steps of the rollouts.
-        horizon: Steps of the trajectories.
-        task: Whose they are.
-        origin: Where they are from, for the error.
 
     Raises:
         ConfigError: Kind "lead_times".

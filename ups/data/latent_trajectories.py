@@ -25,7 +25,6 @@ class LatentFields:
 
     Args:
         store: A store with the array "latent".
-        task: Name of the task.
         limit: At most so many samples, the first ones.
     """
 

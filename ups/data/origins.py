@@ -166,16 +166,19 @@ def origins_of_checkpoint(path: Path) -> list[Origin]:
     for task, identity in section(document, "data").items():
         place = str(store_path(latents if is_latent else stores, task, "train"))
         if kind in (CORRECTOR, STUDENT):
-            place = str(residual_folder(config) / f"{task}_fit_residuals.zarr.zip")
+            folder = _place(config, "diffusion", "residual_dir", "residuals")
+            place = str(folder / f"{task}_fit_residuals.zarr.zip")
         origins += origins_of_data(str(identity), role=f"training data of {task}", path=place)
     if not origins:
         origins.append(Origin("training data", STORE, None, CONFIG_HASH, None))
     if kind == CORRECTOR:
         digest = text_of(section(spec, CORRECTOR).get("operator_sha256"))
-        origins.append(Origin("operator", OPERATOR, str(operator_path(config)), WEIGHTS, digest))
+        place = str(_place(config, "diffusion", "operator", OPERATOR_FILE))
+        origins.append(Origin("operator", OPERATOR, place, WEIGHTS, digest))
     if kind == STUDENT:
         digest = text_of(section(section(spec, CORRECTOR), "taught").get("teacher_sha256"))
-        origins.append(Origin("teacher", CORRECTOR, str(teacher_path(config)), WEIGHTS, digest))
+        place = str(_place(config, "training", "distill_teacher", CORRECTOR_FILE))
+        origins.append(Origin("teacher", CORRECTOR, place, WEIGHTS, digest))
     if kind in (OPERATOR, PRIOR) and spec.get("states") == "latent":
         digest = text_of(spec.get("autoencoder_sha256"))
         origins.append(Origin("autoencoder", AUTOENCODER, str(autoencoder_path(config)), WEIGHTS, digest))
@@ -188,32 +191,16 @@ def store_folders(config: Mapping[str, Any]) -> tuple[Path, Path]:
     return Path(stores), Path(text_of(section(config, "training").get("latent_cache_dir")) or stores)
 
 
-def teacher_path(config: Mapping[str, Any]) -> Path:
-    """Where a saved configuration has the corrector that it distils."""
-    given = text_of(section(config, "training").get("distill_teacher"))
-    folder = text_of(section(config, "checkpoint").get("dir")) or "."
-    return Path(given) if given else Path(folder) / CORRECTOR_FILE
-
-
 def autoencoder_path(config: Mapping[str, Any]) -> Path:
     """Where a saved configuration has its autoencoder."""
-    given = text_of(section(config, "latent").get("checkpoint"))
+    return _place(config, "latent", "checkpoint", AUTOENCODER_FILE)
+
+
+def _place(config: Mapping[str, Any], part: str, key: str, name: str) -> Path:
+    """What a saved configuration says, else a name in its folder of checkpoints."""
+    given = text_of(section(config, part).get(key))
     folder = text_of(section(config, "checkpoint").get("dir")) or "."
-    return Path(given) if given else Path(folder) / AUTOENCODER_FILE
-
-
-def operator_path(config: Mapping[str, Any]) -> Path:
-    """Where a saved configuration has the operator that is corrected."""
-    given = text_of(section(config, "diffusion").get("operator"))
-    folder = text_of(section(config, "checkpoint").get("dir")) or "."
-    return Path(given) if given else Path(folder) / OPERATOR_FILE
-
-
-def residual_folder(config: Mapping[str, Any]) -> Path:
-    """Where a saved configuration puts stores of residuals."""
-    given = text_of(section(config, "diffusion").get("residual_dir"))
-    folder = text_of(section(config, "checkpoint").get("dir")) or "."
-    return Path(given) if given else Path(folder) / "residuals"
+    return Path(given) if given else Path(folder) / name
 
 
 def section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -33,7 +33,6 @@ class PredictionStore:
     Args:
         path: Where it goes.
         given: States that predictions start from.
-        task: Name of the task.
         frame_shape: (X..., C) of a predicted frame.
         steps: K.
         members: M; None of a single forecast.

@@ -102,13 +102,7 @@ def residual_data(
 
 
 def shifted(batch: ResidualBatch, *, tokens: tuple[int, ...], periodic: tuple[bool, ...]) -> ResidualBatch:
-    """Shift each residual, with its states, by whole tokens along periodic axes.
-
-    Args:
-        batch: Residuals.
-        tokens: Tokens along each axis.
-        periodic: Whether each axis is.
-    """
+    """Shift each residual, with its states, by whole tokens along periodic axes."""
     states = shift_periodic(batch.states.unflatten(2, tokens), periodic, first_axis=2, draws=batch.draws)
     return dataclasses.replace(batch, states=states.flatten(2, 1 + len(tokens)))
 

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import Array, Fields
+from ups.data.fields import Array, ChosenSamples
 from ups.data.held_out import HeldOutPart, Items, check_enough, check_lead_times, divided
 from ups.data.splits import open_fields
 from ups.data.stores import Store, open_as
@@ -43,34 +42,6 @@ _STATES_AT_ONCE = 256
 OF_STATISTICS = 4096  # residuals that statistics are measured on
 
 
-class ChosenSamples:
-    """Some samples of some fields (`Fields`).
-
-    Args:
-        fields: All of them.
-        numbers: Those that are taken, shape (N,).
-    """
-
-    def __init__(self, fields: Fields, numbers: Items) -> None:
-        self._fields, self._numbers = fields, numbers
-        self.info, self.origin = fields.info, fields.origin
-        self.identity = f"{fields.identity}, {len(numbers)} of its samples"
-        self.num_steps = fields.num_steps[numbers]
-
-    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
-        """See `Fields.read`."""
-        return self._fields.read(array, self._numbers[samples], steps)
-
-    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
-        """See `Fields.parameters`."""
-        return self._fields.parameters(self._numbers[samples])
-
-    def times(self) -> npt.NDArray[np.float64] | None:
-        """See `Fields.times`."""
-        times = self._fields.times()
-        return times if times is None or times.ndim == 1 else times[self._numbers]
-
-
 def held_out(config: RunConfig, task: str) -> dict[HeldOutPart, Trajectories]:
     """The validation trajectories of a task: those for training on their residuals, and those for measuring.
 
@@ -83,7 +54,11 @@ def held_out(config: RunConfig, task: str) -> dict[HeldOutPart, Trajectories]:
     check_enough(num, share, task=task, origin=fields.origin)
     stored_t, stride = times_of(fields), config.training.stride
     return {
-        part: Trajectories(ChosenSamples(fields, chosen), stored_t=stored_t, stride=stride)
+        part: Trajectories(
+            ChosenSamples(fields, chosen, called=f"{len(chosen)} of its samples"),
+            stored_t=stored_t,
+            stride=stride,
+        )
         for part, chosen in divided(num, share).items()
     }
 

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 import ups_store
-from ups.data.fields import TIMES, Array, Fields, FieldsInfo, MemoryFields, StoreFields, info_of
+from ups.data.fields import (
+    TIMES,
+    Array,
+    ChosenSamples,
+    Fields,
+    FieldsInfo,
+    MemoryFields,
+    StoreFields,
+    info_of,
+)
 from ups.data.origins import identity_of_sources
 from ups.data.stores import Store, differing_selection, place_of, store_path
 from ups.errors import ConfigError
@@ -32,37 +40,6 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 _MEMORY_SHARE = 0.5  # of what is free, for one split
 
 
-class EverySecond:
-    """Every second sample of some fields, in their order (`Fields`).
-
-    Args:
-        fields: All of them.
-        first: 0 or 1, the number of the first sample.
-    """
-
-    def __init__(self, fields: Fields, *, first: int) -> None:
-        self._fields, self._first = fields, first
-        self.info, self.origin = fields.info, fields.origin
-        self.identity = f"{fields.identity}, every second sample"
-        self.num_steps = fields.num_steps[first::2]
-
-    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
-        """See `Fields.read`."""
-        return self._fields.read(array, self._number(samples), steps)
-
-    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
-        """See `Fields.parameters`."""
-        return self._fields.parameters(self._number(samples))
-
-    def times(self) -> npt.NDArray[np.float64] | None:
-        """See `Fields.times`."""
-        times = self._fields.times()
-        return times if times is None or times.ndim == 1 else times[self._first :: 2]
-
-    def _number(self, samples: Array) -> Array:
-        return 2 * samples + self._first
-
-
 def stored_split(split: str) -> str:
     """The split of the stores that a split of trainings is part of: "dev" is cut from "val"."""
     return "val" if split == "dev" else split
@@ -80,7 +57,8 @@ def part_of_split(fields: Fields, split: str) -> Fields:
     """
     if split not in ("val", "dev"):
         return fields
-    part = EverySecond(fields, first=int(split == "dev"))
+    chosen = np.arange(int(split == "dev"), len(fields.num_steps), 2)
+    part = ChosenSamples(fields, chosen, called="every second sample")
     if len(fields.num_steps) and not len(part.num_steps):
         raise ConfigError(
             f"the development split of {fields.info.task} is empty",
@@ -104,7 +82,6 @@ def open_fields(
 
     Args:
         config: Which samples of which files, and where field stores lie.
-        task: Name of the task.
         split: "train", "val", "dev" or "test"; "val" and "dev" as in `part_of_split`.
         source: "store", "hdf5", or "auto": the store if there is one of this configuration.
 
@@ -143,7 +120,6 @@ def describe_fields(config: BuildConfig, task: str) -> FieldsInfo:
 
     Args:
         config: Which samples of which files, and where field stores lie.
-        task: Name of the task.
 
     Raises:
         ConfigError: As `open_split`.
@@ -188,7 +164,6 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[
 
     Args:
         config: Which samples of which files; `data.on_nan` decides about NaN and Inf.
-        task: Name of the task.
         split: "train", "val" or "test".
 
     Returns:
@@ -230,7 +205,6 @@ def open_split(config: BuildConfig, task: str, split: str, **options: Any) -> Bu
 
     Args:
         config: Which samples of which files.
-        task: Name of the task.
         split: "train", "val" or "test".
         **options: Those of `ups_store.build.open_build`.
 

@@ -51,11 +51,6 @@ def latent_folder(config: RunConfig) -> Path:
 
 def latent_build(config: RunConfig, *, autoencoder_path: Path, device: str) -> BuildConfig:
     """The configuration of `ups-store build` that makes the stores of a run.
-
-    Args:
-        config: Configuration of the run.
-        autoencoder_path: The encoder's checkpoint.
-        device: Where to encode.
     Raises:
         ConfigError: If the run's stores hold fields.
     """
@@ -80,8 +75,6 @@ def open_latents(
     """Open the latent store of a task and split.
 
     Args:
-        config: Configuration of the run.
-        task: Name of the task.
         split: "train", "val" or "test".
         autoencoder_path: The checkpoint whose latents are wanted.
         allow_unknown_encoder: Whether a store may be used that doesn't say what encoded it, such as one that

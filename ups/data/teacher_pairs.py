@@ -111,7 +111,6 @@ class PairBuild:
         Args:
             teacher: In evaluation mode.
             residuals: The store whose conditions it takes.
-            note: Called with what is done.
         """
         note(f"{self.path}: the teacher draws {self.num_pairs} residuals, {_shown(self.sampling)}")
         self.path.parent.mkdir(parents=True, exist_ok=True)

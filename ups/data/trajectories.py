@@ -130,7 +130,6 @@ def open_trajectories(
 
     Args:
         config: Which samples of which files, and where field stores lie.
-        task: Name of the task.
         split: "train", "val", "dev" or "test"; "val" and "dev" as in `ups.data.splits.part_of_split`.
         source: As in `open_fields`.
         stride: Stored time steps from one frame to the next.

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 import ups_store
-from ups.conditions import NUM_STEPS, conditions_among
+from ups.conditions import NUM_STEPS, conditions_among, has_boundary_values
 from ups.data.augment import augment_trajectories, shift_periodic
 from ups.data.batches import TaskBatch, TrainingData, random_order
 from ups.data.fields import CONSTANT_FIELDS, STEP_TOLERANCE, TIMES, stored_parameters, too_short
 from ups.data.stores import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT
+from ups.trained.specs import SimulatedTask
 from ups_store.torch import Allocate, Window, WindowIndex, new_tensor
 
 # Where a store lies by the mode of its preload, in words.
@@ -370,7 +371,6 @@ def augment_windows(
     Args:
         batch: Windows of a task.
         tokens: Tokens along each axis.
-        periodic: Whether each axis is.
         is_latent: Whether the states are latents, not fields.
         reflects: As in `ups.data.augment.augment`.
     """
@@ -382,3 +382,14 @@ def augment_windows(
     states = batch.states.unflatten(2, tokens)
     states = shift_periodic(states, periodic, first_axis=2, draws=batch.draws)
     return dataclasses.replace(batch, states=states.flatten(2, 1 + len(tokens)))
+
+
+def augment_windows_of(task: SimulatedTask, batch: WindowBatch, *, is_latent: bool = False) -> WindowBatch:
+    """As `augment_windows`, by what is known of the windows' task."""
+    return augment_windows(
+        batch,
+        tokens=task.tokens,
+        periodic=task.grid.periodic,
+        is_latent=is_latent,
+        reflects=not has_boundary_values(task.parameters),
+    )

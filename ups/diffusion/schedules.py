@@ -7,9 +7,8 @@ from there a straight line leads to t = 1. Letters: tau a number in 0..1, t flow
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,18 +52,13 @@ class FlowTimes:
         first, second = torch._standard_gamma(shapes.contiguous(), generator=generator)
         return first / (first + second)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> FlowTimes:
-        """As `training.tau_distribution` of a configuration has it."""
-        return cls(**values)
+
+def flow_time(tau: Tensor) -> Tensor:
+    """t = `LAST_TIME` tau: flow times at which a network is trained."""
+    return LAST_TIME * tau
 
 
-def flow_time(tau: Tensor, *, last: float = LAST_TIME) -> Tensor:
-    """t = last tau: flow times at which a network is trained."""
-    return last * tau
-
-
-def time_grid(num_steps: int, *, last: float = LAST_TIME) -> list[float]:
+def time_grid(num_steps: int) -> list[float]:
     """Times from 0 to 1 of a sampler of fixed steps, N + 1 of them, equally spaced up to the last but one.
 
     The last step has a length of 1 / N or the next power of two below: (r - x) / (1 - t) (1 - t) is then r -
@@ -72,9 +66,8 @@ def time_grid(num_steps: int, *, last: float = LAST_TIME) -> list[float]:
 
     Args:
         num_steps: N, >= 1.
-        last: Latest time at which the velocity is asked; 1 less a power of two.
     """
     if num_steps == 1:
         return [0.0, 1.0]
-    before = min(last, 1 - 2.0 ** -math.ceil(math.log2(num_steps)))
+    before = min(LAST_TIME, 1 - 2.0 ** -math.ceil(math.log2(num_steps)))
     return [*(before * number / (num_steps - 1) for number in range(num_steps)), 1.0]

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ups.config.stages import shown_amount
 from ups.data.windows import parameter_table
@@ -29,7 +29,8 @@ from ups.eval.forecasters import Start, shown_size
 from ups.eval.neuraloperator import NeuraloperatorFNO
 from ups.eval.training_logs import StageLog, read_stage_log
 from ups.grid import FIELDS
-from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.trained.checkpoint import load_checkpoint
+from ups.trained.model_files import OfTraining, TrainedModel, filled, save_model
 from ups.trained.specs import incomplete_spec
 
 BASELINE = "baseline"  # kind of checkpoint
@@ -81,16 +82,13 @@ class Effort:
         return ", ".join(parts)
 
 
-class Baseline(nn.Module):
+class Baseline(TrainedModel):
     """One step ahead on normalised fields, again and again.
 
     Args:
         spec: What it is.
         effort: What its training was allowed and took; None until it is over.
         log: Of its training, where it lies beside its file.
-
-    Attributes:
-        path: The file that it was loaded from; None for one that wasn't.
     """
 
     coordinates: Tensor  # along axes with ends, a function of the grid alone
@@ -98,7 +96,6 @@ class Baseline(nn.Module):
     def __init__(self, spec: BaselineSpec, effort: Effort | None = None, log: StageLog | None = None) -> None:
         super().__init__()
         self.spec, self.effort, self.log = spec, effort, log
-        self.path: Path | None = None
         channels = dict(spec.grid.channels)[FIELDS]
         if dict(spec.grid.channels)[spec.given_array] != channels:
             raise ConfigError(
@@ -181,35 +178,13 @@ class Baseline(nn.Module):
         return frames * self.get_buffer("fields_std") + self.get_buffer("fields_mean")
 
 
-def save_baseline(
-    path: str | os.PathLike[str],
-    model: Baseline,
-    *,
-    config: Mapping[str, Any],
-    report: Mapping[str, Any],
-    data: Mapping[str, str] | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write a baseline with its effort, the configuration of its training, and the validation's report.
+def save_baseline(path: str | os.PathLike[str], model: Baseline, **training: Unpack[OfTraining]) -> None:
+    """Write weights, specification and effort of a baseline.
 
-    Args:
-        path: Where the file goes; its model card goes beside it.
-        model: To be written.
-        config: Of the run.
-        report: Validation errors by name.
-        data: What training data were, by task, such as the hash of a store.
-        weights: Its `state_dict`, whole; by default the model's own.
+    Arguments and errors are those of `save_model`.
     """
     effort = None if model.effort is None else asdict(model.effort)
-    document = {
-        "spec": model.spec.to_json(),
-        "effort": effort,
-        "config": dict(config),
-        "report": dict(report),
-        "data": dict(data or {}),
-    }
-    tensors = model.state_dict() if weights is None else weights
-    save_checkpoint(path, tensors, kind=BASELINE, document=document)
+    save_model(path, model, kind=BASELINE, spec=model.spec.to_json(), training=training, effort=effort)
 
 
 def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Baseline:
@@ -224,12 +199,10 @@ def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Basel
     try:
         spec, effort = BaselineSpec.from_json(document["spec"]), document["effort"]
         log = read_stage_log(Path(path).with_suffix(".jsonl"), spec.kind)
-        model = Baseline(spec, effort and Effort(**effort), log).to(device)
+        model = Baseline(spec, effort and Effort(**effort), log)
     except (ConfigError, MissingExtraError) as error:
         error.path = str(path)
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise incomplete_spec(error, path, what="baseline") from error
-    fill_weights(model, tensors, path=path)
-    model.path = Path(path)
-    return model.eval()
+    return filled(model, tensors, path=path, device=device)

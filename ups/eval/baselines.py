@@ -112,13 +112,7 @@ class FourierNeuralOperator(FieldNetwork):
 
 
 class ConvBlock(Recomputing):
-    """Two convolutions with group norm.
-
-    Args:
-        in_width: Channels in.
-        out_width: Channels out.
-        periodic: Whether each axis is.
-    """
+    """Two convolutions with group norm."""
 
     def __init__(self, in_width: int, out_width: int, *, periodic: tuple[bool, ...]) -> None:
         super().__init__()

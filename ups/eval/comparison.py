@@ -7,7 +7,7 @@ each took to train, so that budgets can be equal. What was trained alike with ot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -128,7 +128,6 @@ def make_comparison(
     Args:
         config: Configuration of the run; its evaluation says how many trajectories are taken.
         runs: What it trained, by seed; alike but for that.
-        task: Name of the task.
         split: As in `ups.data.splits.open_fields`.
         horizon: Steps to predict; None to the end. A steady task has one.
         others: Other operators, on fields that are known; left out where errors are of latents.
@@ -173,8 +172,9 @@ def _compare_fields(
     lengths = trajectories.info.domain_lengths
     if steered := [row for run in runs for row in conditioned(run.simulator, config, task, lengths=lengths)]:
         entries.append(ComparedModel(steered, _seeds_of(runs)))
-    entries += [*_corrected_entries(runs), *_prior_entries(runs, task)]
-    entries += [*others, *_baseline_entries(runs, task)]
+    entries += _entries_by_name(_generative(runs, task))
+    baselines = ((run.seed, model) for run in runs for model in run.baselines if model.spec.task == task)
+    entries += [*others, *_entries_by_name(baselines)]
     entries += [] if trajectories.info.steady else [ComparedModel([Persistence()])]
     entries.append(ComparedModel([TrainingMean(train)]))
     if floor := _floor(runs, train, getattr(torch, config.training.latent_cache_dtype)):
@@ -186,34 +186,21 @@ def _seeds_of(runs: Sequence[TrainedRun]) -> tuple[int, ...]:
     return tuple(run.seed for run in runs)
 
 
-def _corrected_entries(runs: Sequence[TrainedRun]) -> list[ComparedModel]:
-    """A row for correctors, and one for students; a seed may lack them."""
-    found: dict[str, dict[int, Forecaster]] = {}
+def _entries_by_name(found: Iterable[tuple[int, Forecaster]]) -> list[ComparedModel]:
+    """A row of each name, of models and the seeds that they were trained with; a seed may lack it."""
+    by_name: dict[str, dict[int, Forecaster]] = {}
+    for seed, forecaster in found:
+        by_name.setdefault(forecaster.name, {})[seed] = forecaster
+    return [ComparedModel(list(by_seed.values()), tuple(by_seed)) for by_seed in by_name.values()]
+
+
+def _generative(runs: Sequence[TrainedRun], task: str) -> Iterator[tuple[int, Forecaster]]:
+    """Correctors and students, and priors of a steady task."""
     for run in runs:
-        for model in run.corrected:
-            forecaster = corrected_forecaster(model)
-            found.setdefault(forecaster.name, {})[run.seed] = forecaster
-    return [ComparedModel(list(by_seed.values()), tuple(by_seed)) for by_seed in found.values()]
-
-
-def _prior_entries(runs: Sequence[TrainedRun], task: str) -> list[ComparedModel]:
-    """A row for priors of a steady task; a seed may lack one."""
-    found = {
-        run.seed: prior_forecaster(run.prior)
-        for run in runs
-        if run.prior is not None and task in run.prior.spec.tasks
-    }
-    return [ComparedModel(list(found.values()), tuple(found))] if found else []
-
-
-def _baseline_entries(runs: Sequence[TrainedRun], task: str) -> list[ComparedModel]:
-    """A row of each name; a seed may lack it."""
-    found: dict[str, dict[int, Baseline]] = {}
+        yield from ((run.seed, corrected_forecaster(model)) for model in run.corrected)
     for run in runs:
-        for model in run.baselines:
-            if model.spec.task == task:
-                found.setdefault(model.name, {})[run.seed] = model
-    return [ComparedModel(list(by_seed.values()), tuple(by_seed)) for by_seed in found.values()]
+        if run.prior is not None and task in run.prior.spec.tasks:
+            yield run.seed, prior_forecaster(run.prior)
 
 
 def _floor(runs: Sequence[TrainedRun], train: Fields, dtype: torch.dtype) -> ComparedModel | None:
@@ -358,7 +345,6 @@ def check_comparable(other: OtherOperator, config: RunConfig, own: Simulator) ->
     """Refuse an operator that doesn't predict what a run's own does.
 
     Args:
-        other: The operator.
         config: Configuration of the run, with the tasks that are evaluated.
         own: Of the run.
 

@@ -122,7 +122,6 @@ def fan_figure(name: str, example: EnsembleExample, labels: Mapping[str, str]) -
 
     Args:
         name: Stem of the files.
-        example: What is shown.
         labels: For people, by the models' names.
     """
 

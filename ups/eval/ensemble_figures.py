@@ -16,7 +16,7 @@ from ups.eval.ensemble_metrics import expected_rank_shares
 from ups.eval.ensemble_scores import EnsembleScores
 from ups.eval.ensembles import EnsembleErrors
 from ups.eval.figure_style import ONE_COLUMN, TWO_COLUMNS, Column, Drawing, line_of, log_ticks, with_unit
-from ups.eval.figures import error_figure
+from ups.eval.figures import BANDS, error_figure, interval_columns
 from ups.eval.forecasters import AutoencoderFloor, Forecaster, has_members
 from ups.eval.intervals import Interval, as_columns
 from ups.eval.report import Row
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_MODELS = 3  # of an example
 _SCORES = {"crps": "CRPS", "energy_score": "energy score"}
-_BANDS = {
-    "band_low": "wave numbers 0 to 3",
-    "band_mid": "wave numbers 4 to 11",
-    "band_high": "wave numbers 12 and above",
-}
+_BANDS = {f"band_{band}": title for band, title in BANDS.items()}
 _RATIOS = (1e-3, 1e3)  # of energies that are drawn
 _PANEL_HEIGHT = 2.3
 
@@ -43,15 +39,7 @@ def ensemble_figures(
     *,
     seed: int,
 ) -> list[Drawing]:
-    """Figures of a task.
-
-    Args:
-        rows: Of the table, with their ensembles.
-        errors: Of the rows' first training seed, by name.
-        models: Which those are, by name.
-        trajectories: Of the split.
-        seed: Of the members.
-    """
+    """Figures of a task."""
     task, labels = trajectories.info.task, {row.name: row.label for row in rows}
     scores = {row.name: row.ensemble for row in rows if row.ensemble is not None}
     ensembles = {name: found for name, found in scores.items() if not found.is_point}
@@ -143,7 +131,7 @@ def spread_skill_figure(
     table: dict[str, Column] = {f"{time} since the given frame": t}
     for model, found in ensembles.items():
         for key in ("skill", "spread", "spread_skill"):
-            table |= _interval_columns(f"{key}, {labels[model]}", found.scores.by_step[key])
+            table |= interval_columns(f"{key}, {labels[model]}", found.scores.by_step[key])
     caption = (
         "Skill (root mean square error of the ensemble mean), spread, and their ratio against time, "
         "corrected for the number of members; an ensemble like the truth has 1"
@@ -173,7 +161,7 @@ def ranks_figure(name: str, ensembles: Mapping[str, EnsembleScores], labels: Map
         "model": np.repeat([labels[model] for model in ensembles], lengths),
         "from": np.concatenate([edges[:-1] for edges in places.values()]),
         "to": np.concatenate([edges[1:] for edges in places.values()]),
-        **_interval_columns("frequency / expected", all_ranks),
+        **interval_columns("frequency / expected", all_ranks),
     }
     caption = (
         "Rank histograms: how many members lie below the truth, over all points, channels and time steps; "
@@ -212,7 +200,7 @@ def reliability_figure(
         "quantile": np.repeat([each.quantile for _, each in found], lengths),
         "forecast probability": np.concatenate([each.probability for _, each in found]),
         "share of forecasts": np.concatenate([each.share for _, each in found]),
-        **_interval_columns("observed frequency", [one for _, each in found for one in each.frequency]),
+        **interval_columns("observed frequency", [one for _, each in found for one in each.frequency]),
     }
     caption = "Reliability: how often a threshold was exceeded, by the share of members that exceed it"
     return Drawing(name, caption, (TWO_COLUMNS, _PANEL_HEIGHT + 0.3), draw, table)
@@ -220,11 +208,6 @@ def reliability_figure(
 
 def _bin_edges(num_members: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.concatenate([[0.0], np.cumsum(expected_rank_shares(num_members))])
-
-
-def _interval_columns(title: str, values: Sequence[Interval]) -> dict[str, Column]:
-    columns = as_columns(values)
-    return {title: columns["mean"], f"{title}, low": columns["low"], f"{title}, high": columns["high"]}
 
 
 def _means(steps: Sequence[Interval]) -> list[float]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ups.config.after_training import ENSEMBLE_ROWS
-from ups.eval.forecasters import CorrectedForecaster, shown_size
-from ups.eval.prior_forecaster import PriorForecaster
+from ups.eval.forecasters import CorrectedForecaster, PriorForecaster, shown_size
 from ups.output import Note
 from ups.trained.checkpoint import hash_tensors, read_any_document
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrected_files import candidate_of, load_corrected
 from ups.trained.loading import missed_gates
-from ups.trained.prior import SteadyPrior
-from ups.trained.prior_files import load_prior
+from ups.trained.prior import SteadyPrior, load_prior
 from ups.trained.specs import CORRECTOR, PRIOR_FILE, STUDENT
 
 _NAMES = {CORRECTOR: "corrected", STUDENT: "student"}  # of rows
@@ -24,7 +22,6 @@ def find_corrected(operator: Path, *, device: str, note: Note) -> list[Corrected
 
     Args:
         operator: The operator's checkpoint.
-        device: Where they compute.
         note: Called with what is left out, and why, and with gates that were missed.
 
     Raises:

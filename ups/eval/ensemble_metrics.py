@@ -81,12 +81,9 @@ def ensemble_variance(members: Tensor) -> Tensor:
 def truth_ranks(members: Tensor, truth: Tensor, *, generator: torch.Generator) -> Tensor:
     """Number of members below the truth, those that equal it counted at random, int64, shape (B, X..., C).
 
-    Source: Hamill 2001 (doi:10.1175/1520-0493(2001)129<0550:IORHFV>2.0.CO;2).
+    The generator is of the random counts, on the CPU.
 
-    Args:
-        members: Members.
-        truth: Truth.
-        generator: Of the random counts, on the CPU.
+    Source: Hamill 2001 (doi:10.1175/1520-0493(2001)129<0550:IORHFV>2.0.CO;2).
     """
     others = truth.unsqueeze(1)
     below, equal = (members < others).sum(1), (members == others).sum(1)
@@ -116,11 +113,6 @@ def exceedances(members: Tensor, truth: Tensor, thresholds_QC: Tensor) -> Tensor
     """What a reliability diagram is made of: how probable it was that thresholds are exceeded, and were they.
 
     A forecast probability, the share of the members above a threshold, belongs to the nearest of 11 bins.
-
-    Args:
-        members: Members.
-        truth: Truth.
-        thresholds_QC: Values of each channel.
 
     Returns:
         Float64, shape (B, Q, P, 3): for each bin the share of points and channels in it, and the sums of

@@ -51,7 +51,6 @@ def with_ensembles(
         comparison: What predicts which trajectories.
         wanted: Members and seed.
         resamples: Of the split, the same as of the rows' other scores.
-        note: Called with what is being done.
 
     Returns:
         The rows with their `ensemble`, paired with the first one's; and by name, for the pictures, the

@@ -191,7 +191,6 @@ def roll_out_members(
     """Predict members of all trajectories of a split and measure them, a trajectory at a time.
 
     Args:
-        forecaster: What predicts.
         trajectories: Of a split.
         climate: Of the same.
         members: M, at least 2.

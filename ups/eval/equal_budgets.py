@@ -45,12 +45,6 @@ def equal_budgets(
     it was trained on, in stage operator or, without one, in stage joint. A run on several tasks had that much
     for all of them, so a baseline of one task gets its share.
 
-    Args:
-        logs: Of the operator's run.
-        num_tasks: Tasks of the run.
-        by: What budgets count.
-        given: Amounts instead of the logs'.
-
     Raises:
         ConfigError: Kind "no_log", if the logs don't say what a budget is that isn't given.
     """

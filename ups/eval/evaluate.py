@@ -78,7 +78,6 @@ def evaluate(
         logs: Of the run's training; by default read from where the configuration has them.
         other_seeds: What was trained alike with other seeds; it joins the simulator's and baselines' rows.
         phases: Seconds of what happened before, by name, for the report.
-        note: Called with what is being done.
 
     Raises:
         ConfigError: Kinds "members", "other_grid", "other_task", and those of `open_trajectories`, such as

@@ -26,7 +26,7 @@ from ups.eval.figure_style import (
     with_unit,
 )
 from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence, TrainingMean
-from ups.eval.intervals import Interval
+from ups.eval.intervals import Interval, as_columns
 from ups.eval.report import Row
 from ups.eval.rollout import Rollout, predict
 from ups.eval.training_logs import StageLog
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 _MAX_MODELS = 4  # of an example, beside the truth
 _NUM_MARKERS = 8  # along a line
-_BANDS = {
-    "frmse_low": "wave numbers 0 to 3",
-    "frmse_mid": "wave numbers 4 to 11",
-    "frmse_high": "wave numbers 12 and above",
+BANDS = {  # of `ups.eval.metrics.BANDS`
+    "low": "wave numbers 0 to 3",
+    "mid": "wave numbers 4 to 11",
+    "high": "wave numbers 12 and above",
 }
 _PARTS = ("#1B2A49", "#47618C", "#8FA6C4", "#D5DDE8")  # of a stage's time; no model has these colours
 
@@ -104,7 +104,6 @@ def error_figure(
 
     Args:
         name: Stem of the files.
-        caption: What is shown.
         panels: By title of the panel and name of the model, an interval for each time.
         labels: For people, by the models' names.
         t: Time since the frame that was given, shape (T,).
@@ -120,10 +119,11 @@ def error_figure(
             axes.set_yscale("log")
             for model in models:
                 if model in rows:
-                    steps = rows[model]
-                    _plot(axes, t, [step.mean for step in steps], model, labels[model])
-                    ends = ([step.low for step in steps], [step.high for step in steps])
-                    axes.fill_between(t, *ends, color=line_of(model)["color"], alpha=0.15, linewidth=0)
+                    steps = as_columns(rows[model])
+                    _plot(axes, t, steps["mean"], model, labels[model])
+                    axes.fill_between(
+                        t, steps["low"], steps["high"], color=line_of(model)["color"], alpha=0.15, linewidth=0
+                    )
             axes.set(xlabel=f"{time} since the given frame", title=title)
             axes.grid(visible=True)
         low, high = grid[0].get_ylim()
@@ -134,10 +134,7 @@ def error_figure(
     table: dict[str, Column] = {f"{time} since the given frame": t}
     for title, rows in panels.items():
         for model, steps in rows.items():
-            what = ", ".join(filter(None, (metric, title, labels[model])))
-            table[what] = [step.mean for step in steps]
-            table[f"{what}, low"] = [step.low for step in steps]
-            table[f"{what}, high"] = [step.high for step in steps]
+            table |= interval_columns(", ".join(filter(None, (metric, title, labels[model]))), steps)
     return Drawing(name, caption, _size(len(panels), len(models)), draw, table)
 
 
@@ -182,7 +179,6 @@ def curves_figure(
 
     Args:
         name: Stem of the files.
-        caption: What is shown.
         curves: Optimiser steps and values, by label.
         models: Name of the model that each is of, by label.
         quantity: What the values are.
@@ -307,12 +303,18 @@ def errors_in_time(rows: Sequence[Row], trajectories: Trajectories) -> list[Draw
     figures = [error_figure(f"{task}_error", caption, {"": steps}, labels, metric="nRMSE", **options)]
     bands = {
         title: {row.name: row.scores.by_step[name] for row in rows if name in row.scores.by_step}
-        for name, title in _BANDS.items()
+        for name, title in ((f"frmse_{band}", title) for band, title in BANDS.items())
     }
     if bands := {title: steps for title, steps in bands.items() if steps}:
         caption = f"fRMSE against time by band of wave numbers{known}"
         figures.append(error_figure(f"{task}_bands", caption, bands, labels, metric="fRMSE", **options))
     return figures
+
+
+def interval_columns(title: str, values: Sequence[Interval]) -> dict[str, Column]:
+    """Three columns of a figure's table: the values, and both ends of their intervals."""
+    columns = as_columns(values)
+    return {title: columns["mean"], f"{title}, low": columns["low"], f"{title}, high": columns["high"]}
 
 
 def _spectra(rollouts: Mapping[str, Rollout]) -> dict[str, Values]:

@@ -1,4 +1,4 @@
-"""Who predicts: persistence, the training mean, the operator; and the floor, which sees the truth.
+"""Who predicts: persistence, the training mean, the operator, what draws ensembles; and the floor.
 
 Letters: B trajectories, T time steps, X the axes of the grid, C channels, P parameters.
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.data.fields import Fields
+from ups.data.observations import masks_of_samples
 from ups.data.statistics import frame_items
 from ups.data.windows import evenly_spread, parameter_table
 from ups.grid import FIELDS
@@ -21,7 +22,9 @@ from ups.models.any_point_decoder import grid_queries
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.isometry import DecoderSpectrum
+from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator
+from ups.trained.specs import SimulatorSpec
 
 _MAX_FRAMES_OF_MEAN = 4096  # of the training split, evenly spread
 _FRAMES_AT_ONCE = 256
@@ -42,6 +45,11 @@ class Start:
     given: Tensor
     parameters: Mapping[str, Tensor]
     dt: float | None
+
+    def parameters_of(self, spec: SimulatorSpec) -> dict[str, Tensor]:
+        """Those that a model knows of the task."""
+        known = spec.tasks[self.task].parameters
+        return {name: values for name, values in self.parameters.items() if name in known}
 
 
 class Forecaster(Protocol):
@@ -148,25 +156,57 @@ class OperatorForecaster:
 
     def forecast(self, start: Start, steps: int) -> Tensor:
         """See `Forecaster.forecast`."""
-        known = self.simulator.spec.tasks[start.task].parameters
-        parameters = {name: values for name, values in start.parameters.items() if name in known}
+        parameters = start.parameters_of(self.simulator.spec)
         return self.simulator.rollout(
             start.given, steps, task=start.task, parameters=parameters, dt=start.dt, resample=self._resample
         )
 
 
-class CorrectedForecaster:
-    """The operator with its corrector: ensembles, and their mean where one forecast is asked for.
+class _Members:
+    """What predicts ensembles, and their mean where one forecast is asked for (`EnsembleForecaster`)."""
+
+    def __init__(
+        self, model: Any, *, note: str, name: str, label: str, members: int = 16, seed: int = 0
+    ) -> None:
+        self.model, self.note, self.name, self.label = model, note, name, label
+        self._members, self._seed = members, seed
+
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """The mean of an ensemble; see `Forecaster.forecast`."""
+        frames = self.forecast_members(start, steps, members=self._members, seed=self._seed)
+        return torch.stack([frame.mean(dim=1) for frame in frames], dim=1)
+
+    def forecast_members(self, start: Start, steps: int, *, members: int, seed: int) -> Iterator[Tensor]:
+        """See `EnsembleForecaster.forecast_members`; a member is the same whatever their number."""
+        found: Iterator[Tensor] = self.model.rollout_steps(
+            start.given,
+            steps,
+            members=members,
+            seed=seed,
+            task=start.task,
+            parameters=start.parameters_of(self.model.spec),
+            dt=start.dt,
+            **self._options_of(start),
+        )
+        return found
+
+    def _options_of(self, start: Start) -> dict[str, Any]:
+        """What the model is asked for besides."""
+        raise NotImplementedError
+
+
+class CorrectedForecaster(_Members):
+    """The operator with its corrector.
 
     Args:
         model: In evaluation mode.
         note: What the reader has to know.
         name: Of its row.
         label: For people.
-        members: Of the ensemble whose mean `forecast` gives.
-        seed: Of that ensemble.
         **sampling: `sampler` and `num_sampler_steps`, as `CorrectedSimulator.rollout` has them.
     """
+
+    model: CorrectedSimulator
 
     def __init__(
         self,
@@ -175,41 +215,37 @@ class CorrectedForecaster:
         note: str = "",
         name: str = "corrected",
         label: str = "operator with corrector",
-        members: int = 16,
-        seed: int = 0,
         **sampling: Any,
     ) -> None:
-        self.model, self.note, self.name, self.label = model, note, name, label
-        self._members, self._seed, self._sampling = members, seed, sampling
+        super().__init__(model, note=note, name=name, label=label)
+        self._sampling = sampling
 
-    def forecast(self, start: Start, steps: int) -> Tensor:
-        """The mean of an ensemble; see `Forecaster.forecast`."""
-        frames = self.forecast_members(start, steps, members=self._members, seed=self._seed)
-        return torch.stack([frame.mean(dim=1) for frame in frames], dim=1)
+    def _options_of(self, start: Start) -> dict[str, Any]:
+        return self._sampling
 
-    def forecast_members(self, start: Start, steps: int, *, members: int, seed: int) -> Iterator[Tensor]:
-        """Predict the frames after the given one, as an ensemble, a time step at a time.
 
-        Args:
-            start: What is given.
-            steps: How many frames.
-            members: M.
-            seed: Of the ensemble; a member is the same whatever their number.
-        Returns:
-            An iterator over physical fields of shape (B, M, X..., C), one for each time step.
-        """
-        known = self.model.spec.tasks[start.task].parameters
-        parameters = {name: values for name, values in start.parameters.items() if name in known}
-        return self.model.rollout_steps(
-            start.given,
-            steps,
-            members=members,
-            seed=seed,
-            task=start.task,
-            parameters=parameters,
-            dt=start.dt,
-            **self._sampling,
-        )
+class PriorForecaster(_Members):
+    """Draws solutions; where the prior is given its input at few points, these depend on the sample alone.
+
+    Args:
+        model: In evaluation mode.
+        note: What the reader has to know.
+        seed: Of the ensemble whose mean `forecast` gives, and of the points that are observed.
+    """
+
+    model: SteadyPrior
+
+    def __init__(self, model: SteadyPrior, *, note: str = "", seed: int = 0) -> None:
+        label, members = ("prior", 16) if model.prior_spec.method == "flow" else ("direct regression", 1)
+        super().__init__(model, note=note, name="prior", label=label, members=members, seed=seed)
+
+    def observed(self, given_BXC: Tensor) -> Tensor | None:
+        """The points at which inputs are observed; None for all of them."""
+        num = self.model.prior_spec.observed_points
+        return None if num is None else masks_of_samples(given_BXC, num=num, seed=self._seed)
+
+    def _options_of(self, start: Start) -> dict[str, Any]:
+        return {"observed": self.observed(start.given)}
 
 
 class LatentForecaster:

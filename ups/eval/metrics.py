@@ -54,11 +54,6 @@ class DefinedErrors:
 def mean_of_defined(errors: Tensor, *, task: str, channels: Sequence[str]) -> float:
     """Mean of errors that are defined.
 
-    Args:
-        errors: Of one axis.
-        task: Name of the task, for people.
-        channels: Names of its channels, for people.
-
     Raises:
         ConfigError: Kind "zero_truth", if nothing is left to average.
     """

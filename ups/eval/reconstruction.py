@@ -30,26 +30,13 @@ FRAMES_OF_SPECTRUM = 64  # at a token of each of which the decoder is differenti
 
 
 @dataclass(frozen=True)
-class LatentSize:
-    """Numbers of one frame before and after encoding."""
-
-    values: int
-    latents: int
-
-    @property
-    def compression(self) -> float:
-        """Numbers of a frame over numbers of its latent state; 2 means half as many."""
-        return self.values / self.latents
-
-
-@dataclass(frozen=True)
 class Floor:
     """Errors of the reconstruction.
 
     Attributes:
         nrmse: nRMSE averaged over frames and channels, by "task" or "task/array" of constant fields; those
             whose truth is zero throughout are left out.
-        sizes: Sizes under the same names.
+        compression: Numbers of a frame over those of its latent state, under the same names.
         by_step: The same by stored time step, of the steps that were looked at; constant fields have step 0.
         num_frames: Frames that were looked at, under the same names.
         left_out: Frames and channels that were left out, under the same names.
@@ -57,7 +44,7 @@ class Floor:
 
     nrmse: Mapping[str, float]
     by_step: Mapping[str, Mapping[int, float]]
-    sizes: Mapping[str, LatentSize]
+    compression: Mapping[str, float]
     num_frames: Mapping[str, int]
     left_out: Mapping[str, int]
 
@@ -90,7 +77,7 @@ def measure_floor(
     """
     found: dict[str, DefinedErrors] = {}
     places: dict[str, list[Tensor]] = {}
-    sizes: dict[str, LatentSize] = {}
+    compression: dict[str, float] = {}
     for batch in batches:
         name = _name_of(batch)
         prediction = reconstruct(model, batch, query=queries[batch.task], latent_dtype=latent_dtype)
@@ -99,7 +86,7 @@ def measure_floor(
         found.setdefault(name, DefinedErrors()).add(*pair, items=batch.items)
         places.setdefault(name, []).append(torch.stack([batch.items, batch.steps]))
         num_latents = model.spec.num_tokens * model.spec.latent_dim
-        sizes[name] = LatentSize(model.spec.tasks[batch.task].grid.num_values(batch.array), num_latents)
+        compression[name] = model.spec.tasks[batch.task].grid.num_values(batch.array) / num_latents
     nrmse, by_step, num_frames, left_out = {}, {}, {}, {}
     for name, errors_of in found.items():
         errors, defined = errors_of.joined(ranks)
@@ -107,7 +94,7 @@ def measure_floor(
         nrmse[name] = mean_of_defined(errors[defined], task=name, channels=_channels(model, name))
         by_step[name] = _means(errors, defined, ranks.joined(items, steps))
         num_frames[name], left_out[name] = len(errors), int((~defined).sum())
-    return Floor(nrmse, by_step, sizes, num_frames, left_out)
+    return Floor(nrmse, by_step, compression, num_frames, left_out)
 
 
 def _name_of(batch: FrameBatch) -> str:

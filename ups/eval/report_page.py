@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from ups.eval.intervals import Interval, Paired
 from ups.eval.report import Report, Row, TaskReport
 from ups.eval.scores import COMPAT_BATCH_SIZE, MORE_IS_BETTER, NO_CONTEST
 from ups.eval.training_logs import StageLog
-from ups.output import with_nulls, write_together
+from ups.output import json_document, with_nulls, write_together
 from ups_store.printable import json_text, printable
 
 _PAGE = Template(
@@ -342,9 +341,6 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
 
 def _figures_of_report(folder: Path) -> set[Path]:
     """Files of the figures that the report in a folder names."""
-    try:
-        named = json.loads((folder / "report.json").read_text())["figures"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
+    named = json_document(folder / "report.json").get("figures")
     names = [name for name in named if _NAME.fullmatch(name)] if isinstance(named, dict) else []
     return {folder / _FIGURES / f"{name}.{suffix}" for name in names for suffix in ("svg", "pdf", "csv")}

@@ -45,7 +45,6 @@ def roll_out(
     """Predict all trajectories of a split and measure the errors, a batch at a time.
 
     Args:
-        forecaster: What predicts.
         trajectories: Of a split.
         batch_size: Trajectories at a time; by default by their size.
 

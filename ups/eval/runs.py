@@ -61,10 +61,7 @@ def evaluate_run(
     The test split is evaluated only if `split` names it, and every time is counted.
 
     Args:
-        checkpoint: As `open_runs`.
-        config_path: As `open_runs`.
-        overrides: As `open_runs`.
-        seeds: As `open_runs`.
+        checkpoint: As `open_runs`, like `config_path`, `overrides` and `seeds`.
         split: By default `evaluation.split`, and "dev" where that is "test".
         horizon: Steps to predict; by default as `evaluation.horizon` says.
         members: Of ensembles; by default as `evaluation.members` says.
@@ -73,7 +70,6 @@ def evaluate_run(
         best: Checkpoint of the best operator so far, for a row of its own.
         phases: Seconds of what happened before, by name, for the report.
         title: Heading of the report.
-        note: Takes warnings, and what is being done.
 
     Raises:
         UpsError: As `open_runs`, `open_others` and `evaluate`; if a use of the test split can't be counted.
@@ -174,9 +170,7 @@ def open_runs(
         checkpoint: The operator's file; by default `operator.safetensors` in the configuration's
             `checkpoint.dir`, or where there is none, in its folders of seeds.
         config_path: YAML file; by default the configuration that the checkpoint was made with.
-        overrides: `key=value`.
         seeds: Which seeds; by default all that are there.
-        note: Called with warnings.
 
     Raises:
         CheckpointError: If a checkpoint is missing or damaged.
@@ -266,9 +260,7 @@ def open_others(
 
     Args:
         paths: Their checkpoints, or folders of them: with one operator, or with one for each seed.
-        config: Configuration of the run.
         simulator: Of the run.
-        note: Called with warnings.
 
     Raises:
         CheckpointError: If one is missing or damaged.

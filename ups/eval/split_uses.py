@@ -77,7 +77,6 @@ def record_test_use(folder: Path, *, config: RunConfig, checkpoints: Sequence[Pa
 
     Args:
         folder: Of its checkpoints; of those of all seeds.
-        config: Configuration of the run.
         checkpoints: The operators that were evaluated.
 
     Raises:

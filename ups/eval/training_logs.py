@@ -84,7 +84,6 @@ def read_stage_logs(config: RunConfig, *, note: Note = lambda text: None) -> lis
     """The stages of a run that left a log, in the order of training.
 
     Args:
-        config: Configuration of the run.
         note: Called for every line that can't be read, which is left out.
     """
     found = []

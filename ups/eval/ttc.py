@@ -63,8 +63,7 @@ class ConditionedForecaster:
 
     def forecast(self, start: Start, steps: int) -> Tensor:
         """See `Forecaster.forecast`."""
-        known = self._simulator.spec.tasks[start.task].parameters
-        parameters = {name: values for name, values in start.parameters.items() if name in known}
+        parameters = start.parameters_of(self._simulator.spec)
         return self.rollout(start.given, steps, task=start.task, parameters=parameters, dt=start.dt)
 
     @torch.no_grad()

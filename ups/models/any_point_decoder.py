@@ -50,13 +50,7 @@ class Neighbours:
 
 
 class Neighbourhood(nn.Module):
-    """Finds the K = (2 radius + 1)^N tokens around each query; the query's own token stands in the middle.
-
-    Args:
-        cut: The token grid.
-        periodic: Whether each axis is.
-        radius: Tokens to each side, on each axis.
-    """
+    """Finds the K = (2 radius + 1)^N tokens around each query; the query's own token stands in the middle."""
 
     counts: Tensor  # tokens along each axis, (N,)
     highest: Tensor  # number of the last token along each axis, (N,)
@@ -97,12 +91,7 @@ class Neighbourhood(nn.Module):
 
 
 class Waves(nn.Module):
-    """Sines and cosines of offsets in multiples of a frequency.
-
-    Args:
-        num_waves: How many.
-        cycles_per_token: The frequency.
-    """
+    """Sines and cosines of offsets in multiples of a frequency."""
 
     frequencies: Tensor
 

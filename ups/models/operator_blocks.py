@@ -79,11 +79,7 @@ class SpectralMixer(nn.Module):
 
 
 class ConvolutionMixer(nn.Module):
-    """Sum of convolutions with five tokens along each axis, circular where it is periodic, else with zeros.
-
-    Args:
-        place: Where it is.
-    """
+    """Sum of convolutions with five tokens along each axis, circular on periodic ones, else with zeros."""
 
     def __init__(self, place: BlockPosition) -> None:
         super().__init__()
@@ -103,10 +99,6 @@ class ConvolutionMixer(nn.Module):
 
 class Block(Recomputing):
     """What blocks share: parts of the condition, and stochastic depth.
-
-    Args:
-        place: Where it is.
-        drop_path: Share of residual branches that training drops.
 
     Attributes:
         width: W.
@@ -129,13 +121,7 @@ class Block(Recomputing):
 
 
 class MixingBlock(Block):
-    """x + GELU(mix(h) + linear(h)), h = x (1 + s) + b with s and b from the condition.
-
-    Args:
-        place: Where it is.
-        mixer: Mixes tokens.
-        size: The rest of the architecture.
-    """
+    """x + GELU(mix(h) + linear(h)), h = x (1 + s) + b with s and b from the condition."""
 
     kinds = ("scale", "shift")
 

@@ -24,7 +24,6 @@ class LevelGeometry(nn.Module):
 
     Args:
         grid: Tokens along each axis.
-        periodic: Whether each axis is.
         largest: Tokens of an attention window along an axis, at most; None without attention.
 
     Attributes:

@@ -68,7 +68,6 @@ def resampled(values_BXC: Tensor, points: tuple[int, ...], *, periodic: tuple[bo
     Args:
         values_BXC: Shape (B, X..., C).
         points: Wanted along each axis.
-        periodic: Whether each axis is.
 
     Returns:
         Shape (B, *points, C); `values_BXC` itself where it has these points.

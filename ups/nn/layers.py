@@ -74,13 +74,7 @@ def pad_axes(x_BWG: Tensor, *, periodic: tuple[bool, ...], width: int) -> Tensor
 
 
 class GridConv(nn.Module):
-    """Convolution with three places per axis that keeps the grid; circular along periodic axes.
-
-    Args:
-        in_width: Channels in.
-        out_width: Channels out.
-        periodic: Whether each axis is.
-    """
+    """Convolution with three places per axis that keeps the grid; circular along periodic axes."""
 
     def __init__(self, in_width: int, out_width: int, *, periodic: tuple[bool, ...]) -> None:
         super().__init__()
@@ -109,7 +103,6 @@ class ResidualBlock(Recomputing):
     Args:
         width: Channels W.
         condition_width: Channels E of the condition.
-        periodic: Whether each axis is.
     """
 
     def __init__(self, width: int, *, condition_width: int, periodic: tuple[bool, ...]) -> None:
@@ -256,7 +249,6 @@ def boundary_features(position_PN: Tensor, *, cells: tuple[int, ...], periodic: 
     Args:
         position_PN: Positions in cells, from 0 to `cells` along each axis, shape (..., N).
         cells: Length of each axis in cells.
-        periodic: Whether each axis is.
 
     Returns:
         Shape (..., F), in 0..1, dtype of `position_PN`.

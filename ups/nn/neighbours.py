@@ -19,7 +19,6 @@ def with_neighbours(tokens_BLD: Tensor, grid: Sequence[int], periodic: Sequence[
     Args:
         tokens_BLD: In the order of their grid.
         grid: Tokens along each axis.
-        periodic: Whether each axis is.
     Returns:
         Shape (B, L, N).
     """
@@ -37,7 +36,6 @@ class NeighbourMap(nn.Module):
     Args:
         dim: D.
         grid: Tokens along each axis.
-        periodic: Whether each axis is.
     """
 
     weight: Tensor  # (N, D)

@@ -85,7 +85,6 @@ class Windows(nn.Module):
 
     Args:
         grid: Tokens along each axis.
-        periodic: Whether each axis is.
         largest: Tokens of a window along an axis, at most.
 
     Attributes:

@@ -17,7 +17,6 @@ class WeightsCopy:
     """Copy of a model's trained parameters.
 
     Args:
-        model: The model.
         device: Where the copy lies; by default beside each parameter.
     """
 
@@ -51,7 +50,6 @@ class AveragedWeights(WeightsCopy):
     start.
 
     Args:
-        model: The model.
         decay: Share of the old average that an update keeps.
     """
 

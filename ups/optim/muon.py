@@ -28,9 +28,6 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
 
     So inputs, heads, embeddings and the weights of Fourier modes aren't among them.
 
-    Args:
-        model: Parts of it may be sharded.
-
     Returns:
         By the parameter's name, how many matrices of equal size lie above each other in it: queries, keys and
         values are three.

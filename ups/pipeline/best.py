@@ -16,7 +16,7 @@ from typing import Any
 
 from ups.data.identities import checkpoint_identity
 from ups.errors import CheckpointError, OutputError, UpsError
-from ups.output import appears_whole
+from ups.output import appears_whole, json_document
 from ups.pipeline.gates import metric_of, read_report
 from ups.pipeline.machine import code_identity
 from ups.trained.card import card_path
@@ -33,20 +33,13 @@ def best_path(folder: Path) -> Path:
 
 def read_provenance(folder: Path) -> dict[str, Any]:
     """What is known of the best operator; empty where there is none."""
-    try:
-        return dict(json.loads((folder / "provenance.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return json_document(folder / "provenance.json")
 
 
 def rival_of(folder: Path, own: str | None) -> str | None:
     """Hash of the best operator; where that is a run's own already, of the one that it replaced.
 
     So an evaluation beside the best one stays valid when its operator is promoted.
-
-    Args:
-        folder: Of the best operator.
-        own: Hash of the run's operator.
     """
     best = checkpoint_identity(best_path(folder), kind=OPERATOR)
     if best is None or best != own:

@@ -104,7 +104,6 @@ def check_caches(
     """Stores that are there and those that aren't, folder and disk for these, and the RAM for preloading.
 
     Args:
-        config: Configuration of the run.
         tasks: What is known of its data.
         readers: Open the sources.
         checks: Takes the lines.

@@ -73,7 +73,6 @@ def check_config(config_path: Path | None, overrides: Sequence[str] = ()) -> Rep
 
     Args:
         config_path: YAML file, or the name of a shipped one.
-        overrides: `key=value` on top of that.
 
     Returns:
         A line for each check; nothing is raised for what is wrong.

@@ -33,7 +33,6 @@ def check_data(config_path: Path | None, overrides: Sequence[str] = ()) -> Repor
 
     Args:
         config_path: YAML file, or the name of a shipped one.
-        overrides: `key=value` on top of that.
 
     Returns:
         A line for each file and task; nothing is raised for what is wrong.

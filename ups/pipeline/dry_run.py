@@ -52,7 +52,6 @@ def dry_run(
 
     Args:
         config_path: YAML file, or the name of a shipped one.
-        overrides: `key=value` on top of that.
         price_per_hour: Of the machine, in any currency.
         num_steps: Real steps of each stage that are timed; 0 makes none.
         note: Called with what is done meanwhile.

@@ -28,11 +28,7 @@ class Gpu:
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """GPUs in the order in which CUDA numbers them for this process; none where there is no driver.
-
-    Args:
-        variables: Of the environment: CUDA_VISIBLE_DEVICES chooses some.
-    """
+    """GPUs in the order in which CUDA numbers them for this process; none where there is no driver."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return []

@@ -300,7 +300,6 @@ class _Tracer:
 
         Args:
             named: What the file says.
-            path: The file.
             before: Files of the chain so far; one that claims to be made from itself isn't followed.
         """
         self.folders.update(dict.fromkeys([path.parent, *named.folders]))

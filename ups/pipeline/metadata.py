@@ -10,7 +10,7 @@ from typing import Any
 
 from ups.config import dump_config
 from ups.data.identities import hash_of, source_identity
-from ups.output import with_nulls, write_atomically
+from ups.output import json_document, with_nulls, write_atomically
 from ups.pipeline.gates import gates_of_file, read_report
 from ups.pipeline.graph import Graph
 from ups.pipeline.machine import code_identity, machine
@@ -35,8 +35,6 @@ def write_metadata(
     """Write what is known of a run.
 
     Args:
-        run: The run.
-        graph: Its nodes.
         folder: Its records.
         own_s: Seconds of this process besides those of nodes.
         missed: Verdicts of gates that were missed just now, by node.
@@ -51,7 +49,10 @@ def write_metadata(
     """
     found = {node.name: folder.valid_record(node, node.key()) for node in graph}
     records = {name: record for name, record in found.items() if record is not None}
-    seconds, by_seed = folder.seconds(), {seed: _document(own) for seed, own in of_seeds.items()}
+    seconds, by_seed = (
+        folder.seconds(),
+        {seed: json_document(own.folder / FILE) for seed, own in of_seeds.items()},
+    )
     total = sum(seconds.values()) + sum(document.get("seconds", 0.0) for document in by_seed.values())
     values: dict[str, Any] = {
         "kind": KIND,
@@ -93,17 +94,9 @@ def write_metadata(
     return written
 
 
-def _document(run: Run) -> dict[str, Any]:
-    """What was written of a run; empty if nothing was."""
-    try:
-        return dict(json.loads((run.folder / FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
 def _known_price(run: Run) -> float | None:
     """The price that an earlier call was given."""
-    price = _document(run).get("price_per_hour")
+    price = json_document(run.folder / FILE).get("price_per_hour")
     return None if price is None else float(price)
 
 

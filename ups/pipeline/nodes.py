@@ -132,7 +132,6 @@ def build_command(config: RunConfig, config_path: Path | None, *words: str, hold
     """The build of a run's stores, of fields or of latents.
 
     Args:
-        config: Configuration of the run.
         config_path: The file that it was read from.
         words: `key=value` on top of that, and flags.
         holds_latents: Which of the two.
@@ -389,13 +388,7 @@ def _rival(run: Run) -> str | None:
 
 
 def evaluation_node(run: Run, group: Group, after: tuple[str, ...]) -> Node:
-    """The evaluation of "small-eval" or "full-eval".
-
-    Args:
-        run: Of the run.
-        group: Which one.
-        after: What comes before it.
-    """
+    """The evaluation of "small-eval" or "full-eval"."""
     folder, config = run.report_folder(group), run.small if group == "small-eval" else run.full
 
     def inputs() -> dict[str, Any]:

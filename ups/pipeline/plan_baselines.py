@@ -42,9 +42,6 @@ class PlannedBaseline:
 def plan_baselines(config: RunConfig) -> dict[str, PlannedBaseline]:
     """Those of a run, by their names; its data are compared when it is made.
 
-    Args:
-        config: Configuration of the run.
-
     Raises:
         ConfigError: If a budget isn't positive.
     """

@@ -24,11 +24,7 @@ class PlannedRanks:
 
     @classmethod
     def of(cls, config: RunConfig) -> PlannedRanks:
-        """As `ups run` would start them.
-
-        Args:
-            config: Configuration of the run.
-        """
+        """As `ups run` would start them."""
         training = config.training
         num = config.pipeline.num_processes or training.num_gpus or 1
         shards = {"ddp": 1, "fsdp2": num, "hsdp": min(num, training.shard_size or num)}

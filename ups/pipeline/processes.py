@@ -15,8 +15,8 @@ from types import FrameType
 
 from ups.errors import GateMissedError, InterruptedTrainingError, UpsError
 from ups.output import terminal
+from ups.train.interrupt import SAME_COMMAND
 
-SAME_COMMAND = "the same command"
 # PR_SET_PDEATHSIG is 1 (prctl(2)); it outlives exec. If the parent ended before, nothing is begun.
 _PROGRAM = """
 import ctypes, os, signal, sys

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import OutputError, UpsError
-from ups.output import Note, write_atomically
+from ups.output import Note, json_document, write_atomically
 from ups.pipeline.graph import Node
 from ups_store.launch import log_origin
 
@@ -42,10 +42,6 @@ class RunFolder:
         """Inside, no other run works in the folder; gives the descriptor that holds the lock.
 
         Processes that inherit it hold the lock as long as they live, whatever becomes of this one.
-
-        Args:
-            note: Called if another process holds it.
-            timeout_s: How long that is waited for.
 
         Raises:
             UpsError: Kind "run_locked", with the process that wrote the lock last.
@@ -77,18 +73,10 @@ class RunFolder:
 
     def record_of(self, name: str) -> dict[str, Any] | None:
         """What was written when the node was last done; None if it wasn't."""
-        try:
-            return dict(json.loads(self._record_path(name).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
+        return json_document(self._record_path(name)) or None
 
     def write_record(self, node: Node, *, key: str, result: Mapping[str, Any]) -> None:
         """Note that a node was done; what it left has to be there.
-
-        Args:
-            node: The node.
-            key: Hash of its inputs before it began.
-            result: What it found, JSON values.
 
         Raises:
             OutputError: Such as on a full disk.

@@ -53,12 +53,11 @@ class Check:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_error(cls, group: str, error: UpsError | StoreError, *, mark: Mark = "problem") -> Check:
+    def of_error(cls, group: str, error: UpsError | StoreError) -> Check:
         """What an error says; one of a missing package among them."""
         names = ("path", "expected", "found", "hint")
         facts = {name: str(value) for name in names if (value := getattr(error, name)) is not None}
-        code = exit_code_of(error) if mark == "problem" else 0
-        return cls(group, mark, str(error), error.kind, code, facts)
+        return cls(group, "problem", str(error), error.kind, exit_code_of(error), facts)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""

@@ -57,10 +57,7 @@ def open_run(
     """A run's three configurations, and where it lies.
 
     Args:
-        config_path: YAML file.
-        overrides: `key=value`.
         phases: Seconds of what happened before, by name, for the reports.
-        note: Takes warnings.
 
     Raises:
         ConfigError: If one of them is wrong.
@@ -91,7 +88,6 @@ def run_pipeline(run: Run, options: Options, *, siblings: Sequence[Path] = (), n
     """Execute what isn't valid of a run.
 
     Args:
-        run: The run.
         options: Which nodes, and how.
         siblings: Folders of the same run with other seeds: a node that was done alike there is valid.
         note: Called with what is done, and what is valid.
@@ -118,7 +114,6 @@ def run_graph(
 
     Args:
         run: Whose records and results these are.
-        graph: Its nodes.
         options: Which nodes, and how.
         siblings: See `run_pipeline`.
         of_seeds: Runs with single seeds, if this one is about all of them.

@@ -19,7 +19,6 @@ def total_steps(
     """Optimiser steps of a stage.
 
     Args:
-        config: Configuration of the run.
         stage: "autoencoder", "joint", "operator", "diff_residual", "consistency_distill" or "steady_prior".
         tasks: Its sources.
         ranks: That will train together.

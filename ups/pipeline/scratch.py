@@ -87,9 +87,7 @@ class Scratch:
     """A run's stages in a folder of their own.
 
     Args:
-        config: Configuration of the run.
         config_path: The file that it was read from.
-        overrides: `key=value` on top of that.
         tasks: Its sources.
         folder: Where everything goes.
         autoencoder: The run's own trained autoencoder, if it isn't to be trained.
@@ -169,9 +167,7 @@ class Scratch:
         """Make a stage, take some steps, and leave its model, as untrained as that is, to the next ones.
 
         Args:
-            name: Of the stage.
             config: The scratch's own, or what is made of it.
-            device: Where.
             num_steps: How many are timed.
 
         Raises:

@@ -27,9 +27,6 @@ def open_seeds(
 
     Args:
         run: What the file and the overrides say.
-        seeds: Training seeds.
-        config_path: The file.
-        overrides: `key=value`.
 
     Raises:
         ConfigError: As `open_run`.

@@ -63,12 +63,7 @@ def quick_readers(config: RunConfig) -> Readers:
 
 
 def find_tasks(config: RunConfig, readers: Readers) -> dict[str, TaskSources]:
-    """Look at the sources of all tasks, and at stores where there are none; no sample is read.
-
-    Args:
-        config: Configuration of the run.
-        readers: Open the sources, with deadlines.
-    """
+    """Look at the sources of all tasks, and at stores where there are none; no sample is read."""
     splits = dict.fromkeys((*TRAINED, *config.data.split))
     return {task: _find(config, task, splits, readers) for task in config.data.tasks}
 

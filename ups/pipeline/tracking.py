@@ -56,7 +56,6 @@ def tracking(run: Run, *, restart: bool) -> Iterator[Tracking]:
     """Inside, nodes of a run learn of its launch, and find its run at Weights & Biases.
 
     Args:
-        run: The run.
         restart: Whether it begins from scratch, and so is another one at Weights & Biases.
     """
     folder = run.config.checkpoint.dir
@@ -70,9 +69,7 @@ def send_metadata(run: Run, metadata: Mapping[str, Any], *, note: Note) -> None:
     """Send seconds of nodes, costs, results and gates to Weights & Biases, if that is switched on.
 
     Args:
-        run: The run.
         metadata: What `metadata.json` holds.
-        note: Takes warnings.
     """
     config = run.config
     run_config = config.model_dump(mode="json")

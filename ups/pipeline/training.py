@@ -62,9 +62,7 @@ def run_all(
     """Train everything that an operator needs, the operator, and what comes after it.
 
     Args:
-        config: Configuration of the run.
         config_path: The file that it was read from, for the build of stores.
-        overrides: `key=value` on top of that.
         note: Called with what people should know; what several stages find alike, once.
         restart: Train every stage from scratch.
         began: When the process was started, seconds since 1970.
@@ -133,13 +131,7 @@ def run_all_seeds(
     """Train everything with one seed after the other, each in its own folders, and evaluate all together.
 
     Args:
-        config: Configuration of the run; its own seed isn't used.
-        seeds: Training seeds.
-        config_path: As `run_all`.
-        overrides: As `run_all`.
-        note: As `run_all`.
-        restart: As `run_all`.
-        began: As `run_all`.
+        config: Configuration of the run; its own seed isn't used. The others are those of `run_all`.
 
     Returns:
         {"stage": "all", "seeds": what `run_all` returns by seed, "evaluation": paths of the report's files}.
@@ -207,9 +199,7 @@ def build_latents(
     """Build the stores of latents that the autoencoder in use makes; valid ones are kept.
 
     Args:
-        config: Configuration of the run.
         config_path: The file that it was read from.
-        overrides: `key=value` on top of that.
         is_first: Whether this is the first rank, which shows the command and writes the manifest.
         note: Called with the command.
 

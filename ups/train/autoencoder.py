@@ -96,11 +96,9 @@ class AutoencoderStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         train: Training fields by task.
         val: Validation fields by task.
-        device: Where the model is.
     """
 
     name = "autoencoder"
@@ -197,7 +195,7 @@ class AutoencoderStage(Stage):
             "checkpoint": str(self.path),
             "figure": str(figure),
             "latent": {"tokens": model.spec.num_tokens, "dim": model.spec.latent_dim},
-            "compression": {name: task.compression for name, task in floor.sizes.items()},
+            "compression": dict(floor.compression),
             "floor_nrmse": floor.nrmse,
             "floor_by_step": {name: dict(steps) for name, steps in floor.by_step.items()},
             "decoder_condition": {name: found.condition for name, found in spectra.items()},

@@ -25,14 +25,13 @@ from ups.distributed.sharding import ShardedPart
 from ups.errors import ConfigError
 from ups.eval.baseline_model import BASELINE, Baseline, Effort, load_baseline, save_baseline
 from ups.eval.baseline_spec import BaselineSpec, Kind, check_kinds, make_spec
-from ups.eval.forecasters import Persistence
 from ups.eval.training_logs import log_path, read_stage_log
 from ups.grid import FIELDS
 from ups.losses import rollout_losses
 from ups.train.meter import startup_phase
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.stage import QUIET_START, Losses, Schedule, Stage, StageStart
-from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation
+from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation, scored
 from ups.trained.checkpoint import read_document
 
 
@@ -90,11 +89,9 @@ class BaselineStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         trajectories: Of the training split.
         validation: Trajectories that are rolled out.
-        device: Where the model is.
     """
 
     model: Baseline
@@ -168,11 +165,7 @@ class BaselineStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """nRMSE of rollouts."""
-        nrmse = self._validation.nrmse(self.called, ranks=self.ranks)
-        return {
-            "score": mean_over_tasks(nrmse),
-            **{f"val/nrmse/{name}": value for name, value in nrmse.items()},
-        }
+        return scored(self._validation.nrmse(self.called, ranks=self.ranks))
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write the model; what its training took is added at the end."""
@@ -206,19 +199,13 @@ class BaselineStage(Stage):
             model.effort, document = effort, read_document(self.path, kind=BASELINE)
             said = {name: document[name] for name in ("config", "report")}
             save_baseline(self.path, model, data=self._data, **said)
-        measure = partial(self._validation.nrmse, ranks=self.ranks)
-        nrmse = measure(model)
-        left_out = self._validation.left_out
-        is_steady = model.spec.given_array != FIELDS
+        found = self._validation.report(model, ranks=self.ranks)
         return {
             "checkpoint": str(self.path),
             "parameters": sum(weight.numel() for weight in model.parameters()),
             "effort": vars(effort),
-            "rollout_steps": self._validation.num_steps,
-            "score": mean_over_tasks(nrmse),
-            "nrmse": nrmse,
-            "nrmse_left_out": left_out,
-            "persistence_nrmse": {} if is_steady else measure(Persistence()),
+            "score": mean_over_tasks(found["nrmse"]),
+            **found,
         }
 
     def _effort(self) -> Effort:

@@ -42,7 +42,6 @@ class BestWeights:
 
     Args:
         stage: What is trained, with the weights before the first step.
-        config: Configuration of the run.
         validate: Gives the stage's metrics of the present weights; a collective.
         ranks: The processes that train together; the first one exports.
         note: Called when training made it worse, and when a better checkpoint of an earlier run is set aside.
@@ -143,9 +142,7 @@ def export(
     """Export a stage's present weights, whole; a collective, of which the first rank writes.
 
     Args:
-        stage: Whose they are.
         metrics: Of these weights.
-        ranks: The processes that train together.
         earlier: Configuration of the run, where files of an earlier one are replaced, see `set_aside`.
         note: Called if one of these is kept.
         is_again: Whether they were exported before, see `Stage.export_again`.
@@ -173,7 +170,6 @@ def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: Ru
         kind: Its kind of checkpoint.
         metrics: Of what replaces it, with its `score`.
         config: Configuration of the run that replaces it.
-        note: Called with messages.
     """
     score_of = partial(_score_of, kind=kind, like=metrics, config=config)
     score = score_of(path)

@@ -131,10 +131,7 @@ def within_budget(
     A budget of seconds stays what it became when the training that is continued began.
 
     Args:
-        name: Of the stage.
-        config: Configuration of the run.
         device: Where it is trained.
-        ranks: The processes that train together.
         is_continued: Whether a training state that is there is continued from.
         note: Called with the number of steps.
 
@@ -165,11 +162,11 @@ def within_budget(
     return with_steps(config, name, steps)
 
 
-def with_steps(config: RunConfig, name: str, steps: int, *, budget: BudgetConfig | None = None) -> RunConfig:
-    """The configuration with another number of steps of a stage, and the budget that says so."""
+def with_steps(config: RunConfig, name: str, steps: int) -> RunConfig:
+    """The configuration with another number of steps of a stage."""
     stage = config.stages.get(name, StageConfig())
     # As if it had been said in the file: `model_copy` adds to what is said.
-    changed = stage.model_copy(update={"steps": steps, "budget": budget or stage.budget})
+    changed = stage.model_copy(update={"steps": steps})
     return config.model_copy(update={"stages": {**config.stages, name: changed}})
 
 

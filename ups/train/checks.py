@@ -36,7 +36,6 @@ def check_nothing_refused_later(config: RunConfig, first: str | None, *, report_
     """Refuse before hours of training what a stage, or the evaluation, would refuse after them.
 
     Args:
-        config: Configuration of the run.
         first: What `first_stage` says.
         report_folder: Where the evaluation writes.
 
@@ -59,7 +58,6 @@ def later_checks(
     """What a stage, or the evaluation, checks by the configuration alone: by what each is about.
 
     Args:
-        config: Configuration of the run.
         first: What `first_stage` says.
         report_folder: Where the evaluation writes.
     """
@@ -138,7 +136,6 @@ def trained_stages(config: RunConfig, first: str | None) -> tuple[str, ...]:
     """The stages that `ups train` goes through, baselines of the evaluation aside.
 
     Args:
-        config: Configuration of the run.
         first: What `first_stage` says.
     """
     operator = "operator" if config.stage("operator").epochs else None
@@ -157,7 +154,6 @@ def check_steady_task(config: RunConfig, *, found: Collection[str] | None = None
     """Refuse a prior of steady solutions where no task has any.
 
     Args:
-        config: Configuration of the run.
         found: Tasks whose files say that they are steady; None where these aren't looked at.
 
     Raises:
@@ -178,7 +174,6 @@ def check_sizes(config: RunConfig, first: str | None) -> None:
     """Refuse patches and tokens that don't fit the grids of the tasks, before stores are built.
 
     Args:
-        config: Configuration of the run.
         first: What `first_stage` says.
 
     Raises:

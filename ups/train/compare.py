@@ -48,17 +48,13 @@ def compare_run(
     """Train baselines with as much as a run's operator took, and evaluate all beside it.
 
     Args:
-        checkpoint: As `open_runs`.
-        config_path: As `open_runs`.
-        overrides: As `open_runs`.
-        seeds: As `open_runs`; each has its own budgets.
+        checkpoint: As `open_runs`, like `config_path`, `overrides` and `seeds`; each has its own budgets.
         split: By default `evaluation.split`; never "test".
         kinds: Of baselines, see `check_kinds`.
         by: What budgets count: "flops", "samples", "seconds"; by default each gives a row.
         amounts: Budgets instead of what the logs say.
         also: Checkpoints of other operators of the same tasks.
         restart: Whether baselines that are there are trained again.
-        note: Takes warnings, and what is being done.
 
     Raises:
         UpsError: As `evaluate_run`; kind "no_log" where logs say nothing and a budget isn't given.
@@ -152,9 +148,7 @@ def measure_equal_times(
     Steps of all stages are timed in turns, so no clock of the past is compared with one of now.
 
     Args:
-        config: Configuration of the run.
         kinds: Of baselines.
-        task: Name of the task.
         budget: Of seconds.
         logs: Of the operator's run.
 

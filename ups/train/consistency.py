@@ -33,10 +33,6 @@ _TARGET = "target."  # beginning of the names of the target's weights
 class StudentWithTarget(CorrectedSimulator):
     """A student, and the frozen average of its weights: what is trained, not what is exported.
 
-    Args:
-        simulator: The operator.
-        corrector: What the student is.
-
     Attributes:
         target: Of the student's architecture.
     """
@@ -55,7 +51,7 @@ class StudentWithTarget(CorrectedSimulator):
         self, given: Sequence[Tensor], parameters_BP: Tensor, *, task: str, dt_B: Tensor
     ) -> Velocity:
         """The target's velocity under conditions; arguments are those of `CorrectedSimulator.residual`."""
-        geometry = self._geometry_of(task)
+        geometry = self.flow_geometry.of(task)
         condition = Condition(self.spec.task_number(task), parameters_BP)
         conditions = self.target.conditions(condition, dt_B, geometry)
         return lambda x, t: self.target.velocity(x, t, given, conditions, geometry)

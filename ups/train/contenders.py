@@ -65,12 +65,6 @@ class Measured:
 class Contender:
     """A variant in training; a context manager that ends what it opened.
 
-    Args:
-        variant: Its configuration.
-        stage: Name of the stage.
-        steps: Optimiser steps in all, for its schedules.
-        device: Where.
-
     Attributes:
         measured: So far.
     """

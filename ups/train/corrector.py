@@ -8,8 +8,9 @@ D channels of a token; e, r, t, x, v as in `ups.diffusion.paths`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
 from ups.data.batches import TrainingData, batch_size_of
-from ups.data.held_out import PARTS, HeldOutPart, Items
+from ups.data.held_out import HeldOutPart, Items
 from ups.data.identities import hash_of
 from ups.data.residual_batches import (
     FlowBatch,
@@ -31,11 +32,9 @@ from ups.data.residuals import ResidualBuild, sigma_by_lead, wanted_residuals
 from ups.data.seams import measure_seams
 from ups.data.stores import Store
 from ups.data.teacher_pairs import PairBuild
-from ups.data.windows import evenly_spread
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart
-from ups.errors import CheckpointError
 from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.generative_gates import corrector_gates
 from ups.output import Note, discard
@@ -45,8 +44,8 @@ from ups.train.gated_export import GatedFile
 from ups.train.given_models import HOW_TO_HAVE_OPERATOR
 from ups.train.meter import startup_phase
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
-from ups.train.validation import mean_over_tasks
-from ups.trained.checkpoint import hash_tensors
+from ups.train.validation import mean_error, scored
+from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrected_files import load_corrected, save_corrected
 from ups.trained.corrector_spec import CorrectorSpec, Sampling
@@ -54,11 +53,12 @@ from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, check_simulated_task
 
 STAGE = "diff_residual"
-_VAL_PAIRS = 512  # residuals of a task that validation looks at
-_VAL_ROWS = 64  # of them at a time
+VAL_PAIRS = 512  # residuals, or pairs of a teacher, of a task that validation looks at
+VAL_ROWS = 64  # of them at a time
 _VAL_TIMES = 4  # flow times of each
 
 Stores = Mapping[str, Mapping[HeldOutPart, Store]]
+Build = TypeVar("Build", ResidualBuild, PairBuild)
 
 
 def make_corrector_stage(
@@ -78,7 +78,13 @@ def make_corrector_stage(
     with startup_phase("data_opening"):
         wanted = wanted_residuals(config, simulator, operator_sha256=digest)
         start.check_data(identity_of(wanted))
-        stores = open_stores(config, wanted, simulator, start=start)
+        stores = open_stores(
+            config,
+            wanted,
+            lambda build, task, part: build.make(simulator, note=start.note),
+            what="residuals",
+            start=start,
+        )
     with startup_phase("statistics"):
         seams = {task: measure_seams(parts["fit"], simulator, task) for task, parts in stores.items()}
     with startup_phase("model_built"):
@@ -116,30 +122,31 @@ def identity_of(wanted: Mapping[str, Mapping[HeldOutPart, ResidualBuild | PairBu
 
 def open_stores(
     config: RunConfig,
-    wanted: Mapping[str, Mapping[HeldOutPart, ResidualBuild]],
-    simulator: Simulator,
+    wanted: Mapping[str, Mapping[HeldOutPart, Build]],
+    make: Callable[[Build, str, HeldOutPart], None],
     *,
+    what: str,
     start: StageStart,
 ) -> Stores:
-    """Open the stores of residuals; the first rank builds those that aren't there, or of something else."""
+    """Open stores of residuals or pairs; the first rank makes what isn't there, or is of something else."""
     training = config.training
 
     def build() -> None:
-        for parts in wanted.values():
-            for each in parts.values():
+        for task, parts in wanted.items():
+            for part, each in parts.items():
                 store = each.opened()
                 if store is None:
-                    each.make(simulator, note=start.note)
+                    make(each, task, part)
                 else:
                     store.close()
-                    start.note(f"{each.path}: residuals reused")
+                    start.note(f"{each.path}: {what} reused")
 
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=start.note) as (ranks, _):
         ranks.first_does(build)
-    return {task: {part: _opened(parts[part]) for part in PARTS} for task, parts in wanted.items()}
+    return {task: {part: _opened(each) for part, each in parts.items()} for task, parts in wanted.items()}
 
 
-def _opened(build: ResidualBuild) -> Store:
+def _opened(build: ResidualBuild | PairBuild) -> Store:
     store = build.opened()
     assert store is not None
     return store
@@ -149,11 +156,9 @@ class CorrectorStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         wanted: What the stores were made of, by task and part.
         stores: Residuals, by task and part.
-        device: Where the model is.
         note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
@@ -176,7 +181,7 @@ class CorrectorStage(Stage):
         self._wanted, self._stores = wanted, stores
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
-        self._times = FlowTimes.from_json(config.training.tau_distribution.model_dump())
+        self._times = FlowTimes(**config.training.tau_distribution.model_dump())
         self._data = self._training_data()
         self.loader = self._data.loader(config, device, prepare=self._prepare)
         self._checked = self._residual_source("check")
@@ -188,11 +193,7 @@ class CorrectorStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """The loss on residuals of the trajectories that are kept for it, at flow times that never change."""
-        errors = {task: self._checked_error(task) for task in self._stores}
-        return {
-            "score": mean_over_tasks(errors),
-            **{f"val/flow/{task}": value for task, value in errors.items()},
-        }
+        return scored({task: self._checked_error(task) for task in self._stores}, "flow")
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write the candidate for `corrector.safetensors`: corrector, operator, autoencoder."""
@@ -302,13 +303,8 @@ class CorrectorStage(Stage):
     @torch.no_grad()
     def _checked_error(self, task: str) -> float:
         """Mean over residuals and flow times; noise and times depend on the residual's number alone."""
-        numbers = self.ranks.share(evenly_spread(len(self._checked.tasks[task]), _VAL_PAIRS))
-        found = [
-            self._errors_at(task, numbers[first : first + _VAL_ROWS])
-            for first in range(0, len(numbers), _VAL_ROWS)
-        ]
-        joined = self.ranks.joined(torch.from_numpy(numbers), torch.cat(found).double())
-        return float(joined.mean())
+        num, errors_of = len(self._checked.tasks[task]), partial(self._errors_at, task)
+        return mean_error(errors_of, num=num, most=VAL_PAIRS, rows=VAL_ROWS, ranks=self.ranks)
 
     def _errors_at(self, task: str, numbers: Items) -> Tensor:
         """Of residuals of these numbers, shape (B,), over all flow times."""
@@ -332,12 +328,8 @@ def _with_fixed_flow(batch: ResidualBatch, numbers: Items, time: int) -> FlowBat
 
 
 def _load_operator(path: Path, config: RunConfig, device: torch.device) -> Simulator:
-    try:
+    with hinting_where_missing(HOW_TO_HAVE_OPERATOR):
         simulator = load_simulator(path, device=str(device))
-    except CheckpointError as error:
-        if error.kind == "missing":
-            error.hint = HOW_TO_HAVE_OPERATOR
-        raise
     for task in config.data.tasks:
         check_simulated_task(simulator.spec, task)
     return simulator

@@ -26,27 +26,23 @@ from ups.data.batches import TrainingData, batch_size_of, random_order, rows_of_
 from ups.data.held_out import PARTS, HeldOutPart
 from ups.data.residual_batches import FlowBatch, ResidualBatch
 from ups.data.residuals import ResidualBuild, wanted_residuals
-from ups.data.stores import Store
 from ups.data.teacher_pairs import PairBatch, PairBuild, PairSource, shifted_pairs
-from ups.data.windows import evenly_spread
 from ups.device import with_compiled
 from ups.diffusion.distillation import own_times
 from ups.diffusion.schedules import LAST_TIME, flow_time
-from ups.errors import CheckpointError
 from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.gate_verdicts import GateVerdict
 from ups.eval.generative_gates import corrector_gates, student_gates
 from ups.models.operator_size import OperatorSize
 from ups.output import Note, discard
-from ups.train.corrector import CorrectorStage, Stores, identity_of, open_stores
-from ups.train.distributed import joined_ranks
+from ups.train.corrector import VAL_PAIRS, VAL_ROWS, CorrectorStage, Stores, identity_of, open_stores
 from ups.train.ensemble_validation import Measured, columns_of, numbers_of
 from ups.train.gated_export import GatedFile
 from ups.train.given_models import HOW_TO_HAVE_TEACHER, check_same_operator
 from ups.train.meter import startup_phase
 from ups.train.stage import QUIET_START, StageStart
-from ups.train.validation import mean_over_tasks
-from ups.trained.checkpoint import hash_tensors
+from ups.train.validation import mean_error, scored
+from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrected_files import load_corrected
 from ups.trained.corrector_spec import CorrectorSpec, Sampling, Taught
@@ -58,10 +54,7 @@ _METHODS = {
     "reflow": ("ups.train.distillation", "ReflowStage"),
     "consistency": ("ups.train.consistency", "ConsistencyStage"),
 }
-_VAL_PAIRS = 512  # of a task, that validation looks at
-_VAL_ROWS = 64  # of them at a time
 
-Pairs = Mapping[str, Mapping[HeldOutPart, Store]]
 Wanted = Mapping[str, Mapping[HeldOutPart, ResidualBuild]]
 WantedPairs = Mapping[str, Mapping[HeldOutPart, PairBuild]]
 
@@ -84,7 +77,7 @@ class Lesson:
     wanted: Wanted
     stores: Stores
     wanted_pairs: WantedPairs
-    pairs: Pairs
+    pairs: Stores
 
 
 def make_student_stage(
@@ -106,11 +99,24 @@ def make_student_stage(
         wanted = wanted_residuals(config, teacher.simulator, operator_sha256=operator_sha256)
         wanted_pairs = _wanted_pairs(config, wanted, teacher, digest, method)
         start.check_data(identity_of(wanted_pairs))
-        stores = open_stores(config, wanted, teacher.simulator, start=start)
+        operator = teacher.simulator
+        stores = open_stores(
+            config,
+            wanted,
+            lambda build, task, part: build.make(operator, note=start.note),
+            what="residuals",
+            start=start,
+        )
     if config.training.distill_compile_teacher:
         teacher = with_compiled(teacher, ("conditions", "velocity"), note=start.note)
     with startup_phase("teacher_pairs"):
-        pairs = _open_pairs(config, wanted_pairs, teacher, stores, start=start)
+        pairs = open_stores(
+            config,
+            wanted_pairs,
+            lambda build, task, part: build.make(teacher, stores[task][part], note=start.note),
+            what="pairs",
+            start=start,
+        )
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
         spec = _student_spec(config, teacher.corrector_spec, digest, method)
@@ -134,7 +140,7 @@ def _wanted_pairs(
                 part,
                 folder=training.distill_pair_dir or config.checkpoint.dir / "pairs",
                 teacher_sha256=digest,
-                num_pairs=training.distill_num_pairs if part == "fit" else _VAL_PAIRS,
+                num_pairs=training.distill_num_pairs if part == "fit" else VAL_PAIRS,
                 sampling=teacher.corrector_spec.sampling,
                 seed=config.seed,
             )
@@ -142,33 +148,6 @@ def _wanted_pairs(
         }
         for task, builds in wanted.items()
     }
-
-
-def _open_pairs(
-    config: RunConfig, wanted: WantedPairs, teacher: CorrectedSimulator, stores: Stores, *, start: StageStart
-) -> Pairs:
-    """Open the stores of pairs; the first rank builds those that aren't there, or of something else."""
-
-    def build() -> None:
-        for task, parts in wanted.items():
-            for part, each in parts.items():
-                store = each.opened()
-                if store is None:
-                    each.make(teacher, stores[task][part], note=start.note)
-                else:
-                    store.close()
-                    start.note(f"{each.path}: pairs reused")
-
-    training = config.training
-    with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=start.note) as (ranks, _):
-        ranks.first_does(build)
-    return {task: {part: _opened(build) for part, build in parts.items()} for task, parts in wanted.items()}
-
-
-def _opened(build: PairBuild) -> Store:
-    store = build.opened()
-    assert store is not None
-    return store
 
 
 def _student_spec(
@@ -180,12 +159,8 @@ def _student_spec(
 
 
 def _load_teacher(path: Path, config: RunConfig, device: torch.device) -> CorrectedSimulator:
-    try:
+    with hinting_where_missing(HOW_TO_HAVE_TEACHER):
         teacher = load_corrected(path, device=str(device))
-    except CheckpointError as error:
-        if error.kind == "missing":
-            error.hint = HOW_TO_HAVE_TEACHER
-        raise
     check_same_operator(config, teacher.corrector_spec.operator_sha256)
     for task in config.data.tasks:
         check_simulated_task(teacher.spec, task)
@@ -196,7 +171,6 @@ class StudentStage(CorrectorStage):
     """What both methods share; see `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: The student, on its device.
         lesson: What it is made from.
         device: Where the models are.
@@ -237,11 +211,7 @@ class StudentStage(CorrectorStage):
 
     def validate(self) -> dict[str, float]:
         """Mean square distance of its residuals from the teacher's, from the same noise, over sigma_c^2."""
-        errors = {task: self._distance(task) for task in self._lesson.pairs}
-        return {
-            "score": mean_over_tasks(errors),
-            **{f"val/distance/{task}": value for task, value in errors.items()},
-        }
+        return scored({task: self._distance(task) for task in self._lesson.pairs}, "distance")
 
     def data_identity(self) -> Mapping[str, Any]:
         """Hashes of what decides the pairs, teacher included, by task and part."""
@@ -282,12 +252,13 @@ class StudentStage(CorrectorStage):
 
     @torch.no_grad()
     def _distance(self, task: str) -> float:
-        numbers = self.ranks.share(evenly_spread(len(self._checked_pairs.tasks[task]), _VAL_PAIRS))
-        found = [
-            self._distances(self._checked_pairs.read(task, numbers[first : first + _VAL_ROWS]))
-            for first in range(0, len(numbers), _VAL_ROWS)
-        ]
-        return float(self.ranks.joined(torch.from_numpy(numbers), torch.cat(found).double()).mean())
+        return mean_error(
+            lambda numbers: self._distances(self._checked_pairs.read(task, numbers)),
+            num=len(self._checked_pairs.tasks[task]),
+            most=VAL_PAIRS,
+            rows=VAL_ROWS,
+            ranks=self.ranks,
+        )
 
     def _distances(self, batch: PairBatch) -> Tensor:
         """Of each pair, shape (B,)."""

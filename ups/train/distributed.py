@@ -63,7 +63,6 @@ class ParallelLosses:
     Args:
         stage: What is trained.
         forward: The model, or its compiled form.
-        ranks: The processes that take part.
         accum_steps: Batches of an optimiser step.
     """
 
@@ -131,9 +130,6 @@ def share_out(
 
     Args:
         stage: With whole parameters, on its device; before there is an optimiser.
-        training: The configuration's section.
-        ranks: The processes that train together.
-        device: Where.
         amp_dtype: Of autocast; None where there is none.
         compile_mode: Of `torch.compile`; None if nothing is compiled.
         note: Called with what can't be done so.
@@ -169,11 +165,6 @@ def without_graphs(mode: str, *, note: Note) -> str:
 def check_num_ranks(training: TrainingConfig, ranks: Ranks, *, note: Note) -> None:
     """Refuse to train with another number of ranks than `training.num_gpus`: batches would be others.
 
-    Args:
-        training: The configuration's section.
-        ranks: The processes that train together.
-        note: Called if there is nothing to share out.
-
     Raises:
         ConfigError: Kind "num_gpus", with the command that starts so many.
     """
@@ -198,9 +189,6 @@ class Agreement:
 
     The answer is that of the call before, which has arrived meanwhile, so that no rank waits for another.
     Alone the answer is the number itself.
-
-    Args:
-        ranks: The processes that take part.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -287,12 +275,7 @@ def joined_ranks(
 
 
 def set_nccl_variables(variables: MutableMapping[str, str], *, note: Note) -> None:
-    """Give NCCL's settings the values of `NCCL_VARIABLES`, but for those that are set.
-
-    Args:
-        variables: The environment.
-        note: Called with what is set.
-    """
+    """Give NCCL's settings the values of `NCCL_VARIABLES`, but for those that are set."""
     own = {name: value for name, value in variables.items() if name.startswith("NCCL_")}
     if kept := sorted(own.items() - NCCL_VARIABLES.items()):
         note(f"settings of NCCL as in the environment: {', '.join(map('='.join, kept))}")

@@ -63,11 +63,7 @@ def counting() -> FlopCounterMode:
 
 
 class ShapesOf:
-    """A copy of a model without its numbers, for counting what a sharded one computes; made before that.
-
-    Args:
-        model: With whole parameters, on its device.
-    """
+    """A copy of a model without its numbers, for counting what a sharded one computes; made before that."""
 
     def __init__(self, model: nn.Module) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)

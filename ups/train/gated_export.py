@@ -71,8 +71,6 @@ class GatedFile:
         Args:
             report: On the stage, JSON values.
             verdicts: On all gates.
-            stage: Name of the stage.
-            config: Configuration of the run.
             ranks: All of them; the first one writes.
 
         Returns:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ups.config import RunConfig
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import ConfigError
 from ups.train.saved_state import state_path
-from ups.trained.checkpoint import hash_tensors, read_document
+from ups.trained.checkpoint import hash_tensors, hinting_where_missing, read_document
 from ups.trained.corrector_spec import parse_specs
 from ups.trained.specs import (
     CORRECTOR,
@@ -70,10 +70,6 @@ def check_teacher(config: RunConfig) -> None:
 def check_same_operator(config: RunConfig, of_teacher: str) -> None:
     """Refuse a teacher of another operator than the run's, where that is there.
 
-    Args:
-        config: Configuration of the run.
-        of_teacher: Hash of the teacher's operator.
-
     Raises:
         ConfigError: Kind "other_operator", with both hashes.
     """
@@ -100,12 +96,8 @@ def _trains_operator(config: RunConfig) -> bool:
 
 
 def _document(path: Path, kind: str, hint: str) -> dict[str, object]:
-    try:
+    with hinting_where_missing(hint):
         return read_document(path, kind=kind)
-    except CheckpointError as error:
-        if error.kind == "missing":
-            error.hint = hint
-        raise
 
 
 def _check_tasks(config: RunConfig, spec: SimulatorSpec) -> None:

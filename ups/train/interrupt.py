@@ -34,7 +34,6 @@ def before_steps(stage: str, state_path: Path, *, restart: bool = False) -> Iter
     """Inside, where no step is made yet, SIGINT ends with a sentence.
 
     Args:
-        stage: Name of the stage.
         state_path: Where its state is, if it was trained before.
         restart: Whether it begins from scratch although there is one.
 

@@ -11,23 +11,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.config.checks import check_joint
 from ups.data.batches import batch_size_of
 from ups.data.fields import StoreFields
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import INPUT, Statistics, latent_statistics
-from ups.data.windows import TaskWindows, WindowBatch, augment_windows, evenly_spread, window_data
+from ups.data.windows import TaskWindows, WindowBatch, augment_windows_of, evenly_spread, window_data
 from ups.distributed.sharding import ShardedPart
-from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence
+from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster
 from ups.grid import FIELDS
 from ups.losses import inverse_losses
 from ups.train.autoencoder import autoencoder_parts
@@ -38,7 +36,7 @@ from ups.train.operator_spec import make_spec
 from ups.train.physics_priors import PhysicsPriors, make_priors
 from ups.train.schedules import INVERSE_LOSSES, StageLength, inverse_weights, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
-from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation
+from ups.train.validation import RolloutValidation, open_validation, scored
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.checkpoint import check_whole, hash_tensors
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
@@ -104,11 +102,9 @@ class JointStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: With a trainable autoencoder, on its device.
         windows: Training windows of fields by task.
         validation: Trajectories that are rolled out.
-        device: Where the model is.
         priors: Physics priors of decoded states; None for none.
     """
 
@@ -151,14 +147,7 @@ class JointStage(Stage):
         """Augmented, with what the schedules say of its step."""
         training, length = self._config.training, self._length
         if training.augment:
-            task = self.model.spec.tasks[batch.task]
-            batch = augment_windows(
-                batch,
-                tokens=task.tokens,
-                periodic=task.grid.periodic,
-                is_latent=False,
-                reflects=not has_boundary_values(task.parameters),
-            )
+            batch = augment_windows_of(self.model.spec.tasks[batch.task], batch)
         is_inverse = length.step_of(number) % training.inverse_loss_frequency == 0
         weights = inverse_weights(training, length.epochs_before(number)) if is_inverse else {}
         num_points = len(self.model.queries.get_buffer(batch.task))
@@ -205,11 +194,7 @@ class JointStage(Stage):
         """nRMSE of decoded rollouts per task, whose mean is the `score`, and the autoencoder's floor."""
         nrmse = self._validation.nrmse(OperatorForecaster(self.called), ranks=self.ranks)
         floor = self._validation.nrmse(AutoencoderFloor(self.called.autoencoder), ranks=self.ranks)
-        return {
-            "score": mean_over_tasks(nrmse),
-            **{f"val/nrmse/{name}": value for name, value in nrmse.items()},
-            **{f"val/floor_nrmse/{name}": value for name, value in floor.items()},
-        }
+        return scored(nrmse) | {f"val/floor_nrmse/{name}": value for name, value in floor.items()}
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `autoencoder.safetensors`, and the simulator that names it, also as the present operator."""
@@ -272,21 +257,16 @@ class JointStage(Stage):
         simulator = load_simulator(self.path, device=str(self._device))
         assert simulator.autoencoder is not None
         tasks, spec = simulator.spec.tasks, simulator.autoencoder.spec
-        transient = [name for name, task in tasks.items() if not task.steady]
         num_latents = spec.num_tokens * spec.latent_dim
-        measure = partial(self._validation.nrmse, ranks=self.ranks)
-        operator = measure(OperatorForecaster(simulator))
-        left_out = self._validation.left_out
+        found = self._validation.report(OperatorForecaster(simulator), ranks=self.ranks)
+        floor = AutoencoderFloor(simulator.autoencoder)
         return {
             "checkpoint": str(self.path),
             "autoencoder": str(self.autoencoder_path),
             "latent": {"tokens": spec.num_tokens, "dim": spec.latent_dim},
             "compression": {n: task.grid.num_values(FIELDS) / num_latents for n, task in tasks.items()},
-            "rollout_steps": self._validation.num_steps,
-            "nrmse": operator,
-            "nrmse_left_out": left_out,
-            "persistence_nrmse": self._validation.of(transient).nrmse(Persistence(), ranks=self.ranks),
-            "floor_nrmse": measure(AutoencoderFloor(simulator.autoencoder)),
+            **found,
+            "floor_nrmse": self._validation.nrmse(floor, ranks=self.ranks),
         }
 
 
@@ -305,7 +285,6 @@ def make_joint_simulator(
     it, and what is exported keeps it.
 
     Args:
-        config: Configuration of the run.
         autoencoder: A new one, with its basis if it has one.
         windows: Training windows of fields by task.
 

@@ -32,20 +32,12 @@ def process_began() -> float:
 
 
 def launched_at(began: float) -> float:
-    """When the command was launched that this process belongs to, seconds since 1970.
-
-    Args:
-        began: When this process was started.
-    """
+    """When the command was launched that this process belongs to, seconds since 1970."""
     return _handed_over().get(_LAUNCHED_AT, began)
 
 
 def before_stage(began: float) -> dict[str, float]:
-    """Metrics of what happened between the launch and the start of this process.
-
-    Args:
-        began: When this process was started.
-    """
+    """Metrics of what happened between the launch and the start of this process."""
     stores = {name: value for name, value in _handed_over().items() if name != _LAUNCHED_AT}
     return {**stores, EARLIER_SECONDS: began - launched_at(began)}
 
@@ -61,12 +53,7 @@ def hand_over(launched: float, stores: Mapping[str, float]) -> None:
 
 
 def of_stores(seconds: float, *, is_reused: bool) -> dict[str, float]:
-    """Metrics of stores that a stage reads.
-
-    Args:
-        seconds: That their build took.
-        is_reused: Whether all of them were valid before.
-    """
+    """Metrics of stores that a stage reads."""
     return {CACHE_MINUTES: seconds / 60, CACHE_REUSED: float(is_reused)}
 
 

@@ -29,9 +29,6 @@ class PeakMemory:
     """The most memory that this process, and tensors on its GPU, had since this object was made.
 
     Where the system doesn't let the peak be reset, it is that of the process so far.
-
-    Args:
-        device: The device that trains.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -111,7 +111,6 @@ class Work:
     Args:
         stage: Whose steps they are.
         autocast: Precision of its forward passes.
-        ranks: The processes that train together.
         limits: Gives the most that this rank's device can do, when it is first needed.
         shapes: Of the model, if that is sharded.
     """
@@ -152,9 +151,6 @@ class Work:
 
     def utilization(self, seconds: float) -> dict[str, float]:
         """How close this rank's steps came to the limits of its device since the last call.
-
-        Args:
-            seconds: How long they took.
 
         Returns:
             Model FLOPs utilisation: counted operations over those that the device could have made. And the

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.config.checks import check_latent_size, check_no_inverse_losses
 from ups.data.batches import TrainingData, batch_size_of
@@ -23,10 +22,9 @@ from ups.data.on_demand.opening import open_training_windows
 from ups.data.on_demand.sources import LiveSource
 from ups.data.statistics import measure_state_statistics
 from ups.data.stores import open_field_states, tells_encoder
-from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
+from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows_of, window_data
 from ups.distributed.sharding import ShardedPart
-from ups.errors import CheckpointError
-from ups.eval.forecasters import AutoencoderFloor, Persistence, operator_forecaster
+from ups.eval.forecasters import AutoencoderFloor, operator_forecaster
 from ups.grid import FIELDS
 from ups.losses import rollout_losses
 from ups.output import Note
@@ -36,9 +34,15 @@ from ups.train.operator_spec import make_spec, window_parameters
 from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, make_priors
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.stage import QUIET_START, Losses, Schedule, Stage, StageStart
-from ups.train.validation import RolloutValidation, mean_over_tasks, open_latent_validation, open_validation
+from ups.train.validation import (
+    RolloutValidation,
+    mean_over_tasks,
+    open_latent_validation,
+    open_validation,
+    scored,
+)
 from ups.trained.autoencoder import Autoencoder, load_autoencoder
-from ups.trained.checkpoint import hash_tensors
+from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import OPERATOR, OPERATOR_FILE, check_task
 
@@ -51,7 +55,6 @@ def open_windows(
     """Training windows of all tasks: latents as `training.cache_mode` says, or those of field stores.
 
     Args:
-        config: Configuration of the run.
         autoencoder_path: The checkpoint whose latents are wanted.
         device: Where states are used.
         start: Called with what is done, also from another thread; asked before a store is replaced.
@@ -163,11 +166,9 @@ class OperatorStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         data: Training windows.
         validation: Trajectories that are rolled out.
-        device: Where the model is.
         priors: Physics priors of decoded states; None for none.
     """
 
@@ -220,14 +221,8 @@ class OperatorStage(Stage):
 
     def _augmented(self, batch: WindowBatch) -> WindowBatch:
         if self._config.training.augment:
-            task, is_latent = self.model.spec.tasks[batch.task], self.model.spec.states == "latent"
-            batch = augment_windows(
-                batch,
-                tokens=task.tokens,
-                periodic=task.grid.periodic,
-                is_latent=is_latent,
-                reflects=not has_boundary_values(task.parameters),
-            )
+            spec = self.model.spec
+            batch = augment_windows_of(spec.tasks[batch.task], batch, is_latent=spec.states == "latent")
         return batch
 
     def losses(self, forward: Callable[..., Tensor], batch: WindowBatch) -> Losses:
@@ -271,11 +266,7 @@ class OperatorStage(Stage):
         Of states that nothing can decode it is that of latents, under "val/latent_nrmse/".
         """
         nrmse = self._validation.nrmse(operator_forecaster(self.called), ranks=self.ranks)
-        prefix = "val/nrmse/" if self.model.spec.is_encoder_known else "val/latent_nrmse/"
-        return {
-            "score": mean_over_tasks(nrmse),
-            **{f"{prefix}{name}": value for name, value in nrmse.items()},
-        }
+        return scored(nrmse, "nrmse" if self.model.spec.is_encoder_known else "latent_nrmse")
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `operator.safetensors`: operator, autoencoder, statistics."""
@@ -314,24 +305,17 @@ class OperatorStage(Stage):
         """Errors of what was exported beside persistence and the autoencoder's floor."""
         self.close()
         simulator = load_simulator(self.path, device=str(self._device))
-        measure = partial(self._validation.nrmse, ranks=self.ranks)
-        operator = measure(operator_forecaster(simulator))
-        left_out = self._validation.left_out
-        transient = [name for name, task in simulator.spec.tasks.items() if not task.steady]
-        persistence = self._validation.of(transient).nrmse(Persistence(), ranks=self.ranks)
+        found = self._validation.report(operator_forecaster(simulator), ranks=self.ranks)
         floor = {}
         if simulator.autoencoder is not None and simulator.spec.is_encoder_known:
-            floor = measure(AutoencoderFloor(simulator.autoencoder))
+            floor = self._validation.nrmse(AutoencoderFloor(simulator.autoencoder), ranks=self.ranks)
         return {
             "checkpoint": str(self.path),
             "states": simulator.spec.states,
             "nrmse_of": "fields" if simulator.spec.is_encoder_known else "latents",
             "parameters": sum(weight.numel() for weight in simulator.operator.parameters()),
-            "rollout_steps": self._validation.num_steps,
-            "score": mean_over_tasks(operator),
-            "nrmse": operator,
-            "nrmse_left_out": left_out,
-            "persistence_nrmse": persistence,
+            "score": mean_over_tasks(found["nrmse"]),
+            **found,
             "floor_nrmse": floor,
         }
 
@@ -370,12 +354,8 @@ def load_autoencoder_of(config: RunConfig, path: Path, device: torch.device) -> 
         CheckpointError: If there is none, or it is damaged.
         ConfigError: Kinds "other_task", "latent_size".
     """
-    try:
+    with hinting_where_missing("train it with `--stage autoencoder`, or operator.state=fields does without"):
         autoencoder = load_autoencoder(path, device=str(device))
-    except CheckpointError as error:
-        if error.kind == "missing":
-            error.hint = "train it with `--stage autoencoder`, or operator.state=fields does without"
-        raise
     for task in config.data.tasks:
         check_task(autoencoder.spec, task, path)
     check_latent_size(config, (autoencoder.spec.num_tokens, autoencoder.spec.latent_dim), path)

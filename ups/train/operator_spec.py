@@ -12,6 +12,7 @@ from ups.data.statistics import INPUT, Statistics
 from ups.data.windows import TaskWindows
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_grid
+from ups.models.operator_size import OperatorSize
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import SimulatedTask, SimulatorSpec, TaskSpec
 
@@ -28,7 +29,6 @@ def make_spec(
     """The simulator's specification: grids and time steps from the stores, sizes as configured.
 
     Args:
-        config: Configuration of the run.
         windows: Training windows by task.
         statistics: Of the operator's states, by task, as `measure_state_statistics` gives them.
         autoencoder: Encoder and decoder where states are latents.
@@ -46,18 +46,47 @@ def make_spec(
         name: _simulated(config, windows[name], known[name], statistics[name], autoencoder)
         for name in sorted(windows)
     }
-    dims = [_patch_values(task.grid, config.encoder.patch_size) for task in tasks.values()]
-    size = operator_size(config.operator)
+    return dataclasses.replace(
+        spec_of_states(
+            config,
+            tasks,
+            size=operator_size(config.operator),
+            parameters=window_parameters(windows),
+            autoencoder=autoencoder,
+        ),
+        stride=config.training.stride,
+        autoencoder_sha256=autoencoder_sha256 if is_encoder_known else None,
+        is_encoder_known=is_encoder_known,
+    )
+
+
+def spec_of_states(
+    config: RunConfig,
+    tasks: Mapping[str, SimulatedTask],
+    *,
+    size: OperatorSize,
+    parameters: tuple[str, ...],
+    autoencoder: Autoencoder | None,
+) -> SimulatorSpec:
+    """The specification of states, latents or patches of fields, and of the network that works on them.
+
+    Args:
+        tasks: By name.
+        size: Of the network.
+        parameters: Names of those that the tasks have; an autoencoder has its own.
+        autoencoder: Encoder and decoder where states are latents.
+    """
+    patch_size = config.encoder.patch_size
+    dims = [patch_size**task.grid.ndim * dict(task.grid.channels)[FIELDS] for task in tasks.values()]
     return SimulatorSpec(
         states=config.operator.state,
         tasks=tasks,
-        parameters=window_parameters(windows) if autoencoder is None else autoencoder.spec.parameters,
+        parameters=parameters if autoencoder is None else autoencoder.spec.parameters,
         state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
-        patch_size=config.encoder.patch_size if autoencoder is None else None,
-        stride=config.training.stride,
+        patch_size=patch_size if autoencoder is None else None,
+        stride=1,
         operator=size.to_json(),
-        autoencoder_sha256=autoencoder_sha256 if is_encoder_known else None,
-        is_encoder_known=is_encoder_known,
+        autoencoder_sha256=None,
     )
 
 
@@ -74,8 +103,8 @@ def _simulated(
         ranges = {name: ends for name, ends in ranges.items() if name in autoencoder.spec.parameters}
     task = SimulatedTask(
         grid=known.grid,
-        boundary=_boundary(windows, known.grid),
-        tokens=_tokens(config, known.grid, autoencoder),
+        boundary=boundary_of(windows.store.attrs.get("boundary") or {}, known.grid),
+        tokens=tokens_of(config, known.grid, autoencoder),
         channels=known.channels,
         steady=windows.is_steady,
         dt=windows.typical_dt(),
@@ -104,21 +133,17 @@ def _check_shape(windows: TaskWindows, autoencoder: Autoencoder) -> None:
         )
 
 
-def _boundary(windows: TaskWindows, grid: GridSpec) -> tuple[str, ...]:
-    """Boundary type of each axis, as the store names it; of imported latents only the grid is known."""
-    named = boundary_types(windows.store.attrs.get("boundary") or {}, ndim=grid.ndim)
-    return tuple(PERIODIC if wraps else kind for kind, wraps in zip(named, grid.periodic, strict=True))
+def boundary_of(named: Mapping[str, str], grid: GridSpec) -> tuple[str, ...]:
+    """Boundary type of each axis, as a store names it; of imported latents only the grid is known."""
+    kinds = boundary_types(named, ndim=grid.ndim)
+    return tuple(PERIODIC if wraps else kind for kind, wraps in zip(kinds, grid.periodic, strict=True))
 
 
-def _tokens(config: RunConfig, grid: GridSpec, autoencoder: Autoencoder | None) -> tuple[int, ...]:
+def tokens_of(config: RunConfig, grid: GridSpec, autoencoder: Autoencoder | None) -> tuple[int, ...]:
     """Tokens along each axis: those of the autoencoder, or one for each patch."""
     if autoencoder is not None:
         return autoencoder.spec.cut(grid).tokens
     return cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=None).tokens
-
-
-def _patch_values(grid: GridSpec, patch_size: int) -> int:
-    return int(patch_size**grid.ndim * dict(grid.channels)[FIELDS])
 
 
 def _of_fields(windows: TaskWindows) -> TaskSpec:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from ups.config.checks import check_optimizer
+from ups.config.stage_keys import nested_keys
 from ups.device import choose_device, describe_device
 from ups.errors import ConfigError, needs
 from ups.output import Note, progress_bar
@@ -166,7 +166,6 @@ def validate_optimizations(
         only_optimized: `key=value` of the other one alone.
         warm_up: First steps, timed apart.
         gates: What the other one has to keep.
-        note: Called with what people should know.
 
     Returns:
         What was found; on SIGINT or SIGTERM, what was found until then.
@@ -323,23 +322,12 @@ def suggested_yaml(
     row = next(row for row in findings.rows if row.name == findings.winner)
     why = f"{row.speedup:.3g} times as fast" if row.switches else "no switch made it faster"
     lines = [f"# {why}: `ups validate optimizations`, {findings.about['date']}, {findings.about['machine']}"]
-    given = _nested([*overrides, *as_overrides(row.switches)])
+    said = (override.partition("=") for override in (*overrides, *as_overrides(row.switches)))
+    given = nested_keys({key: yaml.safe_load(value) for key, _, value in said})
     if baseline is not None:
         name = os.path.relpath(baseline, folder) if baseline.exists() else str(baseline)
         given = {"include": name, **given}
     return "\n".join([*lines, yaml.safe_dump(given, sort_keys=False)])
-
-
-def _nested(overrides: Sequence[str]) -> dict[str, Any]:
-    """Sections of `key=value` with dotted keys."""
-    values: dict[str, Any] = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        *sections, name = key.split(".")
-        reduce(lambda inner, section: inner.setdefault(section, {}), sections, values)[name] = yaml.safe_load(
-            value
-        )
-    return values
 
 
 def _median(values: Sequence[float]) -> float | None:

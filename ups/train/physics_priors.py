@@ -116,7 +116,6 @@ def make_priors(
     """The priors that the configuration asks for; None if it asks for none.
 
     Args:
-        config: Configuration of the run.
         spec: Of the simulator that is trained.
         windows: Training windows by task, whose stores know the domains.
         note: Called with the priors that say nothing about a task.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ups.config.corrector_size import corrector_size
 from ups.data.fields import Fields, parameter_names
 from ups.data.statistics import latent_statistics, measure_statistics
 from ups.data.windows import evenly_spread, parameter_table
-from ups.grid import FIELDS, PERIODIC, boundary_types, cut_grid
+from ups.train.operator_spec import boundary_of, spec_of_states, tokens_of
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import SimulatedTask, SimulatorSpec
 
@@ -31,44 +32,23 @@ def make_prior_states(
 ) -> SimulatorSpec:
     """States of steady tasks, and the size of the network.
 
-    Args:
-        config: Configuration of the run.
-        train: Training fields by task.
-        autoencoder: Encoder and decoder where states are latents.
-        autoencoder_sha256: Of its weights.
-
     Raises:
         ConfigError: If the sizes don't fit the grids, or the fields aren't finite.
     """
     tasks = {name: _task(config, train[name], autoencoder) for name in sorted(train)}
-    patch_size = config.encoder.patch_size
-    dims = [
-        patch_size**task.grid.ndim * dict(task.grid.channels)[FIELDS]
-        for task in tasks.values()
-        if autoencoder is None
-    ]
-    return SimulatorSpec(
-        states=config.operator.state,
-        tasks=tasks,
-        parameters=parameter_names(train) if autoencoder is None else autoencoder.spec.parameters,
-        state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
-        patch_size=patch_size if autoencoder is None else None,
-        stride=1,
-        operator=corrector_size(config).to_json(),
-        autoencoder_sha256=autoencoder_sha256,
-    )
+    size, parameters = corrector_size(config), parameter_names(train)
+    spec = spec_of_states(config, tasks, size=size, parameters=parameters, autoencoder=autoencoder)
+    return replace(spec, autoencoder_sha256=autoencoder_sha256)
 
 
 def _task(config: RunConfig, fields: Fields, autoencoder: Autoencoder | None) -> SimulatedTask:
     info = fields.info
-    kinds = boundary_types(info.boundary, ndim=info.grid.ndim)
+    tokens = tokens_of(config, info.grid, autoencoder)  # may fail, so it comes before minutes of reading
     if autoencoder is None:
-        cut = cut_grid(info.grid, patch_size=config.encoder.patch_size, num_tokens=None)
         statistics: dict[str, Any] = {
             array: found.to_json() for array, found in measure_statistics(fields).items()
         }
     else:
-        cut = autoencoder.spec.cut(info.grid)
         statistics = {
             array: latent_statistics(_latents(fields, array, autoencoder)).to_json()
             for array in info.grid.arrays
@@ -78,10 +58,8 @@ def _task(config: RunConfig, fields: Fields, autoencoder: Autoencoder | None) ->
         known = {name: known[name] for name in autoencoder.spec.parameters if name in known}
     return SimulatedTask(
         grid=info.grid,
-        boundary=tuple(
-            PERIODIC if wraps else kind for kind, wraps in zip(kinds, info.grid.periodic, strict=True)
-        ),
-        tokens=cut.tokens,
+        boundary=boundary_of(info.boundary, info.grid),
+        tokens=tokens,
         channels=info.channels,
         steady=True,
         dt=1.0,

@@ -50,7 +50,6 @@ class StepProfile:
 
     Args:
         folder: Where `<stage>.trace.json` goes.
-        stage: Name of the stage.
         device: What trains.
         log: Gets the table and the verdict.
         is_first: Whether this is the first rank, which alone is recorded.

@@ -42,9 +42,6 @@ def run_stage(
     """Train a stage from where it was left, or from the start; under `torchrun` together with other ranks.
 
     Args:
-        name: Name of the stage.
-        config: Configuration of the run.
-        note: Called with what people should know.
         restart: Begin from scratch although there is a state to continue from.
         began: When the process was started, for the time that imports took; seconds since 1970. The start is
             counted from the launch of the command that the process belongs to.

@@ -21,10 +21,8 @@ def send_report(
     """Send a report to the run that its configuration and context say; what goes wrong is a warning.
 
     Args:
-        report: The report.
         files: It, as it was written, by suffix.
         name: What the evaluation is called there, such as "small-eval".
-        note: Takes warnings.
         joins: Whether it is only sent where the trained run is there already.
     """
     try:

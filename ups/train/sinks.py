@@ -70,10 +70,7 @@ def open_sinks(config: RunConfig, stage: str, *, run_id: str | None, note: Note)
     """The sinks that a configuration asks for.
 
     Args:
-        config: Configuration of the run.
-        stage: Name of the stage.
         run_id: Run at Weights & Biases to continue, where no context says it.
-        note: Takes warnings.
 
     Raises:
         MissingExtraError: If TensorBoard's writer isn't installed.
@@ -101,11 +98,7 @@ class _Utilization(ctypes.Structure):
 
 
 class GpuWatch(LookingThread):
-    """Averages the utilisation of a GPU between looks; a context manager. Says nothing where there is none.
-
-    Args:
-        device: The device that trains.
-    """
+    """Averages the utilisation of a GPU between looks; a context manager. Empty where there is none."""
 
     def __init__(self, device: torch.device) -> None:
         self._library = _open_library() if device.type == "cuda" else None

@@ -138,9 +138,6 @@ class Stage(ABC):
     def check_exported(self, score: float) -> None:
         """Fail unless what was exported last is there, whole; on the first rank.
 
-        Args:
-            score: Validation error of these weights.
-
         Raises:
             CheckpointError: About the file.
         """
@@ -255,13 +252,7 @@ class Schedule:
 
     @classmethod
     def of(cls, settings: StageConfig, *, num_batches: int, accum_steps: int) -> Schedule:
-        """What a stage's settings say.
-
-        Args:
-            settings: Of the stage.
-            num_batches: Batches of a pass over its data.
-            accum_steps: Batches of an optimiser step.
-        """
+        """What a stage's settings say."""
         whole_pass = max(1, num_batches // accum_steps)
         if settings.steps is not None:
             share = math.ceil(settings.steps / max(1, settings.epochs))

@@ -22,7 +22,6 @@ class StallWatch(DeadlineThread):
     Args:
         timeout_s: Seconds for one step, validation or saving; None watches nothing.
         path: Where what it was doing then is written.
-        stage: Name of the stage.
         device: Whose memory is described.
         record: Takes the error's sentence, for the log.
     """

@@ -38,11 +38,9 @@ def save_state(
         files: What writes it, perhaps later.
         tensors: Of the training.
         scaler: Scaler of fp16 gradients.
-        config: Configuration of the run.
         data_identity: What the run is trained on; JSON values.
         position: Where the run is; JSON values by the names in `POSITION`.
         ema_updates: Updates that made the averages.
-        ranks: The processes that train together.
 
     Raises:
         OutputError: The old state is still there.

@@ -36,7 +36,6 @@ class StateFiles:
 
     Args:
         path: The file; a folder of shards goes beside it.
-        ranks: The processes that train together.
         is_async: Whether `save` only copies the tensors to buffers in the CPU's memory, which are kept, and a
             thread writes them; never two states at once.
     """
@@ -160,7 +159,6 @@ def read_tensors(
     Each rank looks at its share of the shards' digests.
 
     Args:
-        path: The file.
         form_of: As `load_shards` has it; whole tensors may come whole.
         ranks: The processes that read together.
 

@@ -8,6 +8,7 @@ same, with no noise and at flow time 0. Letters: B batch, L tokens, D channels o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.conditions import has_boundary_values
 from ups.config import RunConfig
 from ups.data.batches import batch_size_of
 from ups.data.observations import check_observed, drawn_masks, masks_of_samples
 from ups.data.steady_batches import SolutionBatch, steady_data
 from ups.data.trajectories import Trajectories, open_trajectories
-from ups.data.windows import WindowBatch, augment_windows, evenly_spread, parameter_table
+from ups.data.windows import WindowBatch, augment_windows_of, parameter_table
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.eval.ensemble_scores import ensemble_numbers
 from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
-from ups.eval.prior_forecaster import PriorForecaster
+from ups.eval.forecasters import PriorForecaster
 from ups.grid import FIELDS
 from ups.train.checks import check_steady_task, is_steady_task
 from ups.train.corrector import sampling_of
@@ -36,10 +36,9 @@ from ups.train.meter import startup_phase
 from ups.train.operator import load_autoencoder_of
 from ups.train.prior_spec import make_prior_states
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
-from ups.train.validation import mean_over_tasks
+from ups.train.validation import mean_error, scored
 from ups.trained.checkpoint import hash_tensors
-from ups.trained.prior import SteadyPrior
-from ups.trained.prior_files import load_prior, save_prior
+from ups.trained.prior import SteadyPrior, load_prior, save_prior
 from ups.trained.prior_spec import PriorSpec
 from ups.trained.specs import PRIOR, PRIOR_FILE
 
@@ -92,12 +91,10 @@ class SteadyPriorStage(Stage):
     """See `ups.train.stage.Stage`.
 
     Args:
-        config: Configuration of the run.
         model: On its device.
         train: Training samples by task.
         val: Validation samples by task.
         data: What the training samples are, by task, as `Fields.identity` says.
-        device: Where the model is.
     """
 
     name = STAGE
@@ -116,10 +113,10 @@ class SteadyPriorStage(Stage):
     ) -> None:
         self.model, self._config, self._device = model, config, device
         self._val, self._origins = val, data
-        self._is_flow = model.prior_spec.method == "flow"
+        self._loss_name, self._is_flow = model.prior_spec.method, model.prior_spec.method == "flow"
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
-        self._times = FlowTimes.from_json(config.training.tau_distribution.model_dump())
+        self._times = FlowTimes(**config.training.tau_distribution.model_dump())
         self._data = steady_data(
             train,
             parameters=model.spec.parameters,
@@ -131,15 +128,11 @@ class SteadyPriorStage(Stage):
 
     def losses(self, forward: Callable[..., Tensor], batch: SolutionBatch) -> Losses:
         """|v(x_t, t) - (r - e)|^2 of normalised solutions; of a regression |r(0, 0) - r|^2."""
-        return {"flow" if self._is_flow else "regression": self._errors(forward, batch).mean()}
+        return {self._loss_name: self._errors(forward, batch).mean()}
 
     def validate(self) -> dict[str, float]:
         """The loss on validation samples; noise, flow times and observed points never change."""
-        errors = {task: self._val_error(task) for task in self._val}
-        return {
-            "score": mean_over_tasks(errors),
-            **{f"val/{'flow' if self._is_flow else 'regression'}/{name}": e for name, e in errors.items()},
-        }
+        return scored({task: self._val_error(task) for task in self._val}, self._loss_name)
 
     def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
         """Write `prior.safetensors`: prior, autoencoder, statistics."""
@@ -188,13 +181,7 @@ class SteadyPriorStage(Stage):
         """Augmented, with noise, flow times and the points that are observed."""
         task = self.model.spec.tasks[batch.task]
         if self._config.training.augment:
-            batch = augment_windows(
-                batch,
-                tokens=task.tokens,
-                periodic=task.grid.periodic,
-                is_latent=False,
-                reflects=not has_boundary_values(task.parameters),
-            )
+            batch = augment_windows_of(task, batch)
         draws, num = batch.draws, self.model.prior_spec.observed_points
         observed = None if num is None else drawn_masks(draws, task.grid.points, num=num)
         noise = draws.normal(self._state_shape(batch.task))
@@ -228,12 +215,8 @@ class SteadyPriorStage(Stage):
     @torch.no_grad()
     def _val_error(self, task: str) -> float:
         """Mean over samples and flow times."""
-        numbers = self.ranks.share(evenly_spread(len(self._val[task]), _VAL_SAMPLES))
-        found = [
-            self._val_errors(task, numbers[first : first + _VAL_ROWS])
-            for first in range(0, len(numbers), _VAL_ROWS)
-        ]
-        return float(self.ranks.joined(torch.from_numpy(numbers), torch.cat(found).double()).mean())
+        num, errors_of = len(self._val[task]), partial(self._val_errors, task)
+        return mean_error(errors_of, num=num, most=_VAL_SAMPLES, rows=_VAL_ROWS, ranks=self.ranks)
 
     def _val_errors(self, task: str, numbers: npt.NDArray[np.int64]) -> Tensor:
         """Of samples of these numbers, shape (B,), over all flow times."""

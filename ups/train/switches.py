@@ -171,12 +171,6 @@ def switches_on(config: RunConfig, stage: str, *, num_ranks: int) -> list[str]:
 def check_switches(config: RunConfig, stage: str, *, device: torch.device, num_ranks: int) -> None:
     """Refuse what doesn't combine, or isn't there for a switch, before the stage is made.
 
-    Args:
-        config: Configuration of the run.
-        stage: Name of the stage.
-        device: On which it will be trained.
-        num_ranks: How many train together.
-
     Raises:
         ConfigError: Kinds "switches" and "needs_gpu"; "optimizer" for one that isn't AdamW and is to be on
             the CPU.

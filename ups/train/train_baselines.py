@@ -37,9 +37,7 @@ def config_of_baseline(
     """The configuration of one baseline: one task, a folder of its own, and its budget.
 
     Args:
-        config: Configuration of the run.
         kind: Name of the baseline.
-        task: Name of the task.
         budget: How much it may be trained; by default as its stage says.
         steps: What the budget is in optimiser steps, where that is known.
     """
@@ -63,9 +61,6 @@ def train_stage_of_baselines(
     """Train one kind of baseline on every task of a run, as its stage says; under `torchrun` on all ranks.
 
     Args:
-        kind: Name of the stage.
-        config: Configuration of the run.
-        note: Called with what people should know.
         restart: Begin from scratch although there are states to continue from.
         began: When the process was started, seconds since 1970.
 
@@ -98,13 +93,10 @@ def obtain_baseline(
     """Train a baseline within a budget, unless there is one that was trained alike; a collective.
 
     Args:
-        config: Configuration of the run.
         kind: "fno", "unet" or "fno_neuraloperator".
-        task: Name of the task.
         budget: How much it may be trained.
         steps: What that is in optimiser steps, where it is known.
         restart: Train again although there is a file.
-        note: Called with what is being done.
 
     Returns:
         Its file.
@@ -179,13 +171,11 @@ def train_baselines_of_run(
 
     Args:
         config_path: YAML file of the operator's run.
-        overrides: `key=value`.
         seeds: Training seeds, each in its folder; by default the configured one.
         kinds: Of baselines, see `check_kinds`.
         amounts: Of each, "flops", "samples" or "seconds"; without any, as many operations as the training of
             the run's operator took, by its logs.
         restart: Whether baselines that are there are trained again.
-        note: Takes warnings, and what is being done.
 
     Returns:
         What its training took, by the path of each baseline.

@@ -55,10 +55,7 @@ class Trainer:
 
     Args:
         stage: What to train; on every rank the same, with the same weights.
-        config: Configuration of the run.
-        device: Where.
         restart: Begin from scratch although there is a state to continue from.
-        ranks: The processes that train together.
         startup: Clock of the phases before the first step.
     """
 

@@ -8,7 +8,6 @@ configuration takes by `include`. The test split is never read.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.config import RunConfig, load_config
+from ups.config.stage_keys import nested_keys
 from ups.config.stages import BASELINES, BudgetConfig
 from ups.data.batches import seed_of
 from ups.data.splits import open_fields
@@ -32,6 +32,9 @@ from ups.train.saved_state import differing_keys
 from ups.train.train_baselines import train_stage_of_baselines
 from ups_store.launch import ONLY_ONCE, check_shared, log_origin
 from ups_store.printable import json_text
+
+with needs("train"):
+    import yaml
 
 if TYPE_CHECKING:
     import optuna
@@ -141,7 +144,6 @@ def tune(
     Args:
         stage: "operator" or a baseline.
         config_path: YAML file of the run.
-        overrides: `key=value`.
         num_trials: Trials in all, those of before counted.
         amounts: Budget of each trial, one of "flops", "samples" and "seconds".
         restart: Forget earlier trials.
@@ -300,7 +302,8 @@ class _Search:
         score = f"{report['score']:.4g}" if "score" in report else "not known"
         self._note(f"validation error {score}, best {best.value:.4g} of trial {best.number + 1}")
         text = f"# Best of {len(study.trials)} trials of `ups tune --stage {self._stage}`, each with a"
-        text += f" {self._budget}:\n# nRMSE on validation {best.value:.4g}.\n{_as_yaml(best.params)}"
+        text += f" {self._budget}:\n# nRMSE on validation {best.value:.4g}.\n"
+        text += yaml.safe_dump(nested_keys(best.params), sort_keys=False)
         write_atomically(self.folder / "best.yaml", text.encode())
 
     def _record(self, trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
@@ -317,17 +320,3 @@ def _best(study: optuna.Study) -> optuna.trial.FrozenTrial | None:
     """The trial of the least validation error."""
     finished = [trial for trial in study.trials if trial.value is not None]
     return min(finished, key=lambda trial: (trial.value, trial.number), default=None)
-
-
-def _as_yaml(values: Values) -> str:
-    """Dotted keys as the nested sections of a configuration."""
-    import yaml
-
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        inner = nested
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[name] = value
-    return yaml.safe_dump(json.loads(json.dumps(nested)), sort_keys=False)

@@ -5,16 +5,18 @@ States that nothing can decode are compared as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ups.config import RunConfig
 from ups.data.latent_trajectories import open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
-from ups.data.windows import evenly_spread
+from ups.data.windows import Items, evenly_spread
 from ups.distributed.ranks import ALONE, Ranks
-from ups.eval.forecasters import AutoencoderFloor, Forecaster
+from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence
 from ups.eval.metrics import DefinedErrors, mean_of_defined
 from ups.eval.rollout import predict
 from ups.grid import FIELDS
@@ -53,7 +55,6 @@ class RolloutValidation:
         """nRMSE over all predicted steps, trajectories and channels with a truth, by task; physical units.
 
         Args:
-            forecaster: What predicts.
             ranks: The processes that roll out together, each its share; then it is a collective.
 
         Raises:
@@ -61,6 +62,21 @@ class RolloutValidation:
         """
         self.left_out = {}
         return {name: self._nrmse(forecaster, some, ranks) for name, some in self.trajectories.items()}
+
+    def report(self, forecaster: Forecaster, *, ranks: Ranks) -> dict[str, Any]:
+        """What a stage reports on rollouts, beside persistence; a collective.
+
+        Raises:
+            ConfigError: As `nrmse`.
+        """
+        nrmse, left_out = self.nrmse(forecaster, ranks=ranks), self.left_out
+        transient = [name for name, some in self.trajectories.items() if not some.info.steady]
+        return {
+            "rollout_steps": self.num_steps,
+            "nrmse": nrmse,
+            "nrmse_left_out": left_out,
+            "persistence_nrmse": self.of(transient).nrmse(Persistence(), ranks=ranks),
+        }
 
     def _nrmse(
         self, forecaster: Forecaster | AutoencoderFloor, trajectories: Trajectories, ranks: Ranks
@@ -80,9 +96,31 @@ class RolloutValidation:
         return mean_of_defined(errors[defined], task=info.task, channels=info.channels)
 
 
+def mean_error(
+    errors_of: Callable[[Items], Tensor], *, num: int, most: int, rows: int, ranks: Ranks
+) -> float:
+    """Mean of errors of items, evenly spread, of which each rank looks at its share; a collective.
+
+    Args:
+        errors_of: Gives the errors of items of some numbers, shape (B,).
+        num: Items in all.
+        most: Of them that are looked at.
+        rows: Of them at a time.
+        ranks: The processes that validate together.
+    """
+    numbers = ranks.share(evenly_spread(num, most))
+    found = [errors_of(numbers[first : first + rows]) for first in range(0, len(numbers), rows)]
+    return float(ranks.joined(torch.from_numpy(numbers), torch.cat(found).double()).mean())
+
+
 def mean_over_tasks(errors: Mapping[str, float]) -> float:
     """Mean of what `RolloutValidation.nrmse` gives: every task counts alike."""
     return sum(errors.values()) / len(errors)
+
+
+def scored(errors: Mapping[str, float], name: str = "nrmse") -> dict[str, float]:
+    """Metrics of a validation: errors by task, and their mean as the `score`."""
+    return {"score": mean_over_tasks(errors), **{f"val/{name}/{task}": e for task, e in errors.items()}}
 
 
 def open_validation(config: RunConfig) -> RolloutValidation:

@@ -54,12 +54,7 @@ class WandbContext:
 
     @classmethod
     def of(cls, settings: WandbConfig, run_id: str | None = None) -> Self:
-        """The context of a run that begins.
-
-        Args:
-            settings: What the configuration says of it.
-            run_id: Its id, where it is known.
-        """
+        """The context of a run that begins."""
         letters = string.ascii_lowercase + string.digits
         made_up = "".join(secrets.choice(letters) for _ in range(_ID_LENGTH))
         return cls(
@@ -95,12 +90,7 @@ class WandbContext:
 
 
 def context_path(folder: Path, variables: Mapping[str, str] = os.environ) -> Path:
-    """Where the context of a run lies.
-
-    Args:
-        folder: Of its checkpoints.
-        variables: The environment.
-    """
+    """Where the context of a run lies."""
     return Path(variables.get(CONTEXT_VARIABLE) or folder / CONTEXT_FILE).absolute()
 
 

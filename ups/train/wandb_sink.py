@@ -45,8 +45,6 @@ class WandbSink:
         path: The context's file.
         job: What the command does, such as "operator": metrics are under its name, over its own steps.
         folder: Where wandb keeps its files.
-        run_config: The resolved configuration.
-        note: Takes warnings.
     """
 
     def __init__(
@@ -274,8 +272,6 @@ def open_wandb(
         settings: What the configuration says.
         folder: Of the checkpoints.
         job: What the command does.
-        run_config: The resolved configuration.
-        note: Takes warnings.
         run_id: Of a run that begins, where it is known.
         joins: Whether a run is only continued, never begun.
     """

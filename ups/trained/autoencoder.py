@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,13 @@ from ups.grid import FIELDS, GridSpec
 from ups.models.any_point_decoder import AnyPointDecoder
 from ups.models.grid_encoder import GridEncoder
 from ups.nn.layers import Condition
-from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.trained.checkpoint import load_checkpoint
+from ups.trained.model_files import OfTraining, TrainedModel, filled, save_model
 from ups.trained.specs import AUTOENCODER, AutoencoderSpec, parse_spec
 
 
-class Autoencoder(nn.Module):
-    """Physical fields to latent tokens and back, for several tasks.
-
-    Args:
-        spec: Architecture and normalisation.
-    """
+class Autoencoder(TrainedModel):
+    """Physical fields to latent tokens and back, for several tasks."""
 
     def __init__(self, spec: AutoencoderSpec) -> None:
         super().__init__()
@@ -57,8 +54,6 @@ class Autoencoder(nn.Module):
         Args:
             values_BXC: Frames of one array of one task, shape (B, X..., C).
             parameters: In the order of `spec.parameters`, NaN where unknown, shape (B, P).
-            task: Name of the task.
-            array: Which array.
 
         Returns:
             Latent tokens, shape (B, L, D).
@@ -128,60 +123,22 @@ class Normalizer(nn.Module):
 
 
 def save_autoencoder(
-    path: str | os.PathLike[str],
-    model: Autoencoder,
-    *,
-    config: Mapping[str, Any],
-    report: Mapping[str, Any],
-    data: Mapping[str, str] | None = None,
-    weights: Mapping[str, Tensor] | None = None,
+    path: str | os.PathLike[str], model: Autoencoder, **training: Unpack[OfTraining]
 ) -> None:
-    """Write weights, specification with statistics, the run's configuration and its report.
+    """Write weights, named `encoder.<grid>...` and `decoder.<grid>...`, and specification with statistics.
 
-    Tensors are named `encoder.<grid>...` and `decoder.<grid>...`.
-
-    Args:
-        path: Where the file goes; its model card goes beside it.
-        model: To be written.
-        config: Of the run.
-        report: Validation errors by name.
-        data: What training data were, by task, such as the hash of a store.
-        weights: Its `state_dict`, whole; by default the model's own.
+    Arguments and errors are those of `save_model`.
     """
-    document = {"spec": model.spec.to_json(), "config": dict(config), "report": dict(report)}
-    document["data"] = dict(data or {})
-    tensors = model.state_dict() if weights is None else weights
-    save_checkpoint(path, tensors, kind=AUTOENCODER, document=document)
+    save_model(path, model, kind=AUTOENCODER, spec=model.spec.to_json(), training=training)
 
 
-def document_with(
-    autoencoder: Autoencoder | None,
-    *,
-    spec: Mapping[str, Any],
-    config: Mapping[str, Any],
-    report: Mapping[str, Any],
-    data: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    """What the file says of a model that holds a frozen autoencoder, or none.
-
-    Args:
-        autoencoder: Within the model.
-        spec: Of the model, JSON values.
-        config: Of the run.
-        report: Validation errors by name.
-        data: What it was trained on, by task, such as the hash of a store.
-    """
-    return {
-        "spec": dict(spec),
-        "autoencoder": None if autoencoder is None else {"spec": autoencoder.spec.to_json()},
-        "config": dict(config),
-        "report": dict(report),
-        "data": dict(data or {}),
-    }
+def spec_within(autoencoder: Autoencoder | None) -> dict[str, Any] | None:
+    """What a document says of the frozen autoencoder, or none, that a model holds."""
+    return None if autoencoder is None else {"spec": autoencoder.spec.to_json()}
 
 
 def autoencoder_within(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Autoencoder | None:
-    """An untrained autoencoder as a document of `document_with` has it; its weights are the model's.
+    """An untrained autoencoder as `spec_within` described it; its weights are the model's.
 
     Raises:
         CheckpointError: As `parse_spec`.
@@ -197,6 +154,4 @@ def load_autoencoder(path: str | os.PathLike[str], *, device: str = "cpu") -> Au
         CheckpointError: As `load_checkpoint`; kind "other_weights" if weights and specification differ.
     """
     tensors, document = load_checkpoint(path, kind=AUTOENCODER, device=device)
-    model = Autoencoder(parse_spec(document, path)).to(device)
-    fill_weights(model, tensors, path=path)
-    return model.eval()
+    return filled(Autoencoder(parse_spec(document, path)), tensors, path=path, device=device)

@@ -13,6 +13,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -321,7 +322,6 @@ def _write_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], p
     Args:
         tensors: By name, contiguous, on the CPU.
         metadata: Texts by name, in the order in which they are written.
-        path: The file.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
@@ -401,6 +401,17 @@ def _nbytes_of(entry: Mapping[str, Any]) -> int:
 def missing_checkpoint(path: Path, *, hint: str | None) -> CheckpointError:
     """The error for a checkpoint that isn't there."""
     return CheckpointError("no such checkpoint", kind="missing", path=path, hint=hint)
+
+
+@contextmanager
+def hinting_where_missing(hint: str) -> Iterator[None]:
+    """Inside, the error for a checkpoint that isn't there says how to have it."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.kind == "missing":
+            error.hint = hint
+        raise
 
 
 def _truncated(path: Path, expected: int, found: int) -> CheckpointError:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -25,33 +24,30 @@ from ups.diffusion.noise import member_generators, member_noise
 from ups.diffusion.samplers import sample
 from ups.models.corrector import FlowConditions, VelocityNetwork
 from ups.models.operator_size import OperatorSize, token_axes
-from ups.models.token_geometry import TokenGeometry
 from ups.nn.layers import Condition
 from ups.nn.neighbours import NeighbourMap
 from ups.trained.corrector_spec import CorrectorSpec, Sampler, Sampling, checked_sampling
+from ups.trained.model_files import TrainedModel
 from ups.trained.rollout_inputs import Numbers, RolloutStart, check_members, check_seed
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
+from ups.trained.state_space import Geometries
 
 _GIVEN = 2  # states beside the one that flows: z and p
 _ROWS = 256  # members, of all samples, that are advanced at once
 
 
-class CorrectedSimulator(nn.Module):
+class CorrectedSimulator(TrainedModel):
     """A frozen simulator, and the corrector of its steps. Untrained, it corrects nothing.
 
     Args:
         simulator: The operator; its states can be encoded and decoded.
         corrector: What the corrector is.
-
-    Attributes:
-        path: The file that it was loaded from; None for one that wasn't.
     """
 
     def __init__(self, simulator: Simulator, corrector: CorrectorSpec) -> None:
         super().__init__()
         self.simulator, self.corrector_spec = simulator, corrector
-        self.path: Path | None = None
         simulator.requires_grad_(False).eval()
         spec = simulator.spec
         self.corrector = VelocityNetwork(
@@ -62,13 +58,7 @@ class CorrectedSimulator(nn.Module):
             size=OperatorSize.from_json(corrector.size),
             axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
         )
-        self.flow_geometry = nn.ModuleDict(
-            {
-                name: self.corrector.geometry(task.tokens, task.boundary, steady=task.steady)
-                for name, task in spec.tasks.items()
-            }
-        )
-
+        self.flow_geometry = Geometries(self.corrector, spec)
         self.seams = nn.ModuleDict(
             {
                 name: NeighbourMap(spec.state_dim, grid=task.tokens, periodic=task.is_periodic)
@@ -89,9 +79,8 @@ class CorrectedSimulator(nn.Module):
 
     @property
     def uses_all_weights(self) -> bool:
-        """Whether a velocity needs every weight of the corrector: there is one task, on a grid that does."""
-        geometries = [self._geometry_of(task) for task in self.spec.tasks]
-        return len(geometries) == 1 and self.corrector.uses_all_weights(geometries[0])
+        """Whether a velocity needs every weight of the corrector."""
+        return self.flow_geometry.need_all_weights(self.corrector)
 
     def train(self, mode: bool = True) -> CorrectedSimulator:
         """As `nn.Module.train`; the simulator stays in evaluation mode."""
@@ -106,13 +95,13 @@ class CorrectedSimulator(nn.Module):
     def conditions(self, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> FlowConditions:
         """What flows are under besides states, for steps by the physical times `dt_B`, shape (B,)."""
         condition = Condition(self.spec.task_number(task), parameters_BP)
-        return self.corrector.conditions(condition, dt_B, self._geometry_of(task))
+        return self.corrector.conditions(condition, dt_B, self.flow_geometry.of(task))
 
     def velocity(
         self, x_BLD: Tensor, t_B: Tensor, given: Sequence[Tensor], conditions: FlowConditions, *, task: str
     ) -> Tensor:
         """Velocity of residuals over sigma_c; see `VelocityNetwork.velocity`."""
-        return self.corrector.velocity(x_BLD, t_B, given, conditions, self._geometry_of(task))
+        return self.corrector.velocity(x_BLD, t_B, given, conditions, self.flow_geometry.of(task))
 
     def forward(
         self,
@@ -143,7 +132,6 @@ class CorrectedSimulator(nn.Module):
         Args:
             given: z and op(z), normalised states.
             residual_BLD: y - op(z).
-            task: Name of the task.
         Returns:
             The states that the velocity is given, z and p, and r = (y - p) / sigma_c.
         """
@@ -168,7 +156,6 @@ class CorrectedSimulator(nn.Module):
             noise_BLD: Standard normal, float32.
             given: z and op(z), normalised states.
             parameters_BP: In the order of `spec.parameters`.
-            task: Name of the task.
             dt_B: Physical time of the step.
             sampling: How.
         Returns:
@@ -180,10 +167,7 @@ class CorrectedSimulator(nn.Module):
         drawn = sample(
             partial(self._velocity_at, given=given, conditions=conditions, task=task),
             noise_BLD,
-            sampler=sampling.sampler,
-            num_steps=sampling.num_steps,
-            tolerance=sampling.tolerance,
-            max_evaluations=sampling.max_evaluations,
+            **vars(sampling),
         )
         r_BLD = self.simulator.own_channels(drawn.x, task=task)
         return offset_BLD + self.corrector_spec.sigma[task] * r_BLD
@@ -330,8 +314,3 @@ class CorrectedSimulator(nn.Module):
                 num_steps=own.num_steps if num_steps is None else num_steps,
             )
         )
-
-    def _geometry_of(self, task: str) -> TokenGeometry:
-        geometry = self.flow_geometry[task]
-        assert isinstance(geometry, TokenGeometry)
-        return geometry

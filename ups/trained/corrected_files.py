@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Unpack
 
 from ups.errors import CheckpointError
-from ups.trained.autoencoder import autoencoder_within, document_with
-from ups.trained.checkpoint import fill_weights, hash_tensors, load_checkpoint, save_checkpoint
+from ups.trained.autoencoder import autoencoder_within, spec_within
+from ups.trained.checkpoint import hash_tensors, load_checkpoint
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrector_spec import CorrectorSpec, parse_specs
+from ups.trained.model_files import OfTraining, filled, save_model
 from ups.trained.simulator import Simulator
 from ups.trained.specs import CORRECTOR, STUDENT
 
@@ -26,32 +24,17 @@ def candidate_of(path: Path) -> Path:
 
 
 def save_corrected(
-    path: str | os.PathLike[str],
-    model: CorrectedSimulator,
-    *,
-    config: Mapping[str, Any],
-    report: Mapping[str, Any],
-    data: Mapping[str, str] | None = None,
-    weights: Mapping[str, Tensor] | None = None,
+    path: str | os.PathLike[str], model: CorrectedSimulator, **training: Unpack[OfTraining]
 ) -> None:
-    """Write weights of corrector, operator and autoencoder, specifications, configuration and report.
+    """Write weights of corrector, operator and autoencoder, and their specifications.
 
-    The file of a corrector that was taught by another is of the kind "student", else "corrector".
-
-    Args:
-        path: Where the file goes; its model card goes beside it.
-        model: To be written.
-        config: Of the run.
-        report: Validation errors by name.
-        data: What it was trained on, by task, such as the hash of a store.
-        weights: Its `state_dict`, whole; by default the model's own.
+    The file of a corrector that was taught by another is of the kind "student", else "corrector". Arguments
+    and errors are those of `save_model`.
     """
+    inner = spec_within(model.simulator.autoencoder)
     spec = {**model.spec.to_json(), CORRECTOR: model.corrector_spec.to_json()}
-    autoencoder = model.simulator.autoencoder
-    document = document_with(autoencoder, spec=spec, config=config, report=report, data=data)
-    tensors = model.state_dict() if weights is None else weights
     kind = CORRECTOR if model.corrector_spec.taught is None else STUDENT
-    save_checkpoint(path, tensors, kind=kind, document=document)
+    save_model(path, model, kind=kind, spec=spec, training=training, autoencoder=inner)
 
 
 def load_corrected(
@@ -60,8 +43,6 @@ def load_corrected(
     """Read a corrected simulator, in evaluation mode; the one file is enough.
 
     Args:
-        path: The file.
-        device: Where it computes.
         kind: "corrector" or "student".
 
     Raises:
@@ -72,10 +53,7 @@ def load_corrected(
     spec, corrector = parse_specs(document, path)
     _check_bound(path, found=hash_tensors(path, prefix=_OPERATOR), corrector=corrector)
     simulator = Simulator(spec, autoencoder_within(document, path))
-    model = CorrectedSimulator(simulator, corrector).to(device)
-    fill_weights(model, tensors, path=path)
-    model.path = Path(path)
-    return model.eval()
+    return filled(CorrectedSimulator(simulator, corrector), tensors, path=path, device=device)
 
 
 def _check_bound(path: str | os.PathLike[str], *, found: str, corrector: CorrectorSpec) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ups.errors import ConfigError
-from ups.trained.specs import CORRECTOR, SimulatorSpec, incomplete_spec, parse_simulator_spec
+from ups.trained.specs import CORRECTOR, SimulatorSpec, parse_joined_specs
 
 Sampler = Literal["euler", "heun", "adaptive"]  # as `ups.diffusion.samplers` has them
 
@@ -85,14 +85,9 @@ def parse_specs(
     """The specifications in a corrector's or a student's document: of the operator in it, and its own.
 
     Raises:
-        CheckpointError: As `parse_simulator_spec`.
+        CheckpointError: As `parse_joined_specs`.
     """
-    try:
-        values = dict(document["spec"])
-        corrector = CorrectorSpec.from_json(values.pop(CORRECTOR))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise incomplete_spec(error, path, what="corrector") from error
-    return parse_simulator_spec({"spec": values}, path), corrector
+    return parse_joined_specs(document, path, name=CORRECTOR, parse=CorrectorSpec.from_json)
 
 
 def checked_sampling(sampling: Sampling) -> Sampling:

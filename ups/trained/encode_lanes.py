@@ -28,12 +28,7 @@ Result = TypeVar("Result")
 
 
 def num_lanes(device: torch.device, *, micro_batch_nbytes: int) -> int:
-    """How many micro-batches may run at a time, by the cores that PyTorch may use, and free memory.
-
-    Args:
-        device: Where they run.
-        micro_batch_nbytes: Size of the input of one.
-    """
+    """How many micro-batches may run at a time, by the cores that PyTorch may use, and free memory."""
     if device.type == "cuda":
         return CUDA_LANES
     fitting = free_bytes(device) // (_FORWARD_FACTOR * max(1, micro_batch_nbytes))
@@ -42,12 +37,6 @@ def num_lanes(device: torch.device, *, micro_batch_nbytes: int) -> int:
 
 class Lanes:
     """Runs jobs side by side; halves their number each time that the device's memory doesn't suffice.
-
-    Args:
-        num: How many jobs at a time.
-        device: Where they compute.
-        micro_batch: Frames of a job, for messages.
-        note: Called when they become fewer.
 
     Attributes:
         num: How many jobs run at a time, at most.

@@ -76,7 +76,6 @@ class BatchEncoder:
     Args:
         encoder: One task's encoder.
         micro_batch: Frames of a micro-batch, at most; fewer where these exceed `MICRO_BATCH_BYTES`.
-        note: Called with what the user should know.
         num_lanes: Micro-batches that are encoded side by side; by default what the device is good for.
         pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
         compile: Whether the encoder is compiled; if that fails, encoding raises ConfigError.
@@ -249,14 +248,12 @@ def make_encoder(
 
     Args:
         checkpoint: `autoencoder.safetensors`.
-        task: Name of the task.
         device: "auto", "cpu", "cuda" or "cuda:N"; chosen when the first batch is encoded.
         compute_dtype: What to compute in.
         latent_dtype: What the store holds.
         micro_batch: Frames of a micro-batch, at most.
         pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
         compile: Whether the encoder is compiled.
-        note: Called with what the user should know.
     Raises:
         CheckpointError: Missing, truncated, or not an autoencoder's.
         ConfigError: It isn't of the task.

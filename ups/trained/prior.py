@@ -1,4 +1,4 @@
-"""`SteadyPrior`: a generative model of steady solutions, given their input, perhaps at few points.
+"""`SteadyPrior`: a generative model of steady solutions, given their input, perhaps at few points; its file.
 
 A solution is drawn by a flow from noise to a normalised state, latents or patches of the field, given the
 input and the parameters. Where the input is known at some points only, each token is given the values of its
@@ -11,9 +11,10 @@ parameters, N = B M rows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy.typing as npt
 import torch
@@ -24,10 +25,11 @@ from ups.diffusion.samplers import sample
 from ups.errors import ConfigError, ShapeError
 from ups.models.corrector import FlowConditions, VelocityNetwork
 from ups.models.operator_size import OperatorSize, token_axes
-from ups.models.token_geometry import TokenGeometry
 from ups.nn.layers import Condition, cut_cells
-from ups.trained.autoencoder import Autoencoder, Normalizer
+from ups.trained.autoencoder import Autoencoder, Normalizer, autoencoder_within, spec_within
+from ups.trained.checkpoint import load_checkpoint
 from ups.trained.corrector_spec import Sampling
+from ups.trained.model_files import OfTraining, filled, save_model
 from ups.trained.prior_spec import PriorSpec
 from ups.trained.rollout_inputs import (
     Numbers,
@@ -38,8 +40,14 @@ from ups.trained.rollout_inputs import (
     frames_of,
     parse_parameters,
 )
-from ups.trained.specs import SimulatedTask, SimulatorSpec, check_simulated_task
-from ups.trained.state_space import StateSpace
+from ups.trained.specs import (
+    PRIOR,
+    SimulatedTask,
+    SimulatorSpec,
+    check_simulated_task,
+    parse_joined_specs,
+)
+from ups.trained.state_space import Geometries, StateSpace
 
 _ROWS = 256  # members, of all samples, that are drawn at once
 _REGRESSION = Sampling(sampler="euler", num_steps=1)  # from no noise: what the network says at flow time 0
@@ -66,12 +74,7 @@ class SteadyPrior(StateSpace):
             size=OperatorSize.from_json(spec.operator),
             axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
         )
-        self.geometry = nn.ModuleDict(
-            {
-                name: self.network.geometry(task.tokens, task.boundary, steady=True)
-                for name, task in spec.tasks.items()
-            }
-        )
+        self.geometry = Geometries(self.network, spec)
 
     @property
     def device(self) -> torch.device:
@@ -80,9 +83,8 @@ class SteadyPrior(StateSpace):
 
     @property
     def uses_all_weights(self) -> bool:
-        """Whether a velocity needs every weight of the network: there is one task, on a grid that does."""
-        geometries = [self._geometry_of(task) for task in self.spec.tasks]
-        return len(geometries) == 1 and self.network.uses_all_weights(geometries[0])
+        """Whether a velocity needs every weight of the network."""
+        return self.geometry.need_all_weights(self.network)
 
     def given(
         self, values_BXC: Tensor, observed_BX: Tensor | None, parameters_BP: Tensor, *, task: str
@@ -93,7 +95,6 @@ class SteadyPrior(StateSpace):
             values_BXC: The input in physical units; where it isn't observed, any finite numbers.
             observed_BX: Where it is, bool, shape (B, X...); None for everywhere.
             parameters_BP: In the order of `spec.parameters`, NaN where unknown.
-            task: Name of the task.
         Returns:
             States of shape (B, L, D), as many as the network takes.
         """
@@ -114,13 +115,13 @@ class SteadyPrior(StateSpace):
         """What flows are under besides the input."""
         condition = Condition(self.spec.task_number(task), parameters_BP)
         dt_B = torch.ones(len(parameters_BP), device=parameters_BP.device)
-        return self.network.conditions(condition, dt_B, self._geometry_of(task))
+        return self.network.conditions(condition, dt_B, self.geometry.of(task))
 
     def velocity(
         self, x_BLD: Tensor, t_B: Tensor, given: Sequence[Tensor], conditions: FlowConditions, *, task: str
     ) -> Tensor:
         """Velocity of normalised solutions; see `VelocityNetwork.velocity`."""
-        return self.network.velocity(x_BLD, t_B, given, conditions, self._geometry_of(task))
+        return self.network.velocity(x_BLD, t_B, given, conditions, self.geometry.of(task))
 
     def forward(
         self, x_BLD: Tensor, t_B: Tensor, given: Sequence[Tensor], parameters_BP: Tensor, *, task: str
@@ -138,10 +139,7 @@ class SteadyPrior(StateSpace):
         found = sample(
             lambda x, t: self.velocity(x, t, given, conditions, task=task),
             noise_BLD if is_flow else torch.zeros_like(noise_BLD),
-            sampler=sampling.sampler,
-            num_steps=sampling.num_steps,
-            tolerance=sampling.tolerance,
-            max_evaluations=sampling.max_evaluations,
+            **vars(sampling),
         )
         return self.own_channels(found.x, task=task)
 
@@ -281,7 +279,23 @@ class SteadyPrior(StateSpace):
         array = self.spec.tasks[task].input_array
         return (self if self.autoencoder is None else self.autoencoder).normalizer_of(task, array)
 
-    def _geometry_of(self, task: str) -> TokenGeometry:
-        geometry = self.geometry[task]
-        assert isinstance(geometry, TokenGeometry)
-        return geometry
+
+def save_prior(path: str | os.PathLike[str], model: SteadyPrior, **training: Unpack[OfTraining]) -> None:
+    """Write weights of prior and autoencoder, and their specifications.
+
+    Arguments and errors are those of `save_model`.
+    """
+    inner, spec = spec_within(model.autoencoder), {**model.spec.to_json(), PRIOR: model.prior_spec.to_json()}
+    save_model(path, model, kind=PRIOR, spec=spec, training=training, autoencoder=inner)
+
+
+def load_prior(path: str | os.PathLike[str], *, device: str = "cpu") -> SteadyPrior:
+    """Read a prior, in evaluation mode; the one file is enough.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
+    """
+    tensors, document = load_checkpoint(path, kind=PRIOR, device=device)
+    spec, prior = parse_joined_specs(document, path, name=PRIOR, parse=PriorSpec.from_json)
+    model = SteadyPrior(spec, prior, autoencoder_within(document, path))
+    return filled(model, tensors, path=path, device=device)

@@ -93,7 +93,6 @@ def frames_of(
 
     Args:
         fields: Physical units.
-        task: Whose they are.
         device: Where they go.
         any_points: Whether another number of points will do, at least two along each axis.
 

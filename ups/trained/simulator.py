@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ups.errors import ConfigError
 from ups.models.latent_operator import LatentOperator, StepConditions
 from ups.models.operator_size import OperatorSize, token_axes
-from ups.models.token_geometry import TokenGeometry
 from ups.nn.interpolation import resampled
 from ups.nn.layers import Condition
-from ups.trained.autoencoder import Autoencoder, autoencoder_within, document_with
-from ups.trained.checkpoint import fill_weights, load_checkpoint, save_checkpoint
+from ups.trained.autoencoder import Autoencoder, autoencoder_within, spec_within
+from ups.trained.checkpoint import load_checkpoint
+from ups.trained.model_files import OfTraining, filled, save_model
 from ups.trained.rollout_inputs import (
     Numbers,
     RolloutStart,
@@ -40,7 +39,7 @@ from ups.trained.specs import (
     check_simulated_task,
     parse_simulator_spec,
 )
-from ups.trained.state_space import StateSpace
+from ups.trained.state_space import Geometries, StateSpace
 
 
 class Simulator(StateSpace):
@@ -51,9 +50,6 @@ class Simulator(StateSpace):
     Args:
         spec: Tasks, statistics, architecture.
         autoencoder: Encoder and decoder where states are latents; frozen here.
-
-    Attributes:
-        path: The file that it was loaded from; None for one that wasn't.
     """
 
     def __init__(self, spec: SimulatorSpec, autoencoder: Autoencoder | None = None) -> None:
@@ -65,12 +61,7 @@ class Simulator(StateSpace):
             size=OperatorSize.from_json(spec.operator),
             axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
         )
-        self.geometry = nn.ModuleDict(
-            {
-                name: self.operator.geometry(task.tokens, task.boundary, steady=task.steady)
-                for name, task in spec.tasks.items()
-            }
-        )
+        self.geometry = Geometries(self.operator, spec)
 
     @property
     def device(self) -> torch.device:
@@ -79,18 +70,17 @@ class Simulator(StateSpace):
 
     @property
     def uses_all_weights(self) -> bool:
-        """Whether a step needs every weight of the operator: there is one task, on a grid that does."""
-        geometries = [self._geometry_of(task) for task in self.spec.tasks]
-        return len(geometries) == 1 and self.operator.uses_all_weights(geometries[0])
+        """Whether a step needs every weight of the operator."""
+        return self.geometry.need_all_weights(self.operator)
 
     def conditions(self, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> StepConditions:
         """What the steps by the physical times `dt_B`, shape (B,), take besides the state."""
         condition = Condition(self.spec.task_number(task), parameters_BP)
-        return self.operator.conditions(condition, dt_B, self._geometry_of(task))
+        return self.operator.conditions(condition, dt_B, self.geometry.of(task))
 
     def advance(self, state_BLD: Tensor, conditions: StepConditions, *, task: str) -> Tensor:
         """Advance normalised states by one step; same shape, a new tensor."""
-        advanced_BLD = self.operator.advance(state_BLD, conditions, self._geometry_of(task))
+        advanced_BLD = self.operator.advance(state_BLD, conditions, self.geometry.of(task))
         return self.own_channels(advanced_BLD, task=task)
 
     def step(self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> Tensor:
@@ -200,36 +190,16 @@ class Simulator(StateSpace):
         state_BLD = self.encode(values_BXC, parameters_BP, task=name, array=known.input_array)
         return RolloutStart(name, state_BLD, parameters_BP, dt_BK, points)
 
-    def _geometry_of(self, task: str) -> TokenGeometry:
-        geometry = self.geometry[task]
-        assert isinstance(geometry, TokenGeometry)
-        return geometry
-
 
 def save_simulator(
-    path: str | os.PathLike[str],
-    simulator: Simulator,
-    *,
-    config: Mapping[str, Any],
-    report: Mapping[str, Any],
-    data: Mapping[str, str] | None = None,
-    weights: Mapping[str, Tensor] | None = None,
+    path: str | os.PathLike[str], simulator: Simulator, **training: Unpack[OfTraining]
 ) -> None:
-    """Write weights of operator and autoencoder, specifications, the run's configuration and its report.
+    """Write weights of operator and autoencoder, and their specifications.
 
-    Args:
-        path: Where the file goes; its model card goes beside it.
-        simulator: To be written.
-        config: Of the run.
-        report: Validation errors by name.
-        data: What training data were, by task, such as the hash of a store.
-        weights: Its `state_dict`, whole; by default the model's own.
+    Arguments and errors are those of `save_model`.
     """
-    spec = simulator.spec.to_json()
-    autoencoder = simulator.autoencoder
-    document = document_with(autoencoder, spec=spec, config=config, report=report, data=data)
-    tensors = simulator.state_dict() if weights is None else weights
-    save_checkpoint(path, tensors, kind=OPERATOR, document=document)
+    inner, spec = spec_within(simulator.autoencoder), simulator.spec.to_json()
+    save_model(path, simulator, kind=OPERATOR, spec=spec, training=training, autoencoder=inner)
 
 
 def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simulator:
@@ -240,7 +210,4 @@ def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simu
     """
     tensors, document = load_checkpoint(path, kind=OPERATOR, device=device)
     spec = parse_simulator_spec(document, path)
-    simulator = Simulator(spec, autoencoder_within(document, path)).to(device)
-    fill_weights(simulator, tensors, path=path)
-    simulator.path = Path(path)
-    return simulator.eval()
+    return filled(Simulator(spec, autoencoder_within(document, path)), tensors, path=path, device=device)

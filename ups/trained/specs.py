@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ups.errors import CheckpointError, ConfigError
 from ups.grid import FIELDS, PERIODIC, GridSpec, TokenGrid, cut_grid
@@ -22,6 +22,7 @@ GATES = "gates"  # key of a document: verdicts on the gates that its model was e
 PRIOR = "prior"  # kind of checkpoint, of steady solutions
 PRIOR_FILE = "prior.safetensors"
 States = Literal["latent", "fields"]
+Own = TypeVar("Own")
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,26 @@ def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[st
         return SimulatorSpec.from_json(document["spec"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise incomplete_spec(error, path, what="operator") from error
+
+
+def parse_joined_specs(
+    document: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    parse: Callable[[Mapping[str, Any]], Own],
+) -> tuple[SimulatorSpec, Own]:
+    """The specifications in the document of a generative model: of its states, and its own under a name.
+
+    Raises:
+        CheckpointError: As `parse_simulator_spec`.
+    """
+    try:
+        values = dict(document["spec"])
+        own = parse(values.pop(name))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise incomplete_spec(error, path, what=name) from error
+    return parse_simulator_spec({"spec": values}, path), own
 
 
 def incomplete_spec(error: Exception, path: str | os.PathLike[str], *, what: str) -> CheckpointError:

@@ -6,29 +6,55 @@ parameters.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Self
 
 from torch import Tensor, nn
 
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
+from ups.models.token_geometry import TokenGeometry
+from ups.models.u_shape import TokenUNet
 from ups.nn.interpolation import resampled
 from ups.nn.layers import patchify, unpatchify
 from ups.trained.autoencoder import Autoencoder, Normalizer
+from ups.trained.model_files import TrainedModel
 from ups.trained.rollout_inputs import RolloutStart
 from ups.trained.specs import SimulatorSpec, check_known_encoder
 
 
-class StateSpace(nn.Module):
+class Geometries(nn.ModuleDict):
+    """The token grids of a specification's tasks, as a network has to know them.
+
+    Args:
+        network: That works on them.
+        spec: Of the tasks.
+    """
+
+    def __init__(self, network: TokenUNet, spec: SimulatorSpec) -> None:
+        super().__init__(
+            {
+                name: network.geometry(task.tokens, task.boundary, steady=task.steady)
+                for name, task in spec.tasks.items()
+            }
+        )
+
+    def of(self, task: str) -> TokenGeometry:
+        """Of a task."""
+        geometry = self[task]
+        assert isinstance(geometry, TokenGeometry)
+        return geometry
+
+    def need_all_weights(self, network: TokenUNet) -> bool:
+        """Whether a step needs every weight of the network: there is one task, on a grid that does."""
+        return len(self) == 1 and all(network.uses_all_weights(self.of(task)) for task in self)
+
+
+class StateSpace(TrainedModel):
     """Normalised tokens: latents of a frozen autoencoder, or patches of the fields themselves.
 
     Args:
         spec: Tasks, statistics, size of a token.
         autoencoder: Encoder and decoder where states are latents; frozen here.
-
-    Attributes:
-        path: The file that it was loaded from; None for one that wasn't.
     """
 
     def __init__(self, spec: SimulatorSpec, autoencoder: Autoencoder | None = None) -> None:
@@ -36,7 +62,6 @@ class StateSpace(nn.Module):
         assert (spec.states == "latent") == (autoencoder is not None)
         self.spec = spec
         self.autoencoder = autoencoder
-        self.path: Path | None = None
         if autoencoder is not None:
             autoencoder.requires_grad_(False).eval()
         self.normalizer, self.queries = nn.ModuleDict(), nn.Module()
@@ -59,8 +84,6 @@ class StateSpace(nn.Module):
         Args:
             values_BXC: Frames of one array of one task, physical units, shape (B, X..., C).
             parameters_BP: In the order of `spec.parameters`, NaN where unknown, shape (B, P).
-            task: Name of the task.
-            array: Which array.
         Returns:
             Shape (B, L, D).
         """
@@ -74,7 +97,6 @@ class StateSpace(nn.Module):
 
         Args:
             states: Latents (..., L, D), or fields (B, X..., C) where states are patches of fields.
-            task: Name of the task.
             array: Which array they are, or are the latents of.
         Returns:
             Shape (..., L, D), float32.
@@ -112,8 +134,6 @@ class StateSpace(nn.Module):
             state_BLD: States.
             query_PN: Points as fractions of the domain.
             parameters_BP: In the order of `spec.parameters`.
-            task: Name of the task.
-            array: Which array.
         Returns:
             Shape (B, P, C).
         """

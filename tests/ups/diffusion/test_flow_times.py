@@ -40,7 +40,7 @@ def test_logit_of_logit_normal_times_is_normal() -> None:
 
 @pytest.mark.parametrize("name", ["uniform", "beta", "logit_normal"])
 def test_draws_are_a_function_of_the_generator(name: str) -> None:
-    times = FlowTimes.from_json({"type": name})
+    times = FlowTimes(name)
     assert torch.equal(times.draw(5, generator(3)), times.draw(5, generator(3)))
     assert not torch.equal(times.draw(5, generator(3)), times.draw(5, generator(4)))
 

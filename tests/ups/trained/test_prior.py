@@ -15,13 +15,11 @@ from ups.data.observations import check_observed, drawn_masks, masks_of_samples
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.errors import ConfigError, ShapeError
-from ups.eval.forecasters import Start
-from ups.eval.prior_forecaster import PriorForecaster
+from ups.eval.forecasters import PriorForecaster, Start
 from ups.grid import GridSpec
 from ups.models.operator_size import OperatorSize
 from ups.trained.corrector_spec import Sampling
-from ups.trained.prior import SteadyPrior
-from ups.trained.prior_files import load_prior, save_prior
+from ups.trained.prior import SteadyPrior, load_prior, save_prior
 from ups.trained.prior_spec import Method, PriorSpec
 from ups.trained.specs import SimulatedTask, SimulatorSpec
 
@@ -145,7 +143,7 @@ def test_member_does_not_depend_on_how_many_there_are(trained: SteadyPrior) -> N
 
 def test_forecaster_observes_each_sample_at_points_of_its_own(trained: SteadyPrior) -> None:
     given, _ = draw_level(4, seed=1)
-    forecaster = PriorForecaster(trained, members=3)
+    forecaster = PriorForecaster(trained)
     assert forecaster.forecast(Start(TASK, given, {}, None), 1).shape == (4, 1, POINTS, 1)
     masks = forecaster.observed(given)
     alone = forecaster.observed(given[2:3])

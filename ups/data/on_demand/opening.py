@@ -49,7 +49,6 @@ def open_training_windows(
     """Open the latents of all tasks as batches of windows, as `training.cache_mode` says.
 
     Args:
-        config: Configuration of the run.
         split: "train", usually.
         autoencoder_path: The checkpoint whose latents are wanted.
         global_batch_size: Most windows of a batch, over all ranks.

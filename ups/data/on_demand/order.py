@@ -177,11 +177,6 @@ class Draw:
 class PassDraws:
     """The batches of one pass over several tasks, one after the other; a function of the seed and the pass.
 
-    Args:
-        arrivals: By task.
-        seed: Of the run.
-        which: Number of the pass.
-
     Attributes:
         position: Number of the batch that is drawn next.
     """

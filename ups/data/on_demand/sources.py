@@ -82,10 +82,6 @@ class WindowSettings:
 class LiveSource(WindowSource):
     """Windows of trajectories that come one by one.
 
-    Args:
-        wanted: What is encoded, by task.
-        settings: What windows are wanted.
-
     Attributes:
         tasks: Windows of the first trajectories of each task, for measuring statistics before the first batch
             is asked for; reading them waits for those.
@@ -237,14 +233,7 @@ class FilledStores(LiveSource):
 
 
 class UnkeptWindows(LiveSource):
-    """Passes for each of which fields are read, augmented and encoded again; nothing is kept.
-
-    Args:
-        wanted: What is encoded, by task.
-        settings: What windows are wanted.
-        reading: How sources are read.
-        note: Called with messages on how it goes.
-    """
+    """Passes for each of which fields are read, augmented and encoded again; nothing is kept."""
 
     def __init__(
         self,

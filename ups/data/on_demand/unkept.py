@@ -21,9 +21,6 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 class UnkeptLatents:
     """Latents of the trajectories that are needed now, for `Filling` a committer, for windows a store.
 
-    Args:
-        build: What would build a store of them.
-
     Attributes:
         path: Stands for the store in messages.
         config_hash: As a store of all would have.
@@ -139,11 +136,6 @@ class UnkeptJob:
 
 class FirstTrajectories:
     """Some trajectories of a store as a store of their own, for `TaskWindows`.
-
-    Args:
-        store: The store, or what stands for it.
-        samples: Numbers of the trajectories.
-        wait: Waits until they are there.
 
     Attributes:
         path: Of the store.

@@ -72,7 +72,6 @@ def make_job(
 
     Args:
         config_path: YAML file, or the name of a shipped one.
-        overrides: `key=value`.
         num_gpus: GPUs; by default `training.num_gpus`, or one.
         remote: See `Job`.
         note: Takes warnings of the configuration.
@@ -118,7 +117,6 @@ def job_script(job: Job, *, header: Sequence[str] = ()) -> str:
     """The script. It holds no secrets: keys are variables of the machine's environment.
 
     Args:
-        job: The launch.
         header: Lines behind the first, such as those for Slurm.
 
     Raises:

@@ -108,7 +108,6 @@ def environment(job: Job, *, price: float | None = None) -> dict[str, str]:
     """Variables for the machine, keys among them: what is set here of what the job needs.
 
     Args:
-        job: The launch.
         price: Dollars an hour, for the cost of the run.
     """
     found = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
@@ -120,7 +119,6 @@ def request(wish: Wish, job: Job, script: str, variables: Mapping[str, str]) -> 
 
     Args:
         wish: The machine.
-        job: The launch.
         script: Of `job_script`.
         variables: Of `environment`.
     """
