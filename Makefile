@@ -63,7 +63,7 @@ bench-peers: install
 	$(BIN)/python -m benchmarks.peers.environment
 	benchmarks/peers/env/bin/python -m benchmarks.peers.run --quick
 
-# The operator beside FNO and U-Net on six tasks and their shifted test sets, three seeds each, into
+# The operator beside FNO and U-Net on seven tasks and their shifted test sets, three seeds each, into
 # docs/results/models.md. Stopped, it goes on; FULL=1 is for a GPU, ONLY="burgers darcy" for some tasks.
 bench-models: install
 	$(BIN)/python -m benchmarks.models.run $(if $(FULL),--full) $(addprefix --only ,$(ONLY)) $(if $(ONLY)$(FULL),,--docs)
