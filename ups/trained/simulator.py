@@ -50,6 +50,9 @@ class Simulator(StateSpace):
     Args:
         spec: Tasks, statistics, architecture.
         autoencoder: Encoder and decoder where states are latents; frozen here.
+
+    Attributes:
+        path: The file that it was loaded from; None for one that wasn't.
     """
 
     def __init__(self, spec: SimulatorSpec, autoencoder: Autoencoder | None = None) -> None:
