@@ -96,7 +96,7 @@ def test_windows_are_those_of_an_operator_on_fields(
 ) -> None:
     run = own_copy(shared_run(tmp_path_factory), tmp_path, monkeypatch)
     overrides = ["data.tasks=[burgers1d]", "operator.state=fields", "training.horizon=2", "training.stride=2"]
-    config = configure_run(run, *overrides)
+    config = configure_run(run, *overrides, "operator.noise=0", "baselines.noise=0")
     operator, fno = (make_stage(name, config, device=CPU) for name in ("operator", "fno"))
     assert isinstance(operator, OperatorStage)
     for number in range(3):
