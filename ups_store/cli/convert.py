@@ -34,7 +34,7 @@ Source = Annotated[Path, typer.Argument(help="a finished store, or a pattern", m
 Out = Annotated[Path, typer.Argument(help="what to write", metavar="OUT")]
 
 MAX_LEFT_OUT = 10  # files shown for people; --json and -v show all
-NOTHING_KEPT = "nothing was written: run it again"
+WHOLE_OR_NOT = "the target is whole, or as it was before: run it again, with --force if it is there"
 WHOLE_KEPT = "files that are whole stay: run it again with --force"
 
 
@@ -50,7 +50,7 @@ def export(
     from ups_store.convert import export_store
 
     with (
-        interruptible(NOTHING_KEPT),
+        interruptible(WHOLE_OR_NOT),
         open_any(path) as store,
         progress_bar(f"writing {out.name}", total=payload_nbytes(store)) as bar,
     ):
@@ -225,7 +225,7 @@ def pack(
     from ups_store.packed.pack import pack_store
 
     with (
-        interruptible(WHOLE_KEPT if is_pattern(path) else NOTHING_KEPT),
+        interruptible(WHOLE_KEPT if is_pattern(path) else WHOLE_OR_NOT),
         open_any(path) as store,
         progress_bar(f"packing {path.name}", total=payload_nbytes(store), quiet=as_json) as bar,
     ):

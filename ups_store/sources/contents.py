@@ -186,7 +186,7 @@ def check_same_grid(infos: Sequence[SourceInfo]) -> None:
                     path=other.path,
                     expected=shown[0],
                     found=shown[1],
-                    hint="files of one store share their grid; use data.files to choose",
+                    hint="files of one store have to agree in it; use data.files to choose",
                 )
 
 

@@ -104,11 +104,9 @@ def write(
         DiskFullError: If there is no room; what was committed stays.
         CommitError: If the file system fails.
     """
-    if on_mismatch not in ("raise", "restart") or on_error not in ("fail", "skip"):
-        found = f"on_mismatch={on_mismatch!r}, on_error={on_error!r}"
-        raise SpecError("argument", kind="argument", expected="raise or restart; fail or skip", found=found)
-    if isinstance(ragged, str):
-        raise SpecError("ragged", kind="argument", expected="names in a list", found=repr(ragged))
+    _check_one_of("on_mismatch", on_mismatch, ("raise", "restart"))
+    _check_one_of("on_error", on_error, ("fail", "skip"))
+    _check_names(names, ragged)
     job, source = None, None
     if map is not None or inputs is not None:
         if samples is not None or map is None or inputs is None:
@@ -188,6 +186,22 @@ def _default_identity(
     return {**found, **more, **({"attrs": dict(attrs)} if attrs else {})}
 
 
+def _check_one_of(argument: str, found: str, known: tuple[str, str]) -> None:
+    if found not in known:
+        expected = " or ".join(map(repr, known))
+        raise SpecError(argument, kind="argument", expected=expected, found=repr(found))
+
+
+def _check_names(names: Sequence[str] | None, ragged: Collection[str]) -> None:
+    """Refuse text where a list of names goes, and a name twice: all but one of its values would be lost."""
+    for argument, found in (("names", names), ("ragged", ragged)):
+        if isinstance(found, str):
+            raise SpecError(argument, kind="argument", expected="names in a list", found=repr(found))
+    twice = next((name for name in names or () if list(names or ()).count(name) > 1), None)
+    if twice is not None:
+        raise SpecError("names", kind="names", expected="names that differ", found=f"{twice!r} twice")
+
+
 def _check_no_settings_of_map(
     num_workers: int | None, item_timeout_s: float, retries: int, on_error: OnError
 ) -> None:
@@ -222,9 +236,14 @@ def _job(
 
     check_not_importing()
     workers = num_cores() if num_workers is None else num_workers
-    if workers < 0 or item_timeout_s <= 0 or retries < 0:
-        found = f"num_workers={num_workers}, item_timeout_s={item_timeout_s}, retries={retries}"
-        raise SpecError("argument", kind="argument", expected="numbers of at least 0", found=found)
+    for argument, found, is_valid in (
+        ("num_workers", workers, workers >= 0),
+        ("item_timeout_s", item_timeout_s, item_timeout_s > 0),
+        ("retries", retries, retries >= 0),
+    ):
+        if not is_valid:
+            expected = "> 0" if argument == "item_timeout_s" else ">= 0"
+            raise SpecError(argument, kind="argument", expected=expected, found=found)
     return MapPlan(
         function, inputs, workers, Patience(timeout_s=item_timeout_s, retries=retries), names, _warn
     )

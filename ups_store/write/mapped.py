@@ -132,14 +132,23 @@ def run(reader: Reader, prepared: tuple[_Call, Callable[[Any], Any], Any]) -> Re
     """
     call, function, argument = prepared
     samples: list[dict[str, Any]] = []
-    for sample in _calling(function, argument, call.text):
-        try:
-            samples.append(named_values(sample, call.names, number=len(samples)))
-        except SpecError as error:
-            error.path = call.text
-            raise
+    for sample in _samples_of(function, argument, call.text, call.names):
+        samples.append(sample)
         reader.progressed(1)
     return Result(samples)
+
+
+def _samples_of(
+    function: Callable[[Any], Any], argument: Any, text: str, names: Names | None
+) -> Iterator[dict[str, Any]]:
+    """The samples of one input, named; what is none is an error that names the input."""
+    for number, sample in enumerate(_calling(function, argument, text)):
+        try:
+            named = named_values(sample, names, number=number)
+        except SpecError as error:
+            error.path = text
+            raise
+        yield named
 
 
 def _calling(function: Callable[[Any], Any], argument: Any, text: str) -> Iterator[Any]:
@@ -248,10 +257,8 @@ def _map_here(job: MapPlan, first: int, on_error: OnError) -> Iterator[Mapped]:
     for number, each in enumerate(job.inputs):
         if number >= first:
             text = text_of(each)
-            samples: list[dict[str, Any]] = []
             try:
-                for sample in _calling(job.function, each, text):
-                    samples.append(named_values(sample, job.names, number=len(samples)))
+                samples = list(_samples_of(job.function, each, text, job.names))
             except SourceError as error:
                 if on_error == "fail":
                     raise

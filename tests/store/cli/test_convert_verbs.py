@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from small_stores import MakeStore
 
 import ups_store
 from ups_store.console import format_nbytes
+from ups_store.convert import export_store
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -35,6 +37,20 @@ def test_export_prints_the_target_and_refuses_to_overwrite(
     code, _, err = invoke("export", path, "--to", "hdf5", target)
     assert (code, "--force" in err) == (2, True)
     assert invoke("export", path, "--to", "hdf5", target, "--force", "--no-verify")[0] == 0
+
+
+def test_export_interrupted_once_its_target_is_there_does_not_say_that_nothing_was_written(
+    make_store: MakeStore, tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **options: Any) -> Path:
+        export_store(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ups_store.convert.export_store", interrupted)
+    code, _, err = invoke("export", make_store(), "--to", "hdf5", tmp_path / "out.h5")
+    assert (code, (tmp_path / "out.h5").exists()) == (5, True)
+    assert "the target is whole, or as it was before" in err
+    assert "nothing was written" not in err
 
 
 def test_export_tells_counts_and_size_beside_its_result(

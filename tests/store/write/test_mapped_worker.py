@@ -143,9 +143,13 @@ def test_function_that_fails_is_an_error_with_its_stack(function: Callable[[Any]
 
 
 def test_sample_that_is_none_names_its_input() -> None:
-    with pytest.raises(SpecError) as caught:
-        answers(nothing_of_ours, [7])
-    assert caught.value.path == "7"
+    for work in (
+        lambda: answers(nothing_of_ours, [7]),
+        lambda: list(mapped.map_inputs(job_of(nothing_of_ours, [7]), first=0, on_error="skip")),
+    ):
+        with pytest.raises(SpecError) as caught:
+            work()
+        assert (caught.value.path, caught.value.sample) == ("7", 1)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,18 @@ def test_what_cannot_be_sent_to_a_worker_is_said(tmp_path: Path, function: Any, 
     assert caught.value.kind == "function"
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [("num_workers", -1, ">= 0"), ("item_timeout_s", 0.0, "> 0"), ("retries", -1, ">= 0")],
+)
+def test_setting_out_of_range_is_named(tmp_path: Path, argument: str, value: float, expected: str) -> None:
+    with pytest.raises(
+        ups_store.SpecError, match=f"^{argument}: expected {expected}, found {value}$"
+    ) as caught:
+        write(tmp_path / "a.zarr.zip", one, [3], **{argument: value})
+    assert caught.value.kind == "argument"
+
+
 def test_all_inputs_failing_says_why(tmp_path: Path) -> None:
     with pytest.raises(ups_store.SpecError, match="three") as caught:
         write(tmp_path / "a.zarr.zip", badly, [3], on_error="skip", num_workers=0)
