@@ -42,7 +42,7 @@ def read_samples(
     to_axes: str,
     first: int,
     selection: Selection,
-    place: DatasetExtent | None = None,
+    extent: DatasetExtent | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> CastLoss:
     """Read `len(out)` consecutive samples, each chunk of the dataset once if they are whole chunks.
@@ -55,15 +55,15 @@ def read_samples(
         to_axes: Axes of `out` as letters, "s" first; those that the dataset lacks have length 1 in `out`.
         first: Number of the first sample in the dataset.
         selection: Strides in space and time.
-        place: Where the dataset lies in its file; None where HDF5 is needed to read it.
+        extent: Where the dataset lies in its file; None where HDF5 is needed to read it.
         progress: Called after every part of it.
 
     Returns:
         What the cast lost.
     """
     loss = CastLoss()
-    if place and place.fits(out, axes=axes, to_axes=to_axes, selection=selection):
-        place.read_into(out, first=first * place.sample_nbytes(axes), progress=progress)
+    if extent and extent.fits(out, axes=axes, to_axes=to_axes, selection=selection):
+        extent.read_into(out, first=first * extent.sample_nbytes(axes), progress=progress)
         return loss
     for region in _regions(dataset, axes, first, len(out), selection.reduce_time):
         block = _read_region(dataset, axes, region, selection)
@@ -219,11 +219,11 @@ def _copy_cached(fd: int, first: int, out: memoryview) -> bool:
     return True
 
 
-def place_of(dataset: h5py.Dataset, *, is_mapped: bool = False) -> DatasetExtent | None:
+def extent_of(dataset: h5py.Dataset, *, is_mapped: bool = False) -> DatasetExtent | None:
     """Where a dataset lies, unless HDF5 is needed to read it; asking takes half a millisecond.
 
     Args:
-        dataset: The dataset; its file stays open as long as the place is used.
+        dataset: The dataset; its file stays open as long as the extent is used.
         is_mapped: See `DatasetExtent`.
     """
     if dataset.file.driver != "sec2" or dataset.id.get_create_plist().get_layout() != h5py.h5d.CONTIGUOUS:

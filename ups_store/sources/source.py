@@ -31,7 +31,7 @@ from ups_store.sources.layouts import recognise
 from ups_store.sources.linked_file import LinkedFile
 from ups_store.sources.outer_files import OuterFiles
 from ups_store.sources.parameters import NumberPart
-from ups_store.sources.regions import DatasetExtent, chunk_length, place_of, read_samples
+from ups_store.sources.regions import DatasetExtent, chunk_length, extent_of, read_samples
 from ups_store.sources.tasks import Task
 from ups_store.system.paths import check_local
 
@@ -124,7 +124,7 @@ class Source:
         self._selection = selection
         self._is_mapped = is_mapped
         self._first_grid: dict[str, np.ndarray] | None = None
-        self._places: dict[str, DatasetExtent | None] = {}  # likewise: asking for one takes 0.5 ms
+        self._extents: dict[str, DatasetExtent | None] = {}  # likewise: asking for one takes 0.5 ms
         self._datasets: dict[str, h5py.Dataset] = {}  # those of all samples: opening one takes 0.1 ms
 
     def read(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
@@ -192,7 +192,7 @@ class Source:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._datasets.clear()
-        self._places.clear()
+        self._extents.clear()
         self._file.close()
 
     def __enter__(self) -> Source:
@@ -248,7 +248,7 @@ class Source:
                     to_axes=to_axes,
                     first=run.start if "s" in part.axes else 0,
                     selection=self._selection,
-                    place=self._place(name, dataset),
+                    extent=self._extent(name, dataset),
                     progress=functools.partial(note, name),
                 )
             channel = end
@@ -273,13 +273,13 @@ class Source:
             )
         return dataset
 
-    def _place(self, name: str, dataset: h5py.Dataset) -> DatasetExtent | None:
-        """Where a dataset lies in the file; see `place_of`."""
+    def _extent(self, name: str, dataset: h5py.Dataset) -> DatasetExtent | None:
+        """Where a dataset lies in the file; see `extent_of`."""
         if self._contents.groups:  # there are as many datasets as samples
-            return place_of(dataset, is_mapped=self._is_mapped)
-        if name not in self._places:
-            self._places[name] = place_of(dataset, is_mapped=self._is_mapped)
-        return self._places[name]
+            return extent_of(dataset, is_mapped=self._is_mapped)
+        if name not in self._extents:
+            self._extents[name] = extent_of(dataset, is_mapped=self._is_mapped)
+        return self._extents[name]
 
     def _dataset_of_first(self, part: Part) -> h5py.Dataset:
         """The part's dataset that holds sample 0."""

@@ -17,7 +17,7 @@ from ups_store.write.progress_line import ProgressLine
 from ups_store.write.sample_specs import SampleCheck, specs_of
 
 if TYPE_CHECKING:
-    from ups_store.write.mapped import Mapped, MapPlan
+    from ups_store.write.mapped import MapJob, Mapped
 
 
 SKIPPED = "skipped_inputs"  # attribute of a store: what `on_error="skip"` left out
@@ -26,7 +26,7 @@ _NEVER = 1 << 62  # bytes: parts end with an input
 _ADDRESS = " at 0x"  # of an object whose text is another one in every process
 
 
-def write_mapped(plan: Plan, job: MapPlan, on_error: OnError, line: ProgressLine) -> None:
+def write_mapped(plan: Plan, job: MapJob, on_error: OnError, line: ProgressLine) -> None:
     """Find specs from the first inputs' samples, write those of all, and publish the store."""
     from ups_store.write.mapped import map_inputs
 

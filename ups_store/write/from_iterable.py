@@ -232,7 +232,7 @@ def _job(
     names: Sequence[str] | None,
 ) -> Any:
     from ups_store.sources.lane import Patience
-    from ups_store.write.mapped import MapPlan, check_not_importing
+    from ups_store.write.mapped import MapJob, check_not_importing
 
     check_not_importing()
     workers = num_cores() if num_workers is None else num_workers
@@ -244,7 +244,7 @@ def _job(
         if not is_valid:
             expected = "> 0" if argument == "item_timeout_s" else ">= 0"
             raise SpecError(argument, kind="argument", expected=expected, found=found)
-    return MapPlan(
+    return MapJob(
         function, inputs, workers, Patience(timeout_s=item_timeout_s, retries=retries), names, _warn
     )
 

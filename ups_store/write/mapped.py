@@ -41,7 +41,7 @@ _sent: deque[int] = deque()  # descriptors of the results that the other process
 
 
 @dataclass(frozen=True)
-class MapPlan:
+class MapJob:
     """What `write` maps, and how."""
 
     function: Callable[[Any], Any]
@@ -229,7 +229,7 @@ def check_not_importing() -> None:
         )
 
 
-def map_inputs(job: MapPlan, *, first: int, on_error: OnError) -> Iterator[Mapped]:
+def map_inputs(job: MapJob, *, first: int, on_error: OnError) -> Iterator[Mapped]:
     """Call the function for the inputs from number `first` on; results in the order of the inputs.
 
     Raises:
@@ -252,7 +252,7 @@ def map_inputs(job: MapPlan, *, first: int, on_error: OnError) -> Iterator[Mappe
             yield _mapped(*asked.popleft(), answer, on_error)
 
 
-def _map_here(job: MapPlan, first: int, on_error: OnError) -> Iterator[Mapped]:
+def _map_here(job: MapJob, first: int, on_error: OnError) -> Iterator[Mapped]:
     """In this process, without deadlines, for debugging."""
     for number, each in enumerate(job.inputs):
         if number >= first:
@@ -282,7 +282,7 @@ def _mapped(number: int, text: str, answer: Any, on_error: OnError) -> Mapped:
     return Mapped(number, text, [], answer)
 
 
-def _requests(job: MapPlan, first: int) -> Iterator[tuple[int, CallRequest]]:
+def _requests(job: MapJob, first: int) -> Iterator[tuple[int, CallRequest]]:
     function, main = _pickled(job.function, "the function"), _main_of(job.function)
     for number, each in enumerate(job.inputs):
         if number >= first:

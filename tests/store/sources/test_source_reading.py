@@ -28,7 +28,7 @@ from ups_store.sources import regions
 from ups_store.sources import regions as contiguous
 from ups_store.sources.contents import EVERYTHING, Selection
 from ups_store.sources.pool import ReaderPool
-from ups_store.sources.regions import DatasetExtent, place_of, read_samples
+from ups_store.sources.regions import DatasetExtent, extent_of, read_samples
 from ups_store.sources.requests import DigestRequest
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
@@ -50,16 +50,16 @@ def read_all(dataset: h5py.Dataset, *, dtype: str = "<f4", selection: Selection 
     """Samples 1..5 as a store has them."""
     shape = (5, *(-(-SHAPE[i] // selection.step(axis)) for i, axis in ((1, "t"), (2, "x"))), 1)
     out = np.full(shape, np.nan, dtype)
-    place = place_of(dataset)
-    read_samples(out, dataset, axes="stx", to_axes="stxc", first=1, selection=selection, place=place)
+    extent = extent_of(dataset)
+    read_samples(out, dataset, axes="stx", to_axes="stxc", first=1, selection=selection, extent=extent)
     return out
 
 
 def is_straight(dataset: h5py.Dataset, *, dtype: str = "<f4", **options: Any) -> bool:
     out = np.empty((*SHAPE, 1), dtype)
     options = {"axes": "stx", "to_axes": "stxc", "selection": EVERYTHING, **options}
-    place = place_of(dataset)
-    return place is not None and place.fits(out, **options)
+    extent = extent_of(dataset)
+    return extent is not None and extent.fits(out, **options)
 
 
 # --- straight -----------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def test_axes_in_another_order_are_left_to_hdf5(tmp_path: Path) -> None:
     with (dataset := dataset_of(tmp_path / "a.h5")).file:
         assert not is_straight(dataset, axes="sxt")
         part = np.empty((*SHAPE, 2), np.float32)[..., :1]  # one channel of two
-        place = place_of(dataset)
-        assert place
-        assert not place.fits(part, axes="stx", to_axes="stxc", selection=EVERYTHING)
+        extent = extent_of(dataset)
+        assert extent
+        assert not extent.fits(part, axes="stx", to_axes="stxc", selection=EVERYTHING)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.file_name)

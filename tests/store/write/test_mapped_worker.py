@@ -21,7 +21,7 @@ from ups_store.sources.lane import Patience
 from ups_store.sources.source_files import USUAL_SLOTS
 from ups_store.system import files
 from ups_store.write import mapped
-from ups_store.write.mapped import MapPlan, Result, text_of
+from ups_store.write.mapped import MapJob, Result, text_of
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[deque[int]]:
         files.close(fd)
 
 
-def job_of(function: Callable[[Any], Any], inputs: Any, names: list[str] | None = None) -> MapPlan:
-    return MapPlan(function, inputs, 0, Patience(timeout_s=1.0, retries=0), names)
+def job_of(function: Callable[[Any], Any], inputs: Any, names: list[str] | None = None) -> MapJob:
+    return MapJob(function, inputs, 0, Patience(timeout_s=1.0, retries=0), names)
 
 
 def answers(function: Callable[[Any], Any], inputs: Any, *, first: int = 0, **options: Any) -> list[Any]:

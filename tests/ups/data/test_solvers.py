@@ -30,15 +30,16 @@ def relative_l2(found, expected):
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
 
-def smooth_states(num_samples, *, num_points, max_mean=0.3):
+def smooth_states(num_samples, *, num_points, max_mean=0.3, max_wave_number=3, has_walls=False):
     return random_sines(
         range(num_samples),
         seed=1,
         num_points=num_points,
         num_waves=3,
-        max_wave_number=3,
+        max_wave_number=max_wave_number,
         max_amplitude=0.6,
         max_mean=max_mean,
+        has_walls=has_walls,
     )
 
 
@@ -129,15 +130,7 @@ def test_burgers_equals_a_spectral_solution_with_small_steps():
 
 
 def wall_states(num_samples, *, num_points):
-    return random_sines(
-        range(num_samples),
-        seed=1,
-        num_points=num_points,
-        num_waves=3,
-        max_wave_number=2,
-        max_amplitude=0.6,
-        has_walls=True,
-    )
+    return smooth_states(num_samples, num_points=num_points, max_mean=0.0, max_wave_number=2, has_walls=True)
 
 
 def between_walls(states, *, nu, t):
