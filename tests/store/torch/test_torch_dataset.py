@@ -446,20 +446,27 @@ def test_tensor_that_somebody_puts_in_a_batch_stays_what_it_is(
     assert torch.equal(found["index"], batch["index"])
 
 
+# A worker is asked for its next batch when its last one has been received. Killed then, it isn't halfway
+# through a message, for whose rest torch waits without a limit.
 KILLS_A_WORKER = """
-import multiprocessing, signal, sys
-from torch.utils.data import DataLoader
+import multiprocessing, os, signal, sys
+from torch.utils.data import DataLoader, get_worker_info
 from ups_store.torch import StoreDataset
 
+class Killing(StoreDataset):
+    def __getitems__(self, indices):
+        if get_worker_info().id == 0 and min(indices) > 0:
+            os.write(1, f"{os.getpid()}\\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitems__(indices)
+
 if __name__ == "__main__":
-    dataset = StoreDataset(sys.argv[1])
-    batches = iter(DataLoader(dataset, 2, num_workers=2, multiprocessing_context=sys.argv[2]))
-    next(batches)
-    workers = multiprocessing.active_children()
-    print(*[worker.pid for worker in workers])
+    loader = DataLoader(
+        Killing(sys.argv[1]), 2, num_workers=2, prefetch_factor=1, multiprocessing_context=sys.argv[2]
+    )
+    batches = iter(loader)
+    print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises too, at any later moment
-    workers[0].kill()
-    workers[0].join()  # as long as it is ending, torch takes a lost connection for an error of its own
     try:
         for batch in batches:
             pass
@@ -479,10 +486,11 @@ def test_worker_that_is_killed_is_named_and_nothing_stays_behind(
     ended = subprocess.run(
         [sys.executable, program, path, context], capture_output=True, text=True, timeout=120, env=environment
     )
-    pids, message = ended.stdout.splitlines()
+    pids, killed, message = ended.stdout.splitlines()
     workers = [int(pid) for pid in pids.split()]
     assert len(workers) == 2
-    assert re.match(rf"DataLoader worker \(pid(\(s\))? {workers[0]}\)", message)
+    assert int(killed) in workers
+    assert re.match(rf"DataLoader worker \(pid(\(s\))? {killed}\)", message)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
