@@ -105,6 +105,7 @@ class BatchedCommits:
         for name, block in self._blocks.items():
             block[len(self._waiting)] = values[name]
         for name, rows in self._ragged.items():
+            del rows[len(self._waiting) :]  # of a call that was interrupted
             rows.append(values[name].copy())
             self._nbytes += rows[-1].nbytes
         self._nbytes += self._sample_nbytes
@@ -116,12 +117,10 @@ class BatchedCommits:
         if not len(samples):
             return samples
         self._has_failed = True  # unless this returns
-        values = {name: block[: len(samples)] for name, block in self._blocks.items()}
-        self._commit_many(samples, {**values, **self._ragged})
-        self._has_failed, self._nbytes = False, 0
+        arrays = {**self._blocks, **self._ragged}
+        self._commit_many(samples, {name: values[: len(samples)] for name, values in arrays.items()})
         self._waiting.clear()
-        for rows in self._ragged.values():
-            rows.clear()
+        self._has_failed, self._nbytes = False, 0
         return samples
 
     def __enter__(self) -> Self:

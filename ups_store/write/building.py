@@ -146,6 +146,10 @@ class BuildingFile:
         if fd >= 0:
             files.close(fd)
 
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):  # interrupted before anybody had it: the locks aren't kept
+            self.close()
+
 
 @contextlib.contextmanager
 def failures_as_errors(

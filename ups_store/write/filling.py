@@ -35,6 +35,7 @@ from ups_store.write.writer import StoreWriter
 OnMismatch = Literal["raise", "restart"]
 OnError = Literal["fail", "skip"]
 Sample = Mapping[str, Any]
+Waiting = tuple[int, Mapping[str, Any] | None]  # a number of samples, and attributes of their part
 
 PROBED_SAMPLES, PROBED_BYTES = 32, 64 << 20  # that specs are found from; never a matter of time
 BATCH_BYTES, MAX_BATCH = 16 << 20, 16384  # committed together
@@ -182,15 +183,22 @@ class Clock:
 
 
 @contextlib.contextmanager
-def saving(plan: Plan, writer: PartsWriter, attrs: Callable[[], Any] = lambda: None) -> Iterator[None]:
-    """Has a failure of the samples themselves leave those before it as a part, for the next call."""
+def saving(plan: Plan, writer: PartsWriter, whole: Callable[[], Waiting] | None = None) -> Iterator[None]:
+    """Has a failure of the samples themselves leave those before it as a part, for the next call.
+
+    Args:
+        plan: Says whether there can be such a call.
+        writer: Whose samples they are.
+        whole: How many of those that wait may be in a part, and its attributes; by default all, and none.
+    """
     try:
         yield
     except (CommitError, IdentityMismatchError, OSError):
         raise
     except BaseException:
-        if plan.is_named and writer.fd >= 0:
-            writer.flush(attrs=attrs())
+        if plan.is_named:
+            num_waiting, attrs = whole() if whole else (writer.num_waiting, None)
+            writer.keep(num_waiting, attrs=attrs)
         raise
 
 
