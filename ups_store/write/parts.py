@@ -243,7 +243,7 @@ class PartsWriter:
             self._is_publishing = False
 
     def keep(self, num_waiting: int, *, attrs: Mapping[str, Any] | None = None) -> None:
-        """Publish the first samples that are waiting and forget the others; not after a `flush` that failed."""
+        """Publish the first that are waiting and forget the others; not after a `flush` that failed."""
         if self.fd >= 0 and not self._is_publishing:
             self._buffer.cut(num_waiting)
             self.flush(attrs=attrs)
