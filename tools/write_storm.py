@@ -34,7 +34,8 @@ IDENTITY = {"name": "write storm"}
 BUFFER_BYTES = 40_000  # of ten samples
 WAYS: dict[str, Callable[[Path, Callable[[list[int]], None]], Any]] = {}
 TROUBLES = ("interrupt", "kill", "fail")
-CHANGES = "pwrite fsync fdatasync ftruncate rename link unlink mkdir rmdir posix_fallocate copy_file_range chmod".split()
+FILE_CHANGES = ["pwrite", "fsync", "fdatasync", "ftruncate", "posix_fallocate", "copy_file_range"]
+CHANGES = [*FILE_CHANGES, "rename", "link", "unlink", "mkdir", "rmdir", "chmod"]
 READS = ["pread", "preadv", "open", "fstat", "fstatvfs"]
 MAX_IN_A_ROW = 3
 FINISHED, INTERRUPTED, TYPED, OTHER = 0, 130, 3, 4  # exit codes
@@ -272,9 +273,10 @@ class Hail:
         return call
 
 
-def run_in_child(
-    name: str, path: Path, hail: Hail | None, timer: tuple[int, float] | None
-) -> tuple[int, str, list[int]]:
+Timer = tuple[Any, float]  # handler of SIGALRM, and seconds until it comes
+
+
+def run_in_child(name: str, path: Path, hail: Hail | None, timer: Timer | None) -> tuple[int, str, list[int]]:
     """Write in another process; how it ended, what it said, and which samples it was told are committed."""
     reading, writing = os.pipe()
     process = os.fork()
@@ -300,12 +302,10 @@ def _child(name: str, path: Path, hail: Hail | None, timer: Timer | None, writin
     def done(samples: list[int]) -> None:
         real_write(writing, f"{json.dumps(samples)}\n".encode())
 
-    signal.signal(
-        signal.SIGALRM, signal.default_int_handler if timer and timer[0] == signal.SIGINT else signal.SIG_DFL
-    )
     try:
         warnings.simplefilter("ignore")
         if timer:
+            signal.signal(signal.SIGALRM, timer[0])
             signal.setitimer(signal.ITIMER_REAL, timer[1])
         if hail:
             hail.begin()
@@ -340,10 +340,8 @@ def numbers_of(store: Any, *, samples: list[int]) -> list[int]:
     return numbers
 
 
-def check(
-    name: str, path: Path, acknowledged: set[int], before: set[int], outcome: Outcome, where: str
-) -> set[int]:
-    """Compare what is left with what was committed; the samples that are committed now."""
+def check(name: str, path: Path, expected: set[int], outcome: Outcome, where: str) -> set[int]:
+    """Compare what is left with what was committed before; the samples that are committed now."""
     place = path.with_suffix(".json") if name == "append" else path
     there: list[tuple[int, int]] = []  # number that a sample should have, number that it has
     replaced = False
@@ -366,9 +364,7 @@ def check(
         first = 0
         for part in loose:
             with ups_store.open(part) as store:
-                there += [
-                    (first + i, n) for i, n in enumerate(numbers_of(store, samples=list(range(len(store)))))
-                ]
+                there += enumerate(numbers_of(store, samples=list(range(len(store)))), first)
                 first += len(store)
     wrong = sorted({number for number, found in there if number != found})
     if wrong:

@@ -147,8 +147,9 @@ class BuildingFile:
             files.close(fd)
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # interrupted before anybody had it: the locks aren't kept
-            self.close()
+        if self.fd >= 0:  # interrupted before anybody had it: the locks aren't kept
+            with contextlib.suppress(OSError):
+                self.close()
 
 
 @contextlib.contextmanager
