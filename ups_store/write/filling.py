@@ -70,7 +70,7 @@ class Plan:
             "dims": {name: dims for name, dims in self.dims.items() if name in self.constants},
             "identity": self.identity,
             "attrs": self.attrs,
-            "on_mismatch": self.on_mismatch if self.is_named else "restart",
+            "on_mismatch": self.on_mismatch,
         }
 
     def named_dims(self, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
