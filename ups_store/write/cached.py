@@ -19,8 +19,8 @@ from ups_store.format.canonical import canonical_json, plain_json
 from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.system.paths import path_of
+from ups_store.write.filling import HOW_TO_REPLACE
 from ups_store.write.found_store import (
-    HOW_TO_REPLACE,
     check_left,
     is_being_written,
     is_unnamed,

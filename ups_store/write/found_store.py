@@ -29,10 +29,8 @@ from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.system import files, locks
 from ups_store.write.encode import check_unmasked
-from ups_store.write.filling import OnMismatch
+from ups_store.write.filling import HOW_TO_REPLACE, OnMismatch
 from ups_store.write.part_files import LOCK_NAME, locked, unlock
-
-HOW_TO_REPLACE = "on_mismatch='restart'"
 
 
 def unnamed_identity() -> dict[str, Any]:

@@ -283,7 +283,8 @@ class PartsWriter:
         """
         self._check_open()
         if self.num_samples < self.num_found:
-            raise self._not_repeated(f"{self.num_found} samples or more", f"the end after {self.num_samples}")
+            expected, found = f"{self.num_found} samples or more", f"the end after {self.num_samples}"
+            raise self.not_repeated(self.num_samples, expected, found)
         if attrs is not None:
             self._recipe = replace(self._recipe, attrs=attrs)
         self.flush()
@@ -392,17 +393,33 @@ class PartsWriter:
         first = self._ends[number] - self._parts[number].count
         if self.num_samples not in (first, self._ends[number] - 1):
             return True
-        path, sample = self._folder / self._parts[number].name, self.num_samples - first
-        layout = catalog_of(path).layout
+        differing = self.differing(self.num_samples, values)
+        if differing is None:
+            return True
+        if not self._restarts or self.num_samples != first:
+            raise self.not_repeated(
+                self.num_samples, "the sample that the part holds", f"another {differing!r}"
+            )
+        self._drop_parts(number)
+        return False
+
+    def differing(self, sample: int, values: Sample) -> str | None:
+        """The first array of which a finished part that was found holds another sample; None if none does."""
+        number = int(np.searchsorted(self._ends, sample, side="right"))
+        path, row = (
+            self._folder / self._parts[number].name,
+            sample - self._ends[number] + self._parts[number].count,
+        )
+        layout, checked = catalog_of(path).layout, self._checked(values)
         with files.opened(path) as fd:
-            for name, value in values.items():
-                if bytes_of(fd, layout, layout.arrays[name], sample) == value.tobytes():
-                    continue
-                if not self._restarts or sample:
-                    raise self._not_repeated("the sample that the part holds", f"another {name!r}")
-                self._drop_parts(number)
-                return False
-        return True
+            for name, value in checked.items():
+                if bytes_of(fd, layout, layout.arrays[name], row) != value.tobytes():
+                    return name
+        return None
+
+    def drop_found(self) -> None:
+        """Remove the parts of an interrupted run, before anything was added."""
+        self._drop_parts(0)
 
     def _drop_parts(self, number: int) -> None:
         """Remove the parts of an interrupted run from this one on, the last first."""
@@ -411,9 +428,10 @@ class PartsWriter:
         self._parts = self._parts[:number]
         self._count_found()
 
-    def _not_repeated(self, expected: str, found: str) -> IdentityMismatchError:
+    def not_repeated(self, sample: int, expected: str, found: str) -> IdentityMismatchError:
+        """The error for samples that aren't those of the run that this one continues."""
         return IdentityMismatchError(
-            f"the samples don't begin as in the run that this one continues, at sample {self.num_samples}",
+            f"the samples don't begin as in the run that this one continues, at sample {sample}",
             kind="not_repeated",
             path=self._folder,
             expected=expected,
