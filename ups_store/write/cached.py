@@ -19,7 +19,13 @@ from ups_store.format.canonical import canonical_json, plain_json
 from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.system.paths import path_of
-from ups_store.write.found_store import is_being_written, opened_if_same
+from ups_store.write.filling import HOW_TO_REPLACE
+from ups_store.write.found_store import (
+    check_left,
+    is_being_written,
+    is_unnamed,
+    opened_if_same,
+)
 from ups_store.write.from_iterable import target_of, write
 
 Arguments = ParamSpec("Arguments")
@@ -42,13 +48,15 @@ def cached(
         path: Where it is, or will be.
         identity: Everything that decides the samples, as for `write`.
         make: Called only where there is no such store; gives samples as `write` takes them.
-        options: As for `write`; `on_mismatch` is "restart" unless it is said.
+        options: As for `write`; `on_mismatch` is "restart" unless it is said, but only where it is said are
+            samples removed that an interrupted call of another identity committed.
     Returns:
         The store, open.
     Raises:
+        IdentityMismatchError: If there are such samples.
         SpecError: As `write`; so do its other errors.
     """
-    target = target_of(path)
+    target, is_said = target_of(path), "on_mismatch" in options
     options = {"on_mismatch": "restart", **options}
     while True:
         store = opened_if_same(
@@ -58,6 +66,10 @@ def cached(
             return store
         with contextlib.suppress(BuildLockedError):  # another process was faster
             if not is_being_written(target):
+                if not is_said:
+                    hint = f"finish it with what it was begun with, or say {HOW_TO_REPLACE}"
+                    wanted = plain_json(dict(identity), what="identity")
+                    check_left(target, wanted, gives_way=is_unnamed, hint=hint)
                 return write(target, make(), identity=identity, **options)
         time.sleep(_LOOK_S)
 

@@ -273,16 +273,20 @@ def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: 
     if found.state is State.RESUMABLE:
         mended += mend_constants(fd, found.catalog.layout, blueprint)
     building = _building_file(path, fd, found, is_lazy=is_lazy)
-    _check_same_lengths(building, blueprint)
-    files.sync_data(fd)  # a record in the page cache only must not count before it is durable
-    # Nor must a commit, if the process that created the file died before its name was durable.
-    files.sync_folder(target.parent)
-    locks.unlock(fd, GATE_LOCK)
-    writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
-    if mended:
-        resuming.note(describe_mended(building, mended))
-    if resuming.check:
-        writer.check_committed(note=resuming.note)
+    try:
+        _check_same_lengths(building, blueprint)
+        files.sync_data(fd)  # a record in the page cache only must not count before it is durable
+        # Nor must a commit, if the process that created the file died before its name was durable.
+        files.sync_folder(target.parent)
+        locks.unlock(fd, GATE_LOCK)
+        writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
+        if mended:
+            resuming.note(describe_mended(building, mended))
+        if resuming.check:
+            writer.check_committed(note=resuming.note)
+    except BaseException:
+        building.fd = -1  # the caller closes it
+        raise
     return writer
 
 
