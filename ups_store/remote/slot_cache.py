@@ -1,8 +1,8 @@
 """`SlotCache`: fetched chunks of a remote store in a sparse file on a local disk, shared by processes.
 
 `FINGERPRINT.slots` holds the store's bytes where they lie in the object, holes where they weren't fetched,
-and behind them one byte a chunk: whether it is there; its last bytes say that it is ours. It is named by content, so it serves the same store at
-any URL, also one that was uploaded again. There is no order between writes, and no sync: what another process
+and behind them one byte a chunk: whether it is there; its last bytes say that it is ours. It is named by
+content, so it serves the same store at any URL, also one that was uploaded again. There is no order between writes, and no sync: what another process
 is writing, has given back, or lost in a crash doesn't match its checksum, which every reader checks, and is
 fetched again. So nothing but a file's removal needs a lock.
 

@@ -1,4 +1,4 @@
-"""Number 67, case 15b: a full slot cache makes room by its own files alone, which it knows by their content."""
+"""Number 67, case 15b: a full slot cache makes room by its own files alone, known by their content."""
 
 from __future__ import annotations
 
