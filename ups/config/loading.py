@@ -194,7 +194,7 @@ def dump_config(config: RunConfig) -> str:
 
     Stages of baselines hold what was said of them alone: the rest is the operator's.
     """
-    values = config.model_dump(mode="json")
+    values = config.model_dump(mode="json", context={"secrets": True})  # other documents leave them out
     for name in values["stages"].keys() & {*BASELINES}:
         values["stages"][name] = config.stages[name].model_dump(mode="json", exclude_unset=True)
     return yaml.safe_dump(values, sort_keys=False)
