@@ -16,6 +16,11 @@ def _repeatable_and_alone() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _reads_here(inline_readers: None) -> None:
+    pass
+
+
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are drawn, but not rendered, which takes about a second each."""
