@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from control_groups import GROUP_BYTES, memory_group
 from hypothesis import settings
-from inline_readers import in_this_process
 from small_stores import MakeStore, Values, build, mixed_constants, mixed_values
 from tiny_disk import mounted
 
@@ -66,12 +65,6 @@ def _no_gpu_reason() -> str:
     import torch  # seconds, so only where a test asks for a GPU
 
     return "" if torch.cuda.is_available() else "gpu: no CUDA device"
-
-
-@pytest.fixture(scope="module")
-def inline_readers() -> Iterator[None]:
-    """Sources are read in the test's process, for tests of something else."""
-    yield from in_this_process()
 
 
 @pytest.fixture
