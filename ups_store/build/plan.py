@@ -230,7 +230,7 @@ def plan_store(
     num_samples = sum(len(part.indices) for part in parts)
     encoder = _encoder(config, task)
     source_arrays = arrays_of(infos, num_samples, ENCODED_DTYPE if encoder else config.cache.dtype)
-    content = _content(config, task, split, infos[0], any(not source.whole for source in found))
+    content = _content(config, task, split, infos, any(not source.whole for source in found))
     return StorePlan(
         task=task,
         split=split,
@@ -316,9 +316,10 @@ def _parts(
 
 
 def _content(
-    config: BuildConfig, task: Task, split: str, info: SourceInfo, is_shared: bool
+    config: BuildConfig, task: Task, split: str, infos: Sequence[SourceInfo], is_shared: bool
 ) -> dict[str, Any]:
-    data = config.data
+    data, info = config.data, infos[0]
+    decoded = sorted({name for each in infos for name in each.decoded})
     return {
         "kind": "fields",
         "task": task.name,
@@ -328,6 +329,7 @@ def _content(
         "reduce_time": data.reduce_time,
         "layout": {"name": info.layout, "version": info.layout_version, **task.declaration},
         "source_digest": data.source_digest,
+        **({"decoded": decoded} if decoded else {}),
     }
 
 
