@@ -200,7 +200,7 @@ class ReadingConfig(DeclaredSection):
     """How sources are read; what is read doesn't depend on it, so it isn't part of a store's identity."""
 
     num_workers: int | Literal["auto"] = Field(
-        "auto", description="reader processes; 0: read in the build's own, without deadlines"
+        "auto", description="reader processes; 0 is 1, as a read that hangs is given up with its process"
     )
     batch_size: Count | Literal["auto"] | None = Field(
         None, description="samples that are read, encoded and committed at a time; by default about 32 MiB"

@@ -68,7 +68,7 @@ def open_build(
         config: What is wanted.
         task: Name of the task.
         split: "train", "val" or "test".
-        readers: Read the sources; by default this process does, without deadlines.
+        readers: Read the sources; by default each step starts one of its own.
         digests: Known digests of the sources; by default those beside the stores.
         watcher: Hears how it goes; by default nothing is shown.
         rank: Place of this process among those that build together.
