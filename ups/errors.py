@@ -78,10 +78,10 @@ class ConfigError(UpsError, ValueError):
 
     kind = "config"
     exit_code = 2
-    problems: tuple[UpsError, ...] = ()
+    problems: tuple[UpsError | StoreError, ...] = ()
 
     @classmethod
-    def joined(cls, problems: Sequence[UpsError]) -> UpsError:
+    def joined(cls, problems: Sequence[UpsError | StoreError]) -> UpsError | StoreError:
         """One error of several, a line each; of one kind if all are. One alone stays as it is."""
         if len(problems) == 1:
             return problems[0]

@@ -18,8 +18,8 @@ from ups.config.build_keys import LISTS_KEYS
 from ups.config.checks import misfits
 from ups.config.old_keys import MEANINGLESS
 from ups.config.run import RunConfig
-from ups.config.stages import BASELINES, StageConfig
-from ups.config.training import TrainingConfig
+from ups.config.stage_keys import OF_STAGES
+from ups.config.stages import BASELINES
 from ups.errors import ConfigError, ConfigWarning, needs
 from ups.output import Note
 from ups_store.build import config_errors, read_config
@@ -31,12 +31,6 @@ with needs("train"):
     import yaml
     from pydantic import ValidationError
 
-# Keys of `training` that each stage may have for itself, and where it has them.
-_OF_STAGES: dict[str, tuple[str, ...]] = {
-    key: (key,) for key in TrainingConfig.model_fields if key in StageConfig.model_fields
-}
-_OF_STAGES["lr"] = ("optimizer", "lr")
-_OF_STAGES["cpu_offload_optimizer"] = ("optimizer", "cpu_offload")
 # What stands for a key that is needed and wrong, so that the others can be looked at.
 _NEEDED: dict[tuple[str, ...], Any] = {("data", "tasks"): ["burgers1d"], ("data", "root"): "data"}
 _MOST_ROUNDS = 8  # of leaving out what is wrong
@@ -170,7 +164,7 @@ def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> di
     """A file's values without those of stages that an override of `training` wins over; warns of each."""
     said = _section(overrides, "training")
     for stage in _section(values, "stages"):
-        for key, place in _OF_STAGES.items():
+        for key, place in OF_STAGES.items():
             section, name = _section(values, "stages", stage, *place[:-1]), place[-1]
             if key not in said or section.get(name) is None:
                 continue

@@ -57,6 +57,7 @@ class StorePlan:
         partition: Number of the partition, and of partitions; None for a store of the whole split.
         codec: How the finished store is packed; "none" for a mapped one.
         num_files: In how many files it is to be built; None: chosen by its size.
+        is_limited: Whether `data.limit` decides how many samples there are.
     """
 
     task: Task
@@ -79,6 +80,7 @@ class StorePlan:
     partition: tuple[int, int] | None = None
     codec: Codec = "none"
     num_files: int | None = None
+    is_limited: bool = False
 
     @property
     def num_samples(self) -> int:
@@ -251,6 +253,7 @@ def plan_store(
         batch_size=None if config.reading.batch_size == "auto" else config.reading.batch_size,
         codec=config.cache.codec,
         num_files=config.cache.partitions,
+        is_limited=num_samples == data.limit,
     )
 
 

@@ -6,6 +6,7 @@ other stretch by stretch while samples are used.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,6 +29,7 @@ from ups_store.build.place import (
     join_builder,
     open_writer,
     prepare_place,
+    set_aside_damaged,
     wait_for_store,
 )
 from ups_store.build.plan import StorePlan, partition_of, plan_store
@@ -403,6 +405,10 @@ class Build:
             self._watcher.note(f"{self.title}: {error.found} builds it too; helping")
             return False
         if overwrite or not is_finished(self.path, self.config_hash):
+            with contextlib.ExitStack() as failing:
+                failing.push(writer)
+                set_aside_damaged(self.path, self._watcher.note)
+                failing.pop_all()
             self._committer = writer
             return True
         with writer:  # it was published just before; while this is open no other process builds in the file

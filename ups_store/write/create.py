@@ -30,7 +30,7 @@ from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.identity import describe_differences, differences, identity_document
 from ups_store.format.layout import Layout, RaggedLayout
 from ups_store.format.ragged import Offsets
-from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
+from ups_store.read.file_reads import looks_like_store
 from ups_store.read.offsets import read_offsets
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.system import files, locks
@@ -210,15 +210,14 @@ def check_replaceable(path: Path, *, force: bool) -> None:
         return
     check_not_read_only(path, hint=f"make it writable with chmod u+w, or say {HOW_TO_REPLACE}")
     with files.opened(path) as fd:
-        start = files.read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
-        end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
-    if not may_be_store(start, end):
+        is_store, start = looks_like_store(fd), files.read_at(fd, 0, 8)
+    if not is_store:
         raise FormatError(
             "there is another program's file",
             path=path,
             kind="foreign",
             clause="2.2",
-            found=start[:8].hex(" ") or "an empty file",
+            found=start.hex(" ") or "an empty file",
             hint=f"{TAKEN}, or say {HOW_TO_REPLACE}",
         )
 

@@ -29,7 +29,6 @@ from ups_store.errors import (
     BuildInterruptedError,
     BuildLockedError,
     ConfigError,
-    CorruptChunkError,
     DiskFullError,
     FormatError,
     IdentityMismatchError,
@@ -304,17 +303,15 @@ def die_before_the_rename(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) 
             build(config)
 
 
-def test_finished_file_that_changed_is_refused_and_its_writer_closed(
+def test_finished_file_that_changed_is_set_aside_and_made_again(
     config: BuildConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die_before_the_rename(config, monkeypatch)
     with unfinished_of(config).open("rb") as file:
         layout = read_building_file(file.fileno(), unfinished_of(config)).catalog.layout
     flip(unfinished_of(config), layout.arrays["fields"].slot(1)[0])
-    for _ in range(2):  # its lock is released
-        with pytest.raises(CorruptChunkError):
-            build(config)
-    assert build(config, overwrite=True).stores[0].num_committed == 16
+    assert build(config).stores[0].num_committed == 16
+    assert unfinished_of(config).with_name(f"{unfinished_of(config).name}.damaged").exists()
 
 
 # --- unfinished files of something else ---------------------------------------------------------------
