@@ -44,8 +44,7 @@ _FREE_KEYS = (
     "training.num_gpus",
     "training.use_fsdp2",
     "training.activation_checkpointing",
-    "training.compile_regions",
-    "training.compile_cache",
+    "training.compile",  # with its mode, regions and cache
     "operator.pdet.use_activation_checkpoint",
     "operator.attention",
     "operator.pdet.use_flex",
@@ -59,6 +58,11 @@ _FREE_KEYS = (
     "training.latent_cache_dir",
     "training.latent_cache_dtype",  # its latents are other data, which `check_data` compares
     "latent.pin_memory",
+)
+# Of them those below `stages.<stage>`.
+_FREE_KEYS_OF_EVERY_STAGE = (
+    *("batch_size", "global_batch_size", "patience", "compile"),
+    *("optimizer.cpu_offload", "optimizer.implementation"),
 )
 
 # Of the sections of other models, what the baselines' stages read.
@@ -147,8 +151,9 @@ def _matters(key: str, stage: str) -> bool:
         return False
     if key.startswith("baselines.") or (stage not in _GENERATIVE and key.startswith(_OF_GENERATIVE)):
         return False
-    is_batch = key.endswith(("batch_size", "global_batch_size")) and key.startswith("stages.")
-    return not (of_other_stage or is_batch or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
+    own = key.removeprefix(f"stages.{stage}.")
+    is_free = own != key and own.startswith(_FREE_KEYS_OF_EVERY_STAGE)
+    return not (of_other_stage or is_free or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
 
 
 def nested_keys(values: Mapping[str, Any]) -> dict[str, Any]:
