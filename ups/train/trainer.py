@@ -31,8 +31,9 @@ from ups.train.numbers import EPOCH_SECONDS
 from ups.train.profile import StepProfile
 from ups.train.roofline import limits_of, precision_of
 from ups.train.saved_state import SavedState, check_same, state_path
+from ups.train.schedules import Schedule
 from ups.train.sinks import GpuWatch, open_sinks
-from ups.train.stage import Schedule, Stage, forward_of
+from ups.train.stage import Stage, forward_of
 from ups.train.stalls import StallWatch
 from ups.train.state import check_batch, check_shared, load_state, save_state
 from ups.train.state_files import StateFiles, remove_state
