@@ -2,7 +2,8 @@
 
 Of counted operations each kind of step counts as often as it comes; that, and samples, are the same on every
 machine. Processor time is measured: a few steps of each stage in turns, in one process, so that whatever else
-the machine does meets all of them alike; compared is the median of their ratios. Validation isn't part of any budget.
+the machine does meets all of them alike; compared is the median of their ratios. Validation isn't part of any
+budget.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def steps_of(stage: str, *words: str) -> list[dict[str, Any]]:
 def test_query_curriculum_ends_within_the_steps_of_the_stage(length: str) -> None:
     records = steps_of("autoencoder", *SHRINKING, f"stages.autoencoder.{length}")
     totals = [0.0, *(record["training/flops"] for record in records)]
-    flops = [after - before for before, after in zip(totals, totals[1:], strict=False)]
+    flops = [after - before for before, after in pairwise(totals)]
     assert len(flops) == 8
     assert flops[0] > flops[1] > flops[2] > flops[3] > flops[4]
     assert flops[4] == flops[5] == flops[6] == flops[7]  # the second half

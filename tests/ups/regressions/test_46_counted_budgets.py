@@ -34,7 +34,8 @@ GROWING = ("training.horizon=3", "operator.curriculum=0.8")
 def test_steps_take_as_many_operations_as_the_budget_has(
     stage: str, flops: float, words: tuple[str, ...]
 ) -> None:
-    length = [f"stages.{stage}.{key}" for key in ("epochs=1", "steps_per_epoch=1000", f"budget.flops={flops}")]
+    keys = ("epochs=1", "steps_per_epoch=1000", f"budget.flops={flops}")
+    length = [f"stages.{stage}.{key}" for key in keys]
     own = FIELDS if stage == "operator" else ("--config", "run.yaml", "training.batch_size=4")
     done = run_ups("train", *own, "--stage", stage, *words, *length, "training.log_every=1000")
     assert done.exit_code == 0, done.output
