@@ -19,7 +19,7 @@ from ups.config.checks import misfits
 from ups.config.old_keys import MEANINGLESS
 from ups.config.run import RunConfig
 from ups.config.stage_keys import OF_STAGES
-from ups.config.stages import BASELINES
+from ups.config.stages import BASELINES, BUDGETS
 from ups.errors import ConfigError, ConfigWarning, needs
 from ups.output import Note
 from ups_store.build import config_errors, read_config
@@ -31,6 +31,8 @@ with needs("train"):
     import yaml
     from pydantic import ValidationError
 
+# What says how long a stage is, and what said it before.
+_OTHER_LENGTHS = {"budget": {"steps"}, "steps": {"budget"}, "epochs": {"budget", "steps"}}
 # What stands for a key that is needed and wrong, so that the others can be looked at.
 _NEEDED: dict[tuple[str, ...], Any] = {("data", "tasks"): ["burgers1d"], ("data", "root"): "data"}
 _MOST_ROUNDS = 8  # of leaving out what is wrong
@@ -109,7 +111,7 @@ def load_leniently(
     path = None if source is None or isinstance(source, Mapping) else Path(source)
     try:
         given = source if isinstance(source, Mapping) else path
-        read = read_config(given, overrides=overrides, adjust=_without_overridden)
+        read = read_config(given, overrides=overrides, **_ADJUSTED)
     except StoreConfigError as error:
         return Loaded(None, (as_own(error),))
     outside = [override.partition("=")[0] for override in overrides]
@@ -162,6 +164,8 @@ def _without_wrong(values: dict[str, Any], error: ValidationError) -> tuple[dict
 
 def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> dict[Any, Any]:
     """A file's values without those of stages that an override of `training` wins over; warns of each."""
+    for text in _without_other_lengths(values, overrides):
+        warnings.warn(printable(text), ConfigWarning, stacklevel=5)
     said = _section(overrides, "training")
     for stage in _section(values, "stages"):
         for key, place in OF_STAGES.items():
@@ -174,6 +178,25 @@ def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> di
             text = f"training.{key} = {said[key]} takes the place of {old}"
             warnings.warn(printable(text), ConfigWarning, stacklevel=5)
     return values
+
+
+def _without_other_lengths(values: dict[Any, Any], newer: dict[Any, Any]) -> list[str]:
+    """Remove what said how long stages are and newer values say by another key; a sentence for each."""
+    removed = []
+    for stage, given in _section(newer, "stages").items():
+        own = _section(values, "stages", stage)
+        for key in _OTHER_LENGTHS.keys() & {name for name in _section(given) if given[name]}:
+            for other in _OTHER_LENGTHS[key] & own.keys() - given.keys():
+                if (old := own.pop(other)) is not None:
+                    new = f"stages.{stage}.{key} = {given[key]}"
+                    removed.append(f"{new} takes the place of stages.{stage}.{other} = {old}")
+        limits, of_file = _section(given, "budget").keys() & BUDGETS, _section(own, "budget")
+        for limit in BUDGETS if limits else ():
+            of_file.pop(limit, None)
+    return removed
+
+
+_ADJUSTED: dict[str, Any] = {"adjust": _without_overridden, "adjust_included": _without_other_lengths}
 
 
 def _section(values: Any, *names: Any) -> dict[Any, Any]:
@@ -250,7 +273,7 @@ def write_standalone(source: str | os.PathLike[str], *, overrides: Sequence[str]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConfigWarning)  # `load_config` gives them
-            values = read_config(Path(source), overrides=overrides, adjust=_without_overridden)
+            values = read_config(Path(source), overrides=overrides, **_ADJUSTED)
     except StoreConfigError as error:
         raise as_own(error) from error
     return yaml.safe_dump(values, sort_keys=False)

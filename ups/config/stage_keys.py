@@ -84,8 +84,7 @@ _FREE_KEYS = (
     "training.num_gpus",
     "training.use_fsdp2",
     "training.activation_checkpointing",
-    "training.compile_regions",
-    "training.compile_cache",
+    "training.compile",  # with its mode, regions and cache
     "operator.pdet.use_activation_checkpoint",
     "operator.attention",
     "operator.pdet.use_flex",
@@ -99,9 +98,11 @@ _FREE_KEYS = (
     "training.latent_cache_dtype",  # its latents are other data, which `check_data` compares
     "latent.pin_memory",
 )
-
-# Of what stages have for themselves: the batch over all ranks is compared, see `check_batch`.
-_FREE_OF_STAGES = ("batch_size", "global_batch_size", "patience", "cpu_offload_optimizer")
+# Of them those below `stages.<stage>`; of batches, that over all ranks is compared, see `check_batch`.
+_FREE_KEYS_OF_EVERY_STAGE = (
+    *("batch_size", "global_batch_size", "patience", "compile"),
+    *("optimizer.cpu_offload", "optimizer.implementation"),
+)
 
 # Of the sections of other models, what the baselines' stages read.
 _SHARED_BY_BASELINES = (
@@ -192,8 +193,6 @@ def stage_keys(config: RunConfig | Mapping[str, Any], stage: str) -> dict[str, A
         if stage in BASELINES and key == "lr":
             flat[own] = flat[own] or BASELINE_LR[stage]
         flat[own] = next((flat[name] for name in sources if flat.get(name) is not None), None)
-        if key in _FREE_OF_STAGES:
-            left_out.add(own)
     for key, switch in SWITCHED_BY.items():
         where = f"stages.{stage}" if key in OF_STAGES else "training"
         if not flat.get(f"{where}.{switch}"):
@@ -217,7 +216,9 @@ def _matters(key: str, stage: str) -> bool:
         return False
     if key.startswith("baselines.") or (stage not in _GENERATIVE and key.startswith(_OF_GENERATIVE)):
         return False
-    return not (of_other_stage or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
+    own = key.removeprefix(f"stages.{stage}.")
+    is_free = own != key and own.startswith(_FREE_KEYS_OF_EVERY_STAGE)
+    return not (of_other_stage or is_free or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
 
 
 def nested_keys(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ def read_config(
     flags: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     adjust: Callable[[Any, Any], Any] | None = None,
+    adjust_included: Callable[[Any, Any], object] | None = None,
 ) -> dict[str, Any]:
     """Values of a configuration, of whatever sections; later sources win: file, flags, dotted overrides.
 
@@ -74,6 +75,8 @@ def read_config(
         flags: Values by dotted key, taken as they are.
         overrides: `key=value` with dotted keys, values in YAML.
         adjust: Given the file's values and those of the overrides; returns the file's that these win over.
+        adjust_included: Given the values of included files and those of the file that includes them; removes
+            what these take the place of under another key.
     Returns:
         Nested dictionaries, with references `${...}` resolved.
     Raises:
@@ -85,7 +88,7 @@ def read_config(
     path = source if isinstance(source, Path) else None
     try:
         keys = {} if source is None or isinstance(source, Path) else source
-        file = _present(keys) if path is None else read_yaml(path)
+        file = _present(keys) if path is None else read_yaml(path, adjust=adjust_included)
         said = parse_overrides(overrides)
         check_like(file, said)
         if adjust is not None:
@@ -200,12 +203,19 @@ def _encoder_of(values: Mapping[str, Any]) -> Any:
 
 
 def read_yaml(
-    path: Path, *, including: tuple[Path, ...] = (), read: list[Path] | None = None
+    path: Path,
+    *,
+    including: tuple[Path, ...] = (),
+    read: list[Path] | None = None,
+    adjust: Callable[[Any, Any], object] | None = None,
 ) -> dict[Any, Any]:
     """A file's values over those of the files that it includes, with references as they are written.
 
     `include:` names one file or a list of them, relative to the file that it stands in, or shipped ones;
     later ones win.
+
+    Args:
+        adjust: As `adjust_included` of `read_config`.
     """
     path = find_config(path)
     real = path.resolve()
@@ -224,8 +234,17 @@ def read_yaml(
     values: dict[Any, Any] = {}
     for name in names:
         file = find_config(Path(str(name)), folder=path.parent)
-        values = _merged(values, read_yaml(file, including=(*including, real), read=read), path=path)
-    merged: dict[Any, Any] = _merged(values, _present(own, path=path), path=path)
+        newer = read_yaml(file, including=(*including, real), read=read, adjust=adjust)
+        values = _over(values, newer, adjust, path)
+    return _over(values, _present(own, path=path), adjust, path)
+
+
+def _over(
+    old: dict[Any, Any], new: dict[Any, Any], adjust: Callable[[Any, Any], object] | None, path: Path
+) -> dict[Any, Any]:
+    if adjust is not None:
+        adjust(old, new)
+    merged: dict[Any, Any] = _merged(old, new, path=path)
     return merged
 
 
