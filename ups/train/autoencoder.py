@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.trained.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
 from ups.trained.checkpoint import read_document
 from ups.trained.isometry import DecoderSpectrum, is_isometric, make_isometric
-from ups.trained.specs import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, TaskSpec
+from ups.trained.specs import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, NetworkSize, TaskSpec
 
 # The first of three evenly spread frames is drawn: a third into the data is rarely an initial state.
 _FRAMES_TO_DRAW_FROM = 3
@@ -87,8 +87,8 @@ def make_spec(config: RunConfig, train: Mapping[str, Fields]) -> AutoencoderSpec
         latent_dim=config.latent.dim,
         num_tokens=config.latent.tokens,
         patch_size=config.encoder.patch_size,
-        encoder=config.encoder.model_dump(exclude={"patch_size"}),
-        decoder=config.decoder.model_dump(),
+        encoder=cast(NetworkSize, config.encoder.model_dump(exclude={"patch_size"})),
+        decoder=cast(NetworkSize, config.decoder.model_dump()),
     )
 
 
