@@ -25,6 +25,7 @@ from ups_store.write.found_store import (
     is_being_written,
     is_unnamed,
     opened_if_same,
+    other_arguments,
 )
 from ups_store.write.from_iterable import target_of, write
 
@@ -60,7 +61,10 @@ def cached(
     options = {"on_mismatch": "restart", **options}
     while True:
         store = opened_if_same(
-            target, identity, None, options.get("constants") or {}, on_mismatch=options["on_mismatch"]
+            target,
+            identity,
+            on_mismatch=options["on_mismatch"],
+            differing=lambda store: other_arguments(store, **options),
         )
         if store is not None:
             return store

@@ -76,6 +76,15 @@ class Plan:
             "on_mismatch": self.on_mismatch,
         }
 
+    def with_those_of(self, source: Columns) -> Plan:
+        """The same with the constants, dimensions and attributes that come with arrays."""
+        return replace(
+            self,
+            constants={**source.constants, **self.constants},
+            dims={**source.constant_dims, **self.dims},
+            attrs={**source.attrs, **self.attrs},
+        )
+
     def named_dims(self, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
         """Specs with the names of dimensions that were given.
 
@@ -94,12 +103,6 @@ class Plan:
 
 def write_columns(plan: Plan, source: Columns, line: ProgressLine) -> None:
     """Commit arrays block by block, and publish the store."""
-    plan = replace(
-        plan,
-        constants={**source.constants, **plan.constants},
-        dims={**source.constant_dims, **plan.dims},
-        attrs={**source.attrs, **plan.attrs},
-    )
     specs = plan.named_dims(source.specs())
     nbytes = sum(array.nbytes for array in source.arrays.values()) // max(1, source.num_samples)
     with create(plan.target, specs, durability="lazy", **plan.options) as writer:
