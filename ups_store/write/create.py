@@ -100,7 +100,8 @@ def create(
         dims: Dimension names of constants; a 1-D constant is named after itself where not given.
         identity: Everything that decides the bytes, JSON values; kept and compared. `store.identity` gives it
             back: tuples as lists, NumPy's numbers as Python's.
-        attrs: Attributes of the root group; not part of the identity.
+        attrs: Attributes of the root group; not part of the identity, so that an unfinished store keeps those
+            that it was begun with.
         partition: Number of this partition, and of partitions, where the store is one of several files that
             make up a split; part of the identity. See `ups_store.open` for how such files are named.
         durability: "durable" syncs every commit; "lazy" leaves that to the system: a killed process loses
