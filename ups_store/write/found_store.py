@@ -31,7 +31,7 @@ from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.system import files, locks
 from ups_store.write.create import identity_of
 from ups_store.write.filling import HOW_TO_REPLACE, OnMismatch
-from ups_store.write.part_files import LOCK_NAME, locked, unlock
+from ups_store.write.part_files import LOCK_NAME, locked, remove_begun_parts, unlock
 from ups_store.write.sample_specs import SampleCheck
 
 
@@ -230,6 +230,7 @@ def remove_leftovers(target: Path, store: AnyStore) -> None:
     with contextlib.suppress(BuildLockedError, CommitError, OSError):
         fd = locked(folder)
         try:
+            remove_begun_parts(folder)
             names = [name for name in files.names_in(folder) if number_of_part(name) is not None]
             if names == [part_name(i) for i in range(len(names))] and _is_beginning(store, folder, names):
                 for name in reversed(names):
