@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import stat
 import time
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ups_store.read.file_reads import read_at
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
 from ups_store.system import files, locks
+from ups_store.write.target import left_exports
 
 _TEMPORARY = re.compile(rf".+{re.escape(BUILDING_SUFFIX)}\.[0-9a-f]{{16}}")
 _BUILDING = re.compile(rf".+\.zarr\.zip({re.escape(UNPACKING_SUFFIX)})?{re.escape(BUILDING_SUFFIX)}")
@@ -37,7 +39,7 @@ class Garbage:
 
     Attributes:
         path: The file.
-        kind: "temporary": a builder died before anybody could see it, it holds nothing; "unfinished": a store
+        kind: "temporary": a builder or an export died before anybody could see it; "unfinished": a store
             that `create` would continue; "damaged": a building file that can't be continued; "before_1_0":
             nor can this one, which was begun before the format was released; "too_new": a newer version of
             ups-store continues it; "part": a part that no manifest names, which `write_parts` or `append`
@@ -67,6 +69,9 @@ def find_garbage(folder: Path) -> list[Garbage]:
     for path in sorted(folder.glob(f"*{BUILDING_SUFFIX}*")):
         with contextlib.suppress(StoreNotFoundError):  # published or removed since it was listed
             found.append(_examine(path))
+    for export in left_exports(folder):
+        nbytes = sum(path.stat().st_size for path in export.rglob("*") if path.is_file())
+        found.append(Garbage(export, "temporary", nbytes, 0, 0, _age_s(export)))
     for parts in folders_of_parts(folder):
         found += [_loose_part(part) for part in loose_parts(parts)] + [*find_garbage(parts)]
         lock = left_lock(parts)
@@ -94,6 +99,10 @@ def remove_garbage(garbage: Garbage) -> bool:
         return False
     if garbage.kind in ("part", "lock"):
         return remove_part(garbage.path)
+    if garbage.path.is_dir():
+        if garbage.path in left_exports(garbage.path.parent):
+            shutil.rmtree(garbage.path)
+        return not garbage.path.exists()
     try:
         with files.opened(garbage.path, writable=True) as fd:
             if not (locks.try_lock(fd, BUILDER_LOCK) and locks.try_lock(fd, GATE_LOCK)):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import FormatError, SpecError, StoreError, StoreNotFoundError
+from ups_store.errors import FormatError, ReadError, SpecError, StoreError, StoreNotFoundError
 from ups_store.printable import printable
 from ups_store.read.base import AnyStore, check_unpickled
 from ups_store.read.catalog import read_finished
@@ -251,8 +250,8 @@ def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:
                 store = stack.enter_context(_open_file(folder / part.name, False, access, verify))
             except StoreNotFoundError as error:
                 raise missing_part(error, path) from None
-            except OSError as error:
-                if error.errno != errno.EMFILE or isinstance(error, StoreError):
+            except ReadError as error:
+                if error.kind != "open_files":
                     raise
                 hint = "raise the limit with `ulimit -n`; `ups-store concat` then makes one file of the parts"
                 raise StoreError(

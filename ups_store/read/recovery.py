@@ -15,7 +15,7 @@ from ups_store.format.checksum import crc32, crc32_each
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout
 from ups_store.format.stretches import stretches
 from ups_store.read.catalog import Catalog, read_building, read_finished
-from ups_store.read.file_reads import read_at
+from ups_store.read.file_reads import read_at, size
 from ups_store.read.offsets import sample_extent
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
@@ -74,7 +74,7 @@ def read_building_file(fd: int, path: Path) -> Building:
     except FormatError as error:  # while it is built, there is no end yet
         flaw = error
     catalog = read_building(fd, path)
-    layout, nbytes = catalog.layout, files.size(fd)
+    layout, nbytes = catalog.layout, size(fd)
     if nbytes == layout.file_nbytes:
         raise flaw
     if nbytes != layout.building_nbytes:

@@ -154,18 +154,18 @@ class BuildingFile:
 
 @contextlib.contextmanager
 def failures_as_errors(
-    path: Path, layout: Layout, what: str, *, passing: tuple[type[OSError], ...] = ()
+    path: Path, needed_bytes: int, what: str, *, passing: tuple[type[OSError], ...] = ()
 ) -> Iterator[None]:
     """Turn what the file system reports into `DiskFullError` or `CommitError`.
 
     Args:
         path: For messages; its folder is asked for free room.
-        layout: What is being written.
+        needed_bytes: Room for what is being written.
         what: What didn't happen.
         passing: What is left as it is.
     """
     try:
-        with files.disk_full_as_error(path, layout.building_nbytes):
+        with files.disk_full_as_error(path, needed_bytes):
             yield
     except passing:
         raise
@@ -179,7 +179,7 @@ def failures_as_errors(
 
 def _not_done(what: str, path: Path, error: OSError) -> CommitError:
     hint = "check the disk and your permissions, and run again: it continues with the last good commit"
-    return CommitError(f"{what} ({error.strerror})", path=path, hint=hint)
+    return CommitError(f"{what} ({error.strerror or error})", path=path, hint=hint)
 
 
 def take_builder_lock(fd: int, path: Path) -> None:
