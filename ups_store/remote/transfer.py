@@ -7,25 +7,30 @@ while they come, or by the checksums in the file, and what it was made from by t
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store.errors import (
+    DiskFullError,
     FormatError,
     IdentityMismatchError,
     SpecError,
     StoreError,
     StoreNotFoundError,
 )
+from ups_store.format.zip_records import END_BYTES, parse_end
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore, parts_of
 from ups_store.read.store_set import is_manifest
 from ups_store.remote.shared_cache import SUFFIX, SharedCache, SharedFile, files_of_store
 from ups_store.remote.shared_place import DEADLINE_S
 from ups_store.sources.attempts import Attempts, persistently
+from ups_store.sources.copies import num_there
 from ups_store.sources.download import Progress, fetch
-from ups_store.sources.origins import CHUNK_BYTES, Origin, Version
+from ups_store.sources.origins import CHUNK_BYTES, ChangedError, Origin, Version
 from ups_store.sources.staging import folder_of_copy
 from ups_store.system import files, locks
 from ups_store.system.paths import partition_of, partitions_pattern
@@ -216,9 +221,13 @@ def _fetch(
     own = folder_of_copy(folder / PULLS, origin)
     version = _look(origin, attempts)
     try:
+        with files.disk_full_as_error(own.parent, version.size):
+            if version.size - num_there(own, version) > files.free_bytes(folder):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _check_end(origin, version, attempts)
         fetch(origin, version, own, attempts=attempts, reader=progress)
     except StoreError as error:
-        if error.kind == "wrong_digest":
+        if error.kind == "wrong_digest" or isinstance(error, DiskFullError):  # others need the room
             _forget(own)
         raise
     copy = own / version.name
@@ -231,6 +240,19 @@ def _fetch(
             error.hint = "replace it there by `ups-store push --overwrite`"
             raise
     return copy, own
+
+
+def _check_end(origin: Origin, version: Version, attempts: Attempts) -> None:
+    """Refuse what doesn't end as a store does, before all of it is fetched; `FormatError`."""
+
+    def look() -> bytes:
+        start = max(0, version.size - END_BYTES)
+        with origin.opened(start, version, stall_s=attempts.stall_s) as body:
+            return b"".join(body.chunks)
+
+    with contextlib.suppress(ChangedError):  # `fetch` follows
+        end = persistently(look, origin=origin.location, attempts=attempts)
+        parse_end(end, version.size, path=origin.location)
 
 
 def _look(origin: Origin, attempts: Attempts) -> Version:
