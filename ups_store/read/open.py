@@ -65,8 +65,9 @@ def open_store(
         SpecError: For another `access` or `verify`, what can't be a path (kind "path"), or a pattern of
             several files (kind "partitions").
     """
-    opened: Any = _open_file(path, partial, access, verify, open_packed=None)
-    return opened
+    store = _open_file(path, partial, access, verify, open_packed=None)
+    assert isinstance(store, Store)
+    return store
 
 
 def _open_file(
