@@ -29,7 +29,15 @@ _SAFETENSORS_START = b'{"__metadata__"'  # after 8 bytes of its length
 _END_RECORD_START = b"PK\5\6"  # every finished ZIP file has it near its end, a building file never
 
 Kind = Literal[
-    *("temporary", "unfinished", "damaged", "before_1_0", "too_new", "part", "lock", "pull", "finished"),
+    "temporary",
+    "unfinished",
+    "damaged",
+    "before_1_0",
+    "too_new",
+    "part",
+    "lock",
+    "pull",
+    "finished",
     "foreign",
 ]
 REMOVABLE: frozenset[Kind] = frozenset(
