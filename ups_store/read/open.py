@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,24 @@ def open_store(
         SpecError: For another `access` or `verify`, what can't be a path (kind "path"), or a pattern of
             several files (kind "partitions").
     """
+    store = _open_file(path, partial, access, verify, open_packed=None)
+    assert isinstance(store, Store)
+    return store
+
+
+def _open_file(
+    path: str | os.PathLike[str],
+    partial: bool,
+    access: Access,
+    verify: Verify | None,
+    *,
+    open_packed: Callable[[Path, int], AnyStore] | None,
+) -> AnyStore:
+    """Open one file, by one look at the path: another process may replace what is there at any moment.
+
+    Args:
+        open_packed: What opens a packed file, given its descriptor; None refuses one.
+    """
     if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
         found = f"access={access!r}, verify={verify!r}"
         raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
@@ -81,6 +100,8 @@ def open_store(
                 "it is written in parts: run that again to finish it; if it is a set, open its manifest"
             )
         if not files.exists(building_path(target)):
+            if error.kind == StoreNotFoundError.kind and files.exists(target):  # published this moment
+                return _open_file(path, partial, access, verify, open_packed=open_packed)
             raise
         if partial:
             return _open_building(target, access, verify)
@@ -88,6 +109,13 @@ def open_store(
         raise
     try:
         return Store(target, fd, read_finished(fd, target), reopen=reopen, access=access, verify=verify)
+    except FormatError as error:
+        if error.kind != "packed" or open_packed is None:
+            raise
+        if access == "map":
+            error.hint = "leave out `access`, or unpack it with `ups-store unpack`"
+            raise
+        return open_packed(target, fd)
     finally:
         files.close(fd)
 
@@ -203,10 +231,10 @@ def open_any(
     if is_manifest(pattern):
         return _open_set(pattern, access, verify)
     if not is_pattern(pattern):
-        return _open_file(path, partial, access, verify)
+        return _open_one(path, partial, access, verify)
     with contextlib.ExitStack() as stack:
         partitions = [
-            stack.enter_context(_open_file(partition, False, access, verify))
+            stack.enter_context(_open_one(partition, False, access, verify))
             for partition in find_partitions(pattern)
         ]
         store = PartitionedStore(pattern, partitions)
@@ -247,7 +275,7 @@ def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:
         parts: list[AnyStore] = []
         for part in named:
             try:
-                store = stack.enter_context(_open_file(folder / part.name, False, access, verify))
+                store = stack.enter_context(_open_one(folder / part.name, False, access, verify))
             except StoreNotFoundError as error:
                 raise missing_part(error, path) from None
             except ReadError as error:
@@ -268,17 +296,12 @@ def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:
     return joined
 
 
-def _open_file(
-    path: str | os.PathLike[str], partial: bool, access: Access, verify: Verify | None
-) -> AnyStore:
-    try:
-        return open_store(path, partial=partial, access=access, verify=verify)
-    except FormatError as error:
-        if error.kind != "packed" or error.path != str(path_of(path)):  # a building file is never packed
-            raise
-        if access == "map":
-            error.hint = "leave out `access`, or unpack it with `ups-store unpack`"
-            raise
-    # By name: what packs and unpacks stands above what reads, and most programs need no codec.
-    opened: AnyStore = import_module("ups_store.packed.store").open_packed(path)
-    return opened
+def _open_one(path: str | os.PathLike[str], partial: bool, access: Access, verify: Verify | None) -> AnyStore:
+    """Open one file, mapped or packed."""
+
+    def open_packed(target: Path, fd: int) -> AnyStore:
+        # By name: what packs and unpacks stands above what reads, and most programs need no codec.
+        opened: AnyStore = import_module("ups_store.packed.store").open_descriptor(target, fd)
+        return opened
+
+    return _open_file(path, partial, access, verify, open_packed=open_packed)
