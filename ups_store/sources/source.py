@@ -267,7 +267,7 @@ class Source:
                 check_written(dataset, name, box, path=self.info.path, sample=sample)
             facts: dict[str, Any] = {"path": self.info.path, "sample": run.start, "opened": dataset}
             with translated(_reading(run), dataset=name, **facts):
-                loss += read_samples(
+                part_loss = read_samples(
                     target,
                     dataset,
                     axes=part.axes,
@@ -278,6 +278,7 @@ class Source:
                     encoding=storage.encoding,
                     progress=functools.partial(note, name),
                 )
+            loss += dataclasses.replace(part_loss, num_flat=(0,) * channel + part_loss.num_flat)
             channel = end
         return loss
 
