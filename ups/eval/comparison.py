@@ -35,6 +35,7 @@ from ups.eval.forecasters import (
 from ups.eval.reconstruction import spectrum_of_fields
 from ups.eval.training_logs import StageLog
 from ups.eval.ttc import conditioned
+from ups.grid import directed_lengths
 from ups.models.operator_size import OperatorSize
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.prior import SteadyPrior
@@ -169,7 +170,8 @@ def _compare_fields(
         OperatorForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs
     ]
     entries = [ComparedModel(operators, _seeds_of(runs))]
-    lengths = trajectories.info.domain_lengths
+    info = trajectories.info
+    lengths = directed_lengths(info.domain_lengths, info.coordinates)
     if steered := [row for run in runs for row in conditioned(run.simulator, config, task, lengths=lengths)]:
         entries.append(ComparedModel(steered, _seeds_of(runs)))
     entries += _entries_by_name(_generative(runs, task))

@@ -146,7 +146,7 @@ class TaskPhysics:
         points = velocity_BXN.shape[1:-1]
         periodic = [kind == PERIODIC for kind in self.boundary]
         found = divergence(velocity_BXN, lengths=self.lengths, periodic=periodic)
-        spacing = min(length / num for length, num in zip(self.lengths, points, strict=True))
+        spacing = min(abs(length) / num for length, num in zip(self.lengths, points, strict=True))
         power_B = velocity_BXN.square().flatten(1).mean(1)
         tiny = torch.finfo(power_B.dtype).tiny
         return spacing**2 * found.square().flatten(1).mean(1) / (power_B + tiny)

@@ -15,7 +15,7 @@ from ups.config import RunConfig
 from ups.data.windows import TaskWindows, WindowBatch
 from ups.errors import ConfigError
 from ups.eval.physics import physics_of
-from ups.grid import FIELDS
+from ups.grid import FIELDS, directed_lengths
 from ups.output import Note
 from ups.physics.priors import prior_losses
 from ups.physics.task_physics import PRIORS, TaskPhysics
@@ -144,9 +144,14 @@ def make_priors(
         raise ConfigError(problem, kind="unknown_encoder", hint="say training.physics_priors.enabled=false")
     tasks = {
         name: physics_of(
-            config, spec, name, lengths=windows[name].store.attrs.get("domain_lengths"), cell=settings.cell
+            config,
+            spec,
+            name,
+            lengths=directed_lengths(store.attrs.get("domain_lengths"), store.constants),
+            cell=settings.cell,
         )
         for name in spec.tasks
+        for store in (windows[name].store,)
     }
     for prior in PRIORS:
         if prior not in settings.weights:

@@ -94,7 +94,7 @@ def build_all(
 
 
 def _losses(result: BuildResult, plan: StorePlan) -> Iterator[str]:
-    """A line for each array that was written with values that aren't finite, or that a cast made 0."""
+    """A line for each array that was written with values that aren't finite, or that a cast lost."""
     for name, found in result.statistics.items():
         where, cast = f"{result.path}: array {name!r}", f"the cast to {plan.arrays[name].dtype}"
         if found["num_nan"] or found["num_inf"]:
@@ -103,6 +103,12 @@ def _losses(result: BuildResult, plan: StorePlan) -> Iterator[str]:
         if found["num_underflow"]:
             num = found["num_underflow"]
             yield f"{where}: {cast} made {counted(num, 'value')} 0; a wider dtype keeps such small ones"
+        channels = (plan.arrays[name].attrs or {}).get("channels") or ()
+        for number, num in enumerate(found.get("num_flat", ())):
+            if num:
+                channel = repr(channels[number]) if number < len(channels) else number
+                lost = f"what varies in channel {channel} of samples with {counted(num, 'value')}"
+                yield f"{where}: {cast} loses {lost}; a wider dtype tells them apart"
 
 
 def _check_room(plans: Sequence[StorePlan]) -> None:
