@@ -71,8 +71,10 @@ class RankedOrder:
 
     def current(self) -> DataOrder | MixedOrder:
         """The order, by the ranks that there are; from the first step on as it is."""
+        if self._has_begun:
+            return self.order
         ranks = ranks_of_torch(*self._given)
-        if not self._has_begun and ranks != (self.order.rank, self.order.world_size):
+        if ranks != (self.order.rank, self.order.world_size):
             if self.order.consumed:
                 raise self._changed(ranks)
             epoch = self.order.epoch
