@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import FormatError, SpecError, StoreError, StoreNotFoundError
+from ups_store.errors import FormatError, SpecError, StoreError, StoreNotFoundError, TruncatedError
 from ups_store.printable import printable
 from ups_store.read.base import AnyStore, check_unpickled
 from ups_store.read.catalog import read_finished
@@ -89,6 +89,10 @@ def open_store(
         raise
     try:
         return Store(target, fd, read_finished(fd, target), reopen=reopen, access=access, verify=verify)
+    except TruncatedError as error:
+        if target.name.endswith(BUILDING_SUFFIX):
+            error.hint = "it is being built: run the same again to finish it, or open it with partial=True"
+        raise
     finally:
         files.close(fd)
 
