@@ -10,7 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import FormatError, ReadError, SpecError, StoreError, StoreNotFoundError
+from ups_store.errors import (
+    FormatError,
+    ReadError,
+    SpecError,
+    StoreError,
+    StoreNotFoundError,
+    TruncatedError,
+)
 from ups_store.printable import printable
 from ups_store.read.base import AnyStore, check_unpickled
 from ups_store.read.catalog import read_finished
@@ -109,6 +116,10 @@ def _open_file(
         raise
     try:
         return Store(target, fd, read_finished(fd, target), reopen=reopen, access=access, verify=verify)
+    except TruncatedError as error:
+        if target.name.endswith(BUILDING_SUFFIX):
+            error.hint = "it is being built: run the same again to finish it, or open it with partial=True"
+        raise
     except FormatError as error:
         if error.kind != "packed" or open_packed is None:
             raise

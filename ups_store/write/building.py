@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -179,6 +180,8 @@ def failures_as_errors(
 
 def _not_done(what: str, path: Path, error: OSError) -> CommitError:
     hint = "check the disk and your permissions, and run again: it continues with the last good commit"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "this user may not write there: check the permissions of file and folder, or take another"
     return CommitError(f"{what} ({error.strerror or error})", path=path, hint=hint)
 
 
