@@ -103,10 +103,8 @@ class PhysicsPriors:
         given = (batch.states[:, 0] if clean is None else clean).to(device, non_blocking=True)
         truth = batch.states[:, 1 : 1 + num_steps].to(device, non_blocking=True).flatten(0, 1)
         # A mean of bfloat16 says nothing about a drift. Sharded weights are gathered in autocast's dtype.
-        autoencoder = simulator.autoencoder
-        with (
-            nullcontext() if autoencoder is not None and is_sharded(autoencoder) else without_autocast(device)
-        ):
+        has_shards = simulator.autoencoder is not None and is_sharded(simulator.autoencoder)
+        with nullcontext() if has_shards else without_autocast(device):
             predicted = simulator.decode(states_BKLD.float().flatten(0, 1), later_BP, task=batch.task).float()
             with torch.no_grad():
                 if not are_fields:
