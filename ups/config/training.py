@@ -172,9 +172,9 @@ class TrainingConfig(Section):
         1800.0, description="seconds that a rank waits for the others, also while the first one validates"
     )
     stall_timeout_s: Positive | None = Field(
-        None,
+        600.0,
         description="seconds for one step, validation or saving, the first of each ten times as long; then "
-        "stacks are written and the process ends with exit code 4",
+        "stacks are written and the process ends with exit code 4; null: as long as it takes",
     )
 
     field_source: Literal["auto", "store", "hdf5"] = Field("auto", description="where fields are read from")

@@ -24,7 +24,9 @@ from ups.errors import ConfigWarning, UpsError
 from ups.grid import GridSpec
 from ups.output import discard
 from ups.pipeline.cache_checks import FIELD_STORES, LATENTS, check_caches
+from ups.pipeline.gpus import visible_gpus
 from ups.pipeline.machine_checks import check_machine
+from ups.pipeline.planned_ranks import PlannedRanks
 from ups.pipeline.report import Checks, Report, warnings_of
 from ups.pipeline.run import open_run
 from ups.pipeline.run_checks import check_checkpoints, check_evaluation, check_events, check_wandb
@@ -38,6 +40,7 @@ from ups.train.checks import (
     report_folder,
     trained_stages,
 )
+from ups.train.switches import check_switches
 from ups.train.unused import unused_in_all_stages, unused_settings
 from ups_store.printable import counted
 
@@ -191,18 +194,20 @@ def _check_data(known: Known, checks: Checks) -> None:
 
 
 def _check_hyperparameters(known: Known, checks: Checks) -> None:
-    config = known.config
+    config, num_ranks = known.config, PlannedRanks.of(known.config).num
+    device = "cuda" if config.training.device != "cpu" and visible_gpus() else "cpu"
     for name in known.stages:
+        check = partial(check_switches, config, name, device=device, num_ranks=num_ranks)
+        checks.passes("hyperparameters", check)
         for text in unused_settings(config, name):
             checks.warn("hyperparameters", text)
         settings = config.stage(name)
         lr, scheduler = settings.optimizer.lr, settings.scheduler
         if lr is not None and lr > _ODD_LR:
             checks.warn("hyperparameters", f"stage {name}: a learning rate of {lr:g} is unusually large")
-        if settings.steps is not None and scheduler.warmup_steps >= settings.steps:
-            text = (
-                f"stages.{name}.scheduler.warmup_steps = {scheduler.warmup_steps} of {settings.steps} steps"
-            )
+        steps = settings.steps or settings.epochs * (settings.steps_per_epoch or 0)
+        if 0 < steps <= scheduler.warmup_steps and (settings.steps or settings.budget is None):
+            text = f"stages.{name}.scheduler.warmup_steps = {scheduler.warmup_steps} of {steps} steps"
             checks.warn("hyperparameters", f"{text}: the learning rate never reaches its peak")
         size = settings.batch_size or settings.global_batch_size
         sized = f"batch {size} x {config.training.accum_steps}"

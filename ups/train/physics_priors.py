@@ -6,6 +6,7 @@ Letters: B batch, K steps, X the axes of the grid, C channels, L tokens, D chann
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from ups.config import RunConfig
 from ups.data.windows import TaskWindows, WindowBatch
+from ups.distributed.sharding import is_sharded
 from ups.errors import ConfigError
 from ups.eval.physics import physics_of
 from ups.grid import FIELDS, directed_lengths
+from ups.nn.layers import without_autocast
 from ups.output import Note
 from ups.physics.priors import prior_losses
 from ups.physics.task_physics import PRIORS, TaskPhysics
@@ -99,14 +102,17 @@ class PhysicsPriors:
         later_BP = parameters_BP.repeat_interleave(num_steps, dim=0)
         given = (batch.states[:, 0] if clean is None else clean).to(device, non_blocking=True)
         truth = batch.states[:, 1 : 1 + num_steps].to(device, non_blocking=True).flatten(0, 1)
-        with torch.autocast(device.type, enabled=False):  # a mean of bfloat16 says nothing about a drift
-            predicted = simulator.decode(states_BKLD.float().flatten(0, 1), later_BP, task=batch.task)
+        # A mean of bfloat16 says nothing about a drift. Sharded weights are gathered in autocast's dtype.
+        has_shards = simulator.autoencoder is not None and is_sharded(simulator.autoencoder)
+        with nullcontext() if has_shards else without_autocast(device):
+            predicted = simulator.decode(states_BKLD.float().flatten(0, 1), later_BP, task=batch.task).float()
             with torch.no_grad():
                 if not are_fields:
                     truth = _decoded(simulator, truth, later_BP, task=batch.task, array=FIELDS)
                     given = _decoded(
                         simulator, given, parameters_BP, task=batch.task, array=known.input_array
                     )
+        with without_autocast(device):
             return prior_losses(
                 physics,
                 weights,
