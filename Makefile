@@ -8,7 +8,7 @@ OUT ?=
 QUICK ?=
 CONFIG ?= demo
 
-.PHONY: install demo compare test test-slow lint format interop bench bench-peers bench-models bench-generative wheel package docs docs-serve hexdump clean
+.PHONY: install demo compare test test-slow lint format interop bench gpu bench-peers bench-models bench-generative wheel package docs docs-serve hexdump clean
 
 install: $(VENV)/.installed
 
@@ -57,6 +57,11 @@ interop: install
 bench: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m benchmarks.harness.run --quick
+
+# On a machine with a card, nine minutes at most, also where nothing can be installed: docs/results/gpu.md. Without an
+# environment of `make install` it takes PYTHON.
+gpu:
+	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.gpu $(if $(OUT),--out $(OUT))
 
 # The same samples through other formats and loaders, in an environment of their own; cold figures need root.
 bench-peers: install

@@ -89,13 +89,11 @@ class _Latents:
     """Three stages over the same samples: each alone, all as a pipeline, and one after the other."""
 
     timeout = 1800
+    device, num_readers = "cpu", 1
 
     def setup(self, source: str) -> None:
         self.folder = Folder()
-        root = self.folder.path / "data"
-        root.mkdir()
-        num_samples = SCALE.write_mib * MIB // (4 * NUM_STEPS * NUM_POINTS)
-        make_solutions(root / SOURCE, num_samples=num_samples, is_compressed=source == "compressed")
+        root = self.make_sources(source)
         self.checkpoint = self.folder.path / "autoencoder.safetensors"
         make_checkpoint(self.checkpoint)
         self.config = self._configured(root)
@@ -113,9 +111,17 @@ class _Latents:
         self.encoded = [
             (rows, self._cast(self.encoder.encode(batch, samples=rows))) for rows, batch in self.batches
         ]
-        self.sequential = LatentEncoder.load(self.checkpoint)
+        self.sequential = LatentEncoder.load(self.checkpoint, device=self.device)
         self.tensor = h5py.File(root / SOURCE)["tensor"]
         self.check()
+
+    def make_sources(self, source: str) -> Path:
+        """Make the HDF5 file, and return its folder."""
+        root = self.folder.path / "data"
+        root.mkdir()
+        num_samples = SCALE.write_mib * MIB // (4 * NUM_STEPS * NUM_POINTS)
+        make_solutions(root / SOURCE, num_samples=num_samples, is_compressed=source == "compressed")
+        return root
 
     def _cast(self, arrays: Arrays) -> Arrays:
         return {name: value.astype(self.plan.arrays[name].dtype) for name, value in arrays.items()}
@@ -134,9 +140,9 @@ class _Latents:
                 "data.source_digest": "sampled",
                 "cache.dir": str(cache),
                 "cache.dtype": "float16",
-                "reading.num_workers": 1,
+                "reading.num_workers": self.num_readers,
                 "latent.checkpoint": str(self.checkpoint),
-                "latent.device": "cpu",
+                "latent.device": self.device,
             }
         )
 

@@ -58,7 +58,8 @@ def _latest_of_each(folder: Path, *, but: str) -> Iterator[dict[str, Any]]:
     latest: dict[tuple[str, bool], dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):  # names begin with the date
         document: dict[str, Any] = json.loads(path.read_text())
-        if "peers" not in path.stem and (name := kind(document["machine"])) != but:
+        is_of_these = not {"peers", "gpu"} & {*path.stem.split("-")}
+        if is_of_these and (name := kind(document["machine"])) != but:
             latest[name, path.stem.endswith("-train")] = document
     yield from latest.values()
 

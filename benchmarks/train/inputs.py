@@ -51,7 +51,9 @@ def build_stores(config: Path, *overrides: str, tree: Path = REPO) -> None:
 
 def environment(tree: Path) -> dict[str, str]:
     """In which Python finds this tree's packages before any that are installed, and works on one thread."""
-    return {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(filter(None, [str(tree), *others]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 class Demo:
@@ -69,10 +71,10 @@ class Demo:
         given = ["stages.operator.budget=null", *overrides]
         return load_config(self.path, overrides=given, note=discard)
 
-    def trainer(self, *overrides: str) -> Trainer:
+    def trainer(self, *overrides: str, device: torch.device = CPU) -> Trainer:
         """A new training of it."""
         config = self.config(*overrides)
-        return Trainer(make_stage("operator", config, device=CPU), config, device=CPU, restart=True)
+        return Trainer(make_stage("operator", config, device=device), config, device=device, restart=True)
 
 
 @cache

@@ -36,7 +36,7 @@ from ups.eval.reconstruction import (
 from ups.losses import reconstruction_error
 from ups.models.any_point_decoder import grid_queries
 from ups.train.meter import startup_phase
-from ups.train.schedules import StageLength, num_queries
+from ups.train.schedules import Schedule, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.trained.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
 from ups.trained.checkpoint import read_document
@@ -124,7 +124,9 @@ class AutoencoderStage(Stage):
             parameters=model.spec.parameters,
         )
         self.loader = data.loader(config, device, prepare=self._prepare)
-        self._length = StageLength.of(config, self.name, batches_per_pass=len(self.loader))
+        self._schedule = Schedule.of(
+            config.stage(self.name), num_batches=len(self.loader), accum_steps=config.training.accum_steps
+        )
         self._queries = {
             name: grid_queries(task.grid.points).to(device) for name, task in model.spec.tasks.items()
         }
@@ -233,7 +235,7 @@ class AutoencoderStage(Stage):
             spec = self.model.spec
             reflects = not has_boundary_values(spec.parameters)
             batch = augmented(batch, periodic=spec.tasks[batch.task].grid.periodic, reflects=reflects)
-        progress = self._length.progress(number)
+        progress = self._schedule.progress(number)
         num_queried = num_queries(training.query_sampling, progress=progress, num_points=num_points)
         return dataclasses.replace(batch, points=batch.draws.order(num_points)[:num_queried])
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from ups_store.convert.pt_file import PtFile, read_regular
 from ups_store.errors import SourceError, SpecError, StoreError, needs
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import is_name
-from ups_store.printable import one_line
+from ups_store.printable import counted, one_line
 from ups_store.system.paths import check_local, path_of
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
@@ -34,7 +35,8 @@ Shapes = dict[str, tuple[tuple[int | None, ...], np.dtype[Any]]]
 
 
 class RefusedFilesError(SourceError):
-    """Files can't be used. Kind "shapes_differ" where all are whole but unlike the first good one.
+    """Files can't be used. Kind "shapes_differ" where all are whole but unlike the first good one; kind
+    "missing_files" where numbers between those of the first and the last file have none.
 
     Attributes:
         refused: Why, by file name.
@@ -145,7 +147,8 @@ def import_pt(
         ignore: Keys to leave out, with all within them; their values may be anything.
         ragged: Names of the arrays of which every file may have another number of rows, axis 0: they become
             ragged arrays.
-        on_error: What to do about files that can't be used: fail and list them, or leave them out.
+        on_error: What to do about files that can't be used, or whose number is missing among the others: fail
+            and list them, or leave them out, so that samples behind them move up.
         force: Whether to replace what is there: a finished store, and an unfinished one of other files.
         progress: Called with the number of file bytes that were read since the last call.
     Raises:
@@ -162,6 +165,9 @@ def import_pt(
     paths, path = _files_in(Path(folder), pattern), path_of(target)
     check_not_source(path, paths)
     check_target(path, force=force)  # before a long look at the files
+    gaps = _missing_among(paths)
+    if gaps and on_error == "fail":
+        raise _missing_error(Path(folder), gaps)
     found = _examine(paths, names, frozenset(ragged), report)
     if found.refused and (on_error == "fail" or not found.good):
         raise _refused_error(Path(folder), found)
@@ -175,7 +181,7 @@ def import_pt(
             stacked = {name: np.stack(batch[name]) for name in batch.keys() - found.ragged}
             writer.commit_many(indices, {**batch, **stacked})
         reasons = {path.name: _reason(error) for path, error in found.refused.items()}
-        return ImportReport(writer.finish(), len(found.good), len(missing), found.keys, reasons)
+        return ImportReport(writer.finish(), len(found.good), len(missing), found.keys, {**gaps, **reasons})
 
 
 def folder_nbytes(folder: Path, pattern: str = PATTERN) -> int:
@@ -195,6 +201,35 @@ def _number_key(path: Path) -> tuple[list[str | int], str]:
     """sample_2 comes before sample_10."""
     parts = re.split(r"(\d+)", path.name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], path.name
+
+
+def _missing_among(paths: list[Path]) -> dict[str, str]:
+    """Names without a file between two that differ in their last number alone, a run of them as one."""
+    gaps = {}
+    for one, other in pairwise(paths):
+        first, second = (re.fullmatch(r"(.*?)(\d+)(\D*)", path.name, re.DOTALL) for path in (one, other))
+        if first is None or second is None or first.group(1, 3) != second.group(1, 3):
+            continue
+        before, after = int(first[2]), int(second[2])
+        ends = dict.fromkeys((before + 1, after - 1)) if after - before > 1 else ()
+        names = [f"{first[1]}{number:0{len(first[2])}}{first[3]}" for number in ends]
+        if names:
+            gaps[" to ".join(names)] = "missing"
+    return gaps
+
+
+def _missing_error(folder: Path, gaps: dict[str, str]) -> RefusedFilesError:
+    first, *others = gaps
+    error = RefusedFilesError(
+        "numbers are missing among the files, and samples behind them would move up",
+        kind="missing_files",
+        path=folder,
+        expected="a file for every number",
+        found=f"no {one_line(first)}" + (f", and {counted(len(others), 'more gap')}" if others else ""),
+        hint="bring them back, or import the others, in their order, by --on-error skip",
+    )
+    error.refused = gaps
+    return error
 
 
 @dataclass
