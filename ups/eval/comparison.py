@@ -108,11 +108,13 @@ class Comparison:
         trajectories: Of the split.
         entries: The rows in order, the run's operator first.
         space: Whether states are fields, or latents that nothing can decode.
+        train: The training split as it is now.
     """
 
     trajectories: Trajectories
     entries: Sequence[ComparedModel]
     space: Literal["fields", "latent"]
+    train: Fields
 
 
 def make_comparison(
@@ -181,7 +183,7 @@ def _compare_fields(
     entries.append(ComparedModel([TrainingMean(train)]))
     if floor := _floor(runs, train, getattr(torch, config.training.latent_cache_dtype)):
         entries.append(floor)
-    return Comparison(trajectories, entries, "fields")
+    return Comparison(trajectories, entries, "fields", train)
 
 
 def _seeds_of(runs: Sequence[TrainedRun]) -> tuple[int, ...]:
@@ -229,7 +231,7 @@ def _compare_latents(
     operators = [LatentForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs]
     entries = [ComparedModel(operators, _seeds_of(runs))]
     entries += [] if trajectories.info.steady else [ComparedModel([Persistence()])]
-    return Comparison(trajectories, [*entries, ComparedModel([TrainingMean(train)])], "latent")
+    return Comparison(trajectories, [*entries, ComparedModel([TrainingMean(train)])], "latent", train)
 
 
 def _check_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:

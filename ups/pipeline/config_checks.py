@@ -17,11 +17,12 @@ from ups.config import RunConfig
 from ups.config.loading import Loaded, load_leniently
 from ups.config.operator_size import operator_size
 from ups.config.stages import BASELINES
-from ups.data.fields import too_short
+from ups.data.fields import laws_of_fields, too_short
 from ups.data.held_out import check_enough, check_lead_times
-from ups.data.splits import check_room
+from ups.data.splits import check_has_dev, check_room
 from ups.errors import ConfigWarning, UpsError
 from ups.grid import GridSpec
+from ups.laws import check_priors
 from ups.output import discard
 from ups.pipeline.cache_checks import FIELD_STORES, LATENTS, check_caches
 from ups.pipeline.gpus import visible_gpus
@@ -172,6 +173,9 @@ def _check_data(known: Known, checks: Checks) -> None:
             continue
         origin = "" if task.builds else ", from their field stores: there are no sources"
         (checks.ok if task.builds else checks.warn)("data", f"{name}: samples of {', '.join(shown)}{origin}")
+        if config.evaluation.enabled and config.evaluation.split in ("dev", "test"):
+            num = task.num_samples("val")
+            checks.passes("data", partial(check_has_dev, num, name, origin=config.data.root))
         span = config.training.horizon * config.training.stride
         if task.info is not None and not task.info.steady and task.num_times <= span and known.stages:
             path = config.data.root
@@ -229,6 +233,10 @@ def _check_stages(known: Known, checks: Checks) -> None:
     if "steady_prior" in known.stages and infos.keys() == set(config.data.tasks):
         steady = [name for name, info in infos.items() if info.steady]
         checks.passes("stages", lambda: check_steady_task(config, found=steady))
+    weights = config.training.physics_priors.weights
+    if weights and {"operator", "joint"} & {*known.stages} and infos.keys() == set(config.data.tasks):
+        laws = {name: laws_of_fields(info, config.own_laws) for name, info in infos.items()}
+        checks.passes("stages", lambda: check_priors(weights, laws))
     for name in config.stages.keys() & set(BASELINES):
         checks.ok("stages", f"{name}: a baseline, trained by `ups train --stage {name}`")
 

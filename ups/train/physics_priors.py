@@ -18,10 +18,11 @@ from ups.distributed.sharding import is_sharded
 from ups.errors import ConfigError
 from ups.eval.physics import physics_of
 from ups.grid import FIELDS, directed_lengths
+from ups.laws import PRIORS, check_priors
 from ups.nn.layers import without_autocast
 from ups.output import Note
 from ups.physics.priors import prior_losses
-from ups.physics.task_physics import PRIORS, TaskPhysics
+from ups.physics.task_physics import TaskPhysics
 from ups.train.stage import Losses
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
@@ -139,8 +140,7 @@ def make_priors(
         note: Called with the priors that say nothing about a task.
 
     Raises:
-        ConfigError: Kind "no_law" if a prior says nothing about any task; "unknown_encoder" where states
-            can't be decoded.
+        ConfigError: As `check_priors`; kind "unknown_encoder" where states can't be decoded.
     """
     settings = config.training.physics_priors
     if not settings.weights:
@@ -159,19 +159,8 @@ def make_priors(
         for name in spec.tasks
         for store in (windows[name].store,)
     }
-    for prior in PRIORS:
-        if prior not in settings.weights:
-            continue
-        reasons = {name: why for name, task in tasks.items() if (why := task.why_not(prior))}
-        said = "; ".join(f"{name}: {why}" for name, why in reasons.items())
-        if len(reasons) == len(tasks):
-            raise ConfigError(
-                f"training.physics_priors.{prior} says nothing about any task ({said})",
-                kind="no_law",
-                hint=f"leave it out, or say under `laws` what holds for {' or '.join(tasks)}",
-            )
-        if reasons:
-            note(f"training.physics_priors.{prior} is left out of some tasks: {said}")
+    for text in check_priors(settings.weights, tasks):
+        note(text)
     return PhysicsPriors(config, tasks)
 
 
