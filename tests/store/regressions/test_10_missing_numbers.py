@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import ups_store
-from ups_store.cli import app
+from ups_store.cli.app import app
 from ups_store.convert.import_pt import import_pt
 from ups_store.errors import SourceError
 
