@@ -16,7 +16,7 @@ from ups_store.errors import StoreError, common_kind, mistakes
 from ups_store.errors import check_installed as check_installed
 from ups_store.errors import did_you_mean as did_you_mean
 from ups_store.errors import needs as needs
-from ups_store.printable import one_line, printable
+from ups_store.printable import one_line, printable, without_secrets
 
 _EXIT_DISK_FULL = 6  # as in `ups_store.errors`
 
@@ -48,11 +48,12 @@ class UpsError(Exception):
         hint: str | None = None,
         continued_by: str | None = None,
     ) -> None:
+        problem = without_secrets(problem)
         self.problem = problem
         self.kind = kind or type(self).kind
-        self.path = None if path is None else str(path)
-        self.expected = expected
-        self.found = found
+        self.path = None if path is None else without_secrets(str(path))
+        self.expected = without_secrets(expected) if isinstance(expected, str) else expected
+        self.found = without_secrets(found) if isinstance(found, str) else found
         self.hint = hint
         self.continued_by = continued_by
         super().__init__(problem)
@@ -65,7 +66,7 @@ class UpsError(Exception):
         elif self.found is not None:
             sentence += f": found {self.found}"
         continues = self.continued_by and f"{self.continued_by} continues"
-        return printable("; ".join(filter(None, (sentence, self.hint, continues))))
+        return printable(without_secrets("; ".join(filter(None, (sentence, self.hint, continues)))))
 
 
 class ConfigError(UpsError, ValueError):
@@ -77,10 +78,10 @@ class ConfigError(UpsError, ValueError):
 
     kind = "config"
     exit_code = 2
-    problems: tuple[UpsError, ...] = ()
+    problems: tuple[UpsError | StoreError, ...] = ()
 
     @classmethod
-    def joined(cls, problems: Sequence[UpsError]) -> UpsError:
+    def joined(cls, problems: Sequence[UpsError | StoreError]) -> UpsError | StoreError:
         """One error of several, a line each; of one kind if all are. One alone stays as it is."""
         if len(problems) == 1:
             return problems[0]

@@ -10,9 +10,13 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from ups.errors import ConfigError
+from ups.errors import ConfigError, needs
+from ups.parsing import Count, Length, Parsed
+
+with needs("train"):
+    from pydantic import AfterValidator
 
 FIELDS = "fields"  # the array that every task has: what its equation is about
 LATENT = "latent"  # what an encoder makes of it
@@ -20,6 +24,7 @@ LATENT_INPUT = "latent_input"  # and of a constant field, the input of a steady 
 PERIODIC = "periodic"  # boundary type of an axis without ends, as stores name it
 UNKNOWN_BOUNDARY = "unknown"  # of an axis that a store says nothing about
 _SHOWN = 8  # sizes that an error names
+_MOST_AXES, _MOST_POINTS = 3, 1 << 33
 
 
 def latent_of(array: str) -> str:
@@ -28,7 +33,7 @@ def latent_of(array: str) -> str:
 
 
 @dataclass(frozen=True)
-class GridSpec:
+class GridSpec(Parsed):
     """A kind of field: what an encoder and a decoder are built for. Tasks of the same kind share them.
 
     Attributes:
@@ -37,9 +42,9 @@ class GridSpec:
         channels: Number of channels of each array on the grid, such as (("fields", 1), ("coefficient", 1)).
     """
 
-    points: tuple[int, ...]
+    points: tuple[Length, ...]
     periodic: tuple[bool, ...]
-    channels: tuple[tuple[str, int], ...]
+    channels: tuple[tuple[str, Count], ...]
 
     @property
     def ndim(self) -> int:
@@ -72,11 +77,18 @@ class GridSpec:
             "channels": [list(pair) for pair in self.channels],
         }
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> GridSpec:
-        """The grid that `to_json` described."""
-        channels = tuple((str(name), int(num)) for name, num in values["channels"])
-        return cls(tuple(values["points"]), tuple(values["periodic"]), channels)
+
+def _is_grid(grid: GridSpec) -> GridSpec:
+    if not 1 <= grid.ndim <= _MOST_AXES or math.prod(grid.points) > _MOST_POINTS:
+        raise ValueError(f"points {list(grid.points)}")
+    if len(grid.periodic) != grid.ndim:
+        raise ValueError(f"{len(grid.periodic)} boundaries of {grid.ndim} axes")
+    if FIELDS not in grid.arrays or len(set(grid.arrays)) < len(grid.arrays):
+        raise ValueError(f"arrays {list(grid.arrays)}")
+    return grid
+
+
+Grid = Annotated[GridSpec, AfterValidator(_is_grid)]  # as a file has it
 
 
 @dataclass(frozen=True)
@@ -205,7 +217,8 @@ def _token_grids(patches: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _elongation(patches: tuple[int, ...], tokens: tuple[int, ...]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from ups_store.console import set_quiet, set_verbosity
 from ups_store.errors import needs
+from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import FLAGS
 from ups_store.system.paths import check_local, is_remote
 
@@ -29,7 +31,9 @@ class _WithCommonOptions:
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self.params = [*self.params, *_common_options()]
+        is_configured = any(parameter.name == "config" for parameter in self.params)
+        added = [option for option in _common_options() if is_configured or option.name != "allow_env"]
+        self.params = [*self.params, *added]
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         present = args if context.resilient_parsing else self._present(args)  # a shell asks about half a line
@@ -137,7 +141,22 @@ def _common_options() -> list[Any]:
     return options
 
 
+def _allow_variables(names: list[str]) -> None:
+    """Have this process, and those that it starts, take the word of the command line."""
+    if names:
+        os.environ[ALLOWED_VARIABLES] = ",".join([*names, os.environ.get(ALLOWED_VARIABLES, "")])
+
+
 def _common(
+    allow_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-env",
+            callback=_allow_variables,
+            metavar="NAME",
+            help="variable that the configuration may tell other machines by a URL, or an included file use",
+        ),
+    ] = None,
     quiet: Annotated[
         bool,
         typer.Option(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, NoReturn
 
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError, needs
-from ups_store.printable import json_text, one_line, printable
+from ups_store.printable import json_text, one_line, printable, without_secrets
 from ups_store.system.interrupt import INTERRUPTED, INTERRUPTED_LINE, STOPPING, interrupt
 from ups_store.system.interrupt import importing as importing  # for verbs, too
 
@@ -127,7 +127,7 @@ def log(message: str, *, style: str = "", label: str = "", is_last: bool = False
     prefix = [Text(f"{label}:", style=f"bold {style}".strip())] if label else []
     was_quiet, console.quiet = console.quiet, console.quiet and not (label or is_last)
     try:
-        console.print(*prefix, message, soft_wrap=True)
+        console.print(*prefix, without_secrets(message), soft_wrap=True)
     finally:
         console.quiet = was_quiet
 
@@ -303,7 +303,7 @@ def report(error: BaseException) -> int:
 
 def _tell(error: BaseException) -> None:
     if is_verbose(2):
-        sys.stderr.write(printable("".join(traceback.format_exception(error))))
+        sys.stderr.write(printable(without_secrets("".join(traceback.format_exception(error)))))
     if _is_usage_error(error):
         usage = io.StringIO()
         error.show(usage)  # type: ignore[attr-defined]  # with the usage of the verb

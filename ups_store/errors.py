@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from ups_store.printable import one_line, printable
+from ups_store.printable import one_line, printable, without_secrets
 
 
 class StoreError(Exception):
-    """Root of every error that the package raises on purpose.
+    """Root of every error that the package raises on purpose. URLs in it have no user, password and query.
 
     Args:
         problem: What is wrong, lower case, no full stop.
@@ -48,15 +48,16 @@ class StoreError(Exception):
         found: Any = None,
         hint: str | None = None,
     ) -> None:
+        problem = without_secrets(problem)
         self.problem = problem
         self.kind = kind or type(self).kind
-        self.path = None if path is None else str(path)
+        self.path = None if path is None else without_secrets(str(path))
         self.array = array
         self.sample = sample
         self.byte_range = byte_range
         self.clause = clause
-        self.expected = expected
-        self.found = found
+        self.expected = without_secrets(expected) if isinstance(expected, str) else expected
+        self.found = without_secrets(found) if isinstance(found, str) else found
         self.hint = hint or type(self).default_hint
         super().__init__(problem)
 
@@ -72,7 +73,7 @@ class StoreError(Exception):
             sentence += f" (spec {self.clause})"
         where = self._where()
         sentence = f"{where}: {sentence}" if where else sentence
-        return printable(f"{sentence}; {self.hint}" if self.hint else sentence)
+        return printable(without_secrets(f"{sentence}; {self.hint}" if self.hint else sentence))
 
     def _where(self) -> str:
         parts = [one_line(self.path)] if self.path is not None else []

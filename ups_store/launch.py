@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ups_store.errors import ConfigError
 
 RUN_VARIABLE = "UPS_RUN_ID"
+ALLOWED_VARIABLES = "UPS_ALLOW_ENV"  # what configurations may tell other machines, by commas; --allow-env
 ALL_OF_IT = "if each is to do all of it, set RANK=0 WORLD_SIZE=1"
 TO_SHARE = (
     "to share it, start it with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE "

@@ -8,6 +8,7 @@ alone because errors, below which there is nothing else, need it, too.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -27,6 +28,14 @@ _ESCAPES = {code: ascii(chr(code))[1:-1] for code in chain.from_iterable(_CONTRO
 def printable(text: str) -> str:
     r"""The text with escapes such as `\x1b` for control characters but line breaks; always valid UTF-8."""
     return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()
+
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+://|https?:/)(?:[^\s/?#'\"]*@)?([^\s?#'\"]*)(?:\?[^\s#'\"]*)?")
+
+
+def without_secrets(text: str) -> str:
+    """Leave out user, password and query of all URLs in a text: they may hold keys."""
+    return _URL.sub(r"\1\2", text) if ":/" in text else text
 
 
 def one_line(text: str) -> str:

@@ -31,7 +31,7 @@ def test_changed_stores_give_typed_errors_in_bounded_time_and_memory(tmp_path: P
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("kind", ["hdf5", "yaml", "pt", "safetensors"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "num_inputs", [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )

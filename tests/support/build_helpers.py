@@ -69,7 +69,7 @@ def interrupt_after(num_samples: int) -> Recorder:
 def settings(folder: Path, /, *, num_workers: int | str = 0, **keys: Any) -> BuildConfig:
     """Build `folder`/source into `folder`/cache; keys are those of `data`, or of `cache` as `cache_*`.
 
-    Read in the test's own process, as starting a reader takes longer than most tests.
+    One reader; tests of other things read in their own process, see `inline_readers`.
     """
     flags: dict[str, Any] = {
         "data.tasks": "burgers1d",

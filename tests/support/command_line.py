@@ -53,6 +53,14 @@ def run_ups_store(*args: object) -> Done:
     return _run(cli.main, "ups-store", *args)
 
 
+def run_build(*args: object) -> Done:
+    """Run `ups-store build` with the arguments as text, without the reader that it would have ready."""
+    from ups_store.build import command
+    from ups_store.console import run
+
+    return _run(lambda: run(command.main), "ups-store build", *args)
+
+
 def _run(main: Callable[[], Any], *words: object) -> Done:
     out, err = io.StringIO(), io.StringIO()
     with (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_readers import in_this_process
 
 
 @pytest.fixture(autouse=True)
@@ -14,6 +16,15 @@ def _repeatable_and_alone() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _reads_here(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sources are read in the test's process, but for modules marked `multi_process`."""
+    if request.node.get_closest_marker("multi_process"):
+        yield
+    else:
+        yield from in_this_process()
 
 
 @pytest.fixture

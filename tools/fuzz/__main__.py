@@ -16,7 +16,7 @@ from tools.fuzz.run import STORE, fuzz_in_processes, input_maker
 def main(
     inputs: Annotated[int, typer.Option(help="how many inputs to try")] = 1_000_000,
     *,
-    kind: Annotated[str, typer.Option(help="store, hdf5, yaml, pt or safetensors")] = STORE,
+    kind: Annotated[str, typer.Option(help="store, hdf5, yaml, pt, safetensors or model")] = STORE,
     seed: Annotated[int, typer.Option(help="another seed, other inputs")] = 0,
     processes: Annotated[int, typer.Option(help="processes")] = 2,
     max_seconds: Annotated[float, typer.Option(help="stop after so long, whatever was tried")] = math.inf,

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import yaml
@@ -186,9 +186,10 @@ def _by_torch(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def odd_header(good: bytes, chance: Chance) -> bytes:
-    """Values of the header are others, and its length is right."""
+    """Values of the header are others, its length is right, and it has no digest, as before there was one."""
     (length,) = struct.unpack_from("<Q", good)
     header = json.loads(good[8 : 8 + length])
+    del header["__metadata__"]["header_sha256"]
     if chance.random() < 0.5:
         header["__metadata__"]["ups"] = _odd_json(header["__metadata__"]["ups"], chance)
         text = json.dumps(header).encode()
@@ -247,6 +248,62 @@ class CheckpointKind(InputKind):
             assert tensor.numpy().tobytes() == data[first:last], f"{name} has other values"
 
 
+class ModelKind(InputKind):
+    """Operators and correctors, as `ups.load` reads them."""
+
+    aware = (odd_header,)
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        super().__init__(folder)
+        self._path = folder / "model.safetensors"
+        self.seeds = tuple(self._saved(states) for states in ("fields", "latent"))
+
+    def _saved(self, states: Literal["fields", "latent"]) -> bytes:
+        """A corrector with its operator, of patches or of an autoencoder's latents."""
+        from ups.grid import GridSpec
+        from ups.models.operator_size import OperatorSize
+        from ups.trained.autoencoder import Autoencoder
+        from ups.trained.checkpoint import hash_tensors
+        from ups.trained.corrected import CorrectedSimulator
+        from ups.trained.corrected_files import save_corrected
+        from ups.trained.corrector_spec import CorrectorSpec, Sampling
+        from ups.trained.simulator import Simulator, save_simulator
+        from ups.trained.specs import AutoencoderSpec, SimulatedTask, SimulatorSpec, TaskSpec
+
+        grid = GridSpec((16,), (states == "latent",), (("fields", 1),))
+        unit = {"fields": {"mean": [0.0], "std": [1.0]}}
+        sizes = {"width": 4, "depth": 1, "num_heads": 2}
+        encoder = {**sizes, "basis": "pca", "residual": True, "isometry": True}
+        inner = AutoencoderSpec(
+            {"wave": TaskSpec(grid, ("u",), False, unit)}, ("c",), 1, 4, 4, encoder, {**sizes, "radius": 1}
+        )
+        is_latent = states == "latent"
+        size = OperatorSize(4, (1, 1), ("hybrid",) if is_latent else ("spectral",), num_heads=2).to_json()
+        boundary = ("periodic" if is_latent else "wall",)
+        task = SimulatedTask(grid, boundary, (4,), ("u",), False, 0.1, {"c": (0.0, 1.0)}, unit)
+        spec = SimulatorSpec(
+            states, {"wave": task}, ("c",), 1 if is_latent else 4, None if is_latent else 4, 1, size, None
+        )
+        report = {f"val/{name}": 0.5 for name in ("nrmse", "latent_nrmse", "loss", "flow")}
+        said: dict[str, Any] = {"config": {"seed": 1, "training": dict(report)}, "report": report}
+        simulator = Simulator(spec, Autoencoder(inner) if is_latent else None)
+        save_simulator(self._path, simulator, **said)
+        corrector = CorrectorSpec(hash_tensors(self._path), size, {"wave": 0.1}, 1, Sampling(num_steps=1))
+        save_corrected(self._path, CorrectedSimulator(simulator, corrector), **said)
+        return self._path.read_bytes()
+
+    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+        """Load it; where a change is blind, only what is equal loads."""
+        import ups
+
+        self._path.write_bytes(content)
+        ups.load(self._path)
+        assert not is_blind or content == good, "a changed byte was not noticed"
+
+
 def _numpy(tensors: Mapping[str, Any]) -> Arrays:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
@@ -256,6 +313,7 @@ KINDS: dict[str, type[InputKind]] = {
     "yaml": YamlKind,
     "pt": PtKind,
     "safetensors": CheckpointKind,
+    "model": ModelKind,
 }
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups import __version__
 from ups.cli.common import AsJson, Overrides, note
 from ups.errors import ConfigError, LaunchError, MissingExtraError
 from ups.output import write_atomically
@@ -44,7 +43,7 @@ Gpus = Annotated[
     ),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="keep the checkpoints of earlier launches on that machine")
+    bool, typer.Option("--resume", help="as it is without: a run goes on with the checkpoints that are there")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show everything, write and create nothing")]
 MaxHours = Annotated[
@@ -72,7 +71,7 @@ def vast(
     disk: Annotated[float, typer.Option(min=1, help="GiB")] = 64,
     package: Annotated[
         str | None,
-        typer.Option(help="what pip installs there, '' for nothing [default: this version of ups-store]"),
+        typer.Option(help="what pip installs there: a wheel's URL, git+https://...; '' if it is there"),
     ] = None,
     remote: Annotated[
         str | None,
@@ -105,13 +104,18 @@ def vast(
         workdir=workdir,
         remote=remote,
         results=_default_results(remote) if results is None else results,
-        package=f"ups-store[train,wandb]=={__version__}" if package is None else package,
+        package=package or "",
         installs=True,
-        resume=resume,
         shuts_down=auto_shutdown,
         max_hours=max_hours,
         note=note,
     )
+    if package is None:
+        expected = "what pip installs there: a wheel's URL, git+https://...; '' if it is there"
+        error = ConfigError("--package", kind="no_package", expected=expected, found="nothing")
+        if not dry_run:
+            raise error
+        note(f"warning: {error}")
     wish = Wish(job.num_gpus, gpu, max_price, image, disk)
     script = job_script(job)
     if not job.results:
@@ -229,7 +233,6 @@ def slurm(
         workdir=str((workdir or Path()).absolute()),
         remote=remote,
         results=results,
-        resume=resume,
         requeues=True,
         max_hours=max_hours,
         note=note,

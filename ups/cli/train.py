@@ -25,6 +25,7 @@ from ups.output import discard
 from ups_store.command_line import completing
 from ups_store.console import importing, print_lines, results
 from ups_store.launch import not_shared_note, rank_of
+from ups_store.printable import without_secrets
 
 if TYPE_CHECKING:
     from ups.config import RunConfig
@@ -98,7 +99,7 @@ def train(
             given += [f"stages.{name}.epochs={epochs}" for name in _stages_of(stage, resolved)]
             resolved = load_config(config, overrides=given, note=discard)  # it was said already
         if print_config:
-            print_lines(*dump_config(resolved).splitlines())
+            print_lines(*without_secrets(dump_config(resolved)).splitlines())
             return
         notice.run = resolved.checkpoint.dir
         options: dict[str, Any] = {"restart": restart, "unless_valid": unless_valid}

@@ -83,6 +83,7 @@ PLACES = (
     *("training.num_workers", "training.pin_memory", "training.prefetch_factor", "training.preload"),
     *("training.use_parallel_encoding", "training.latent_cache_dir", "training.compile_cache"),
 )
+SENT = ("logging.wandb.",)
 
 LISTS_KEYS = "`ups train --config demo --print-config`"
 _LATENT_DTYPE = "float16"

@@ -18,8 +18,8 @@ from ups.config.build_keys import LISTS_KEYS
 from ups.config.checks import misfits
 from ups.config.old_keys import MEANINGLESS
 from ups.config.run import RunConfig
-from ups.config.stages import BASELINES, StageConfig
-from ups.config.training import TrainingConfig
+from ups.config.stage_keys import OF_STAGES
+from ups.config.stages import BASELINES, BUDGETS
 from ups.errors import ConfigError, ConfigWarning, needs
 from ups.output import Note
 from ups_store.build import config_errors, read_config
@@ -31,12 +31,8 @@ with needs("train"):
     import yaml
     from pydantic import ValidationError
 
-# Keys of `training` that each stage may have for itself, and where it has them.
-_OF_STAGES: dict[str, tuple[str, ...]] = {
-    key: (key,) for key in TrainingConfig.model_fields if key in StageConfig.model_fields
-}
-_OF_STAGES["lr"] = ("optimizer", "lr")
-_OF_STAGES["cpu_offload_optimizer"] = ("optimizer", "cpu_offload")
+# What says how long a stage is, and what said it before.
+_OTHER_LENGTHS = {"budget": {"steps"}, "steps": {"budget"}, "epochs": {"budget", "steps"}}
 # What stands for a key that is needed and wrong, so that the others can be looked at.
 _NEEDED: dict[tuple[str, ...], Any] = {("data", "tasks"): ["burgers1d"], ("data", "root"): "data"}
 _MOST_ROUNDS = 8  # of leaving out what is wrong
@@ -115,7 +111,7 @@ def load_leniently(
     path = None if source is None or isinstance(source, Mapping) else Path(source)
     try:
         given = source if isinstance(source, Mapping) else path
-        read = read_config(given, overrides=overrides, adjust=_without_overridden)
+        read = read_config(given, overrides=overrides, **_ADJUSTED)
     except StoreConfigError as error:
         return Loaded(None, (as_own(error),))
     outside = [override.partition("=")[0] for override in overrides]
@@ -168,9 +164,11 @@ def _without_wrong(values: dict[str, Any], error: ValidationError) -> tuple[dict
 
 def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> dict[Any, Any]:
     """A file's values without those of stages that an override of `training` wins over; warns of each."""
+    for text in _without_other_lengths(values, overrides):
+        warnings.warn(printable(text), ConfigWarning, stacklevel=5)
     said = _section(overrides, "training")
     for stage in _section(values, "stages"):
-        for key, place in _OF_STAGES.items():
+        for key, place in OF_STAGES.items():
             section, name = _section(values, "stages", stage, *place[:-1]), place[-1]
             if key not in said or section.get(name) is None:
                 continue
@@ -180,6 +178,25 @@ def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> di
             text = f"training.{key} = {said[key]} takes the place of {old}"
             warnings.warn(printable(text), ConfigWarning, stacklevel=5)
     return values
+
+
+def _without_other_lengths(values: dict[Any, Any], newer: dict[Any, Any]) -> list[str]:
+    """Remove what said how long stages are and newer values say by another key; a sentence for each."""
+    removed = []
+    for stage, given in _section(newer, "stages").items():
+        own = _section(values, "stages", stage)
+        for key in _OTHER_LENGTHS.keys() & {name for name in _section(given) if given[name]}:
+            for other in _OTHER_LENGTHS[key] & own.keys() - given.keys():
+                if (old := own.pop(other)) is not None:
+                    new = f"stages.{stage}.{key} = {given[key]}"
+                    removed.append(f"{new} takes the place of stages.{stage}.{other} = {old}")
+        limits, of_file = _section(given, "budget").keys() & BUDGETS, _section(own, "budget")
+        for limit in BUDGETS if limits else ():
+            of_file.pop(limit, None)
+    return removed
+
+
+_ADJUSTED: dict[str, Any] = {"adjust": _without_overridden, "adjust_included": _without_other_lengths}
 
 
 def _section(values: Any, *names: Any) -> dict[Any, Any]:
@@ -194,7 +211,7 @@ def dump_config(config: RunConfig) -> str:
 
     Stages of baselines hold what was said of them alone: the rest is the operator's.
     """
-    values = config.model_dump(mode="json")
+    values = config.model_dump(mode="json", context={"secrets": True})  # other documents leave them out
     for name in values["stages"].keys() & {*BASELINES}:
         values["stages"][name] = config.stages[name].model_dump(mode="json", exclude_unset=True)
     return yaml.safe_dump(values, sort_keys=False)
@@ -256,7 +273,7 @@ def write_standalone(source: str | os.PathLike[str], *, overrides: Sequence[str]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConfigWarning)  # `load_config` gives them
-            values = read_config(Path(source), overrides=overrides, adjust=_without_overridden)
+            values = read_config(Path(source), overrides=overrides, **_ADJUSTED)
     except StoreConfigError as error:
         raise as_own(error) from error
     return yaml.safe_dump(values, sort_keys=False)

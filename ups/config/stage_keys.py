@@ -9,7 +9,50 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.config.run import RunConfig
-from ups.config.stages import BASELINES
+from ups.config.stages import BASELINE_LR, BASELINES, StageConfig
+from ups.config.training import TrainingConfig
+
+# Keys of `training` that each stage may have for itself, and where it has them.
+OF_STAGES: dict[str, tuple[str, ...]] = {
+    key: (key,) for key in TrainingConfig.model_fields if key in StageConfig.model_fields
+}
+OF_STAGES["lr"] = ("optimizer", "lr")
+OF_STAGES["cpu_offload_optimizer"] = ("optimizer", "cpu_offload")
+_DEFAULTS = StageConfig().model_dump(mode="json")  # of a stage that isn't named
+
+# Which kinds of optimiser and schedule read a setting.
+READ_BY_OPTIMIZER = {
+    "betas": ("adamw", "adam", "muon_hybrid", "adamw8bit"),
+    "eps": ("adamw", "adam", "muon_hybrid", "adamw8bit"),
+    "implementation": ("adamw", "adam", "sgd", "muon_hybrid"),
+    "momentum": ("sgd",),
+    "muon_momentum": ("muon_hybrid",),
+    "muon_ns_steps": ("muon_hybrid",),
+    "muon_adjust_lr": ("muon_hybrid",),
+    "muon_backend": (),
+}
+READ_BY_SCHEDULER = {
+    "t_max": ("cosine",),
+    "eta_min": ("cosine",),
+    "step_size": ("step",),
+    "gamma": ("step",),
+    "factor": ("plateau",),
+    "patience": ("plateau",),
+    "min_lr": ("plateau",),
+}
+# Settings of `training` that another one switches on.
+SWITCHED_BY = {
+    "amp_dtype": "amp",
+    "compile_mode": "compile",
+    "compile_regions": "compile",
+    "compile_cache": "compile",
+    "inverse_loss_frequency": "use_inverse_losses",
+    "lambda_alignment": "use_inverse_losses",
+    "inverse_loss_warmup_epochs": "use_inverse_losses",
+    "inverse_loss_max_weight": "use_inverse_losses",
+    "lambda_inv_enc": "use_inverse_losses",
+    "lambda_inv_dec": "use_inverse_losses",
+}
 
 # How long a build may take for a batch, and where stores are shared: no store depends on it.
 NOT_OF_STORES = (
@@ -32,9 +75,6 @@ _FREE_KEYS = (
     "data.stage_dir",
     "data.follow_external",
     "training.log_",
-    "training.patience",
-    "training.batch_size",  # the batch over all ranks is compared, see `check_batch`
-    "training.global_batch_size",
     "training.device",
     "training.rank_timeout_s",
     "training.stall_timeout_s",
@@ -44,13 +84,11 @@ _FREE_KEYS = (
     "training.num_gpus",
     "training.use_fsdp2",
     "training.activation_checkpointing",
-    "training.compile_regions",
-    "training.compile_cache",
+    "training.compile",  # with its mode, regions and cache
     "operator.pdet.use_activation_checkpoint",
     "operator.attention",
     "operator.pdet.use_flex",
     "training.use_flex",
-    "training.cpu_offload_optimizer",
     "training.num_workers",
     "training.pin_memory",
     "training.prefetch_factor",
@@ -59,6 +97,11 @@ _FREE_KEYS = (
     "training.latent_cache_dir",
     "training.latent_cache_dtype",  # its latents are other data, which `check_data` compares
     "latent.pin_memory",
+)
+# Of them those below `stages.<stage>`; of batches, that over all ranks is compared, see `check_batch`.
+_FREE_KEYS_OF_EVERY_STAGE = (
+    *("batch_size", "global_batch_size", "patience", "compile"),
+    *("optimizer.cpu_offload", "optimizer.implementation"),
 )
 
 # Of the sections of other models, what the baselines' stages read.
@@ -130,13 +173,39 @@ _FREE_KEYS_OF_STAGE = {
 
 
 def stage_keys(config: RunConfig | Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """Values by dotted key of what changes what a stage computes.
+    """Values by dotted key of what changes what a stage computes, as the stage uses them.
+
+    What a stage may have for itself is the stage's key, whether it says it or takes it from `training`; what
+    another setting switches off is left out, and of a stage that trains nothing all about training.
 
     Args:
         config: Of a run, or the values that one was saved as.
     """
     values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
-    return {key: value for key, value in flat_keys(values).items() if _matters(key, stage)}
+    flat = flat_keys(_DEFAULTS, f"stages.{stage}.") | flat_keys(values)
+    is_untrained = stage == "autoencoder" and flat.get("encoder.residual") is False
+    left_out = {f"training.{key}" for key in OF_STAGES}
+    for key, place in OF_STAGES.items():
+        own = ".".join(("stages", stage, *place))
+        sources = [own, f"training.{key}"]
+        if stage in BASELINES:
+            sources.insert(1, ".".join(("stages.operator", *place)))
+        if stage in BASELINES and key == "lr":
+            flat[own] = flat[own] or BASELINE_LR[stage]
+        flat[own] = next((flat[name] for name in sources if flat.get(name) is not None), None)
+    for key, switch in SWITCHED_BY.items():
+        where = f"stages.{stage}" if key in OF_STAGES else "training"
+        if not flat.get(f"{where}.{switch}"):
+            left_out.add(f"{where}.{key}")
+    for section, readers in (("optimizer", READ_BY_OPTIMIZER), ("scheduler", READ_BY_SCHEDULER)):
+        kind = flat.get(f"stages.{stage}.{section}.name")
+        left_out |= {f"stages.{stage}.{section}.{name}" for name, by in readers.items() if kind not in by}
+    of_training = ("stages.", "training.") if is_untrained else ()
+    return {
+        key: value
+        for key, value in flat.items()
+        if _matters(key, stage) and key not in left_out and not key.startswith(of_training)
+    }
 
 
 def _matters(key: str, stage: str) -> bool:
@@ -147,8 +216,9 @@ def _matters(key: str, stage: str) -> bool:
         return False
     if key.startswith("baselines.") or (stage not in _GENERATIVE and key.startswith(_OF_GENERATIVE)):
         return False
-    is_batch = key.endswith(("batch_size", "global_batch_size")) and key.startswith("stages.")
-    return not (of_other_stage or is_batch or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
+    own = key.removeprefix(f"stages.{stage}.")
+    is_free = own != key and own.startswith(_FREE_KEYS_OF_EVERY_STAGE)
+    return not (of_other_stage or is_free or key.startswith(_FREE_KEYS + _FREE_KEYS_OF_STAGE.get(stage, ())))
 
 
 def nested_keys(values: Mapping[str, Any]) -> dict[str, Any]:

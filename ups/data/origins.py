@@ -25,7 +25,7 @@ from ups.trained.specs import (
     PRIOR,
     STUDENT,
 )
-from ups_store.build import DigestCache
+from ups_store.build import DigestCache, Readers, ReadingConfig
 
 STORE, SOURCE = "store", "source"  # kinds of files, besides those of checkpoints
 # What a hash is of.
@@ -102,13 +102,13 @@ def origin_of_given(path: Path, *, role: str) -> Origin:
         return Origin(role, STORE, str(path), CONFIG_HASH, store.config_hash)
 
 
-def digest_of_source(path: Path, kind: str) -> str:
+def digest_of_source(path: Path, kind: str, readers: Readers | None = None) -> str:
     """blake3 of a source file: of all bytes ("full"), or of its size, structure and some blocks ("sampled").
 
     Raises:
         ups_store.SourceError: If it can't be read.
     """
-    digests = DigestCache(path.parent, rehash=True, save=False)
+    digests = DigestCache(path.parent, rehash=True, save=False, readers=readers)
     return digests.digest(path, "full" if kind == FULL else "sampled", lambda nbytes: None)
 
 
@@ -125,7 +125,10 @@ def identity_of_store(store: Store) -> str:
 
 def identity_of_sources(paths: Sequence[Path]) -> str:
     """How a checkpoint names source files that it was trained on; `origins_of_data` reads it."""
-    named = (f"{path.name} sampled:{digest_of_source(path, SAMPLED)}" for path in dict.fromkeys(paths))
+    with Readers(ReadingConfig()) as readers:
+        named = [
+            f"{path.name} sampled:{digest_of_source(path, SAMPLED, readers)}" for path in dict.fromkeys(paths)
+        ]
     return f"files {', '.join(named)}"
 
 

@@ -21,11 +21,10 @@ from ups.data.fields import (
     info_of,
 )
 from ups.data.origins import identity_of_sources
-from ups.data.stores import Store, differing_selection, place_of, store_path
+from ups.data.stores import UNREADABLE, Store, differing_selection, place_of, store_path
 from ups.errors import ConfigError
 from ups.grid import FIELDS
 from ups_store.build import Build, BuildConfig, DataConfig, Readers, open_build
-from ups_store.errors import StoreNotFoundError
 from ups_store.printable import printable
 
 _log = logging.getLogger(__name__)
@@ -140,7 +139,7 @@ def open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:
         return None, "there is none"
     try:
         store = ups_store.open(place)
-    except StoreNotFoundError as error:  # a partition is missing
+    except UNREADABLE as error:  # a partition is missing, or one is damaged
         return None, str(error)
     with contextlib.ExitStack() as stack:
         stack.enter_context(store)

@@ -13,7 +13,15 @@ from ups.config.build_keys import to_build
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 from ups.trained.encoder import LatentEncoder
-from ups_store.build import BuildConfig, BuildRank, CacheConfig, DataConfig, LatentConfig, ReadingConfig
+from ups_store.build import (
+    BuildConfig,
+    BuildRank,
+    CacheConfig,
+    DataConfig,
+    LatentConfig,
+    ReadingConfig,
+    check_replaceable,
+)
 from ups_store.errors import CorruptChunkError, FormatError, StoreError, StoreNotFoundError
 
 __all__ = ["UNREADABLE", "Store", "StoreError"]  # the others go without saying
@@ -33,6 +41,9 @@ def open_as(path: Path, identity: Mapping[str, Any]) -> ups_store.Store | None:
     Args:
         path: Where it would be.
         identity: What was passed to `ups_store.create`.
+
+    Raises:
+        ConfigError: Kind "not_ours", if it is of another kind, and would be replaced.
     """
     try:
         store = ups_store.open(path)
@@ -40,7 +51,19 @@ def open_as(path: Path, identity: Mapping[str, Any]) -> ups_store.Store | None:
         return None
     if isinstance(store, ups_store.Store) and not ups_store.differences(store.identity, identity):
         return store
-    store.close()
+    with store:
+        kind = store.identity.get("kind")
+    if kind != identity["kind"]:
+        expected = f"a store of kind {identity['kind']}"
+        hint = "move it away, or choose another folder"
+        raise ConfigError(
+            "a store that this run didn't make is there",
+            kind="not_ours",
+            path=path,
+            expected=expected,
+            found=kind,
+            hint=hint,
+        )
     return None
 
 
@@ -62,6 +85,25 @@ def latent_build(config: RunConfig, *, autoencoder_path: Path, device: str) -> B
     latent = LatentConfig(**{**said["latent"], "checkpoint": autoencoder_path, "device": device})
     cache, reading = CacheConfig(**said["cache"]), ReadingConfig(**said.get("reading", {}))
     return config.build.model_copy(update={"cache": cache, "latent": latent, "reading": reading})
+
+
+def check_stores_replaceable(config: RunConfig, *, fields: bool, latents: bool) -> None:
+    """Refuse to begin a run whose builds of stores would refuse to replace what is in their places.
+
+    Args:
+        fields: Whether it builds stores of fields.
+        latents: Whether it builds stores of latents.
+
+    Raises:
+        ConfigError: As `ups_store.build.check_replaceable`.
+    """
+    for task in config.data.tasks:
+        for split in config.data.split:
+            where: dict[str, Any] = {"task": task, "split": split, "most": config.data.limit}
+            if fields:
+                check_replaceable(store_path(config.cache.dir, task, split), holds="fields", **where)
+            if latents:
+                check_replaceable(store_path(latent_folder(config), task, split), holds="latents", **where)
 
 
 def open_latents(

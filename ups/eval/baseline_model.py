@@ -29,6 +29,7 @@ from ups.eval.forecasters import Start, shown_size
 from ups.eval.neuraloperator import NeuraloperatorFNO
 from ups.eval.training_logs import StageLog, read_stage_log
 from ups.grid import FIELDS
+from ups.parsing import Parsed
 from ups.trained.checkpoint import load_checkpoint
 from ups.trained.model_files import OfTraining, TrainedModel, filled, save_model
 from ups.trained.specs import incomplete_spec
@@ -45,7 +46,7 @@ _NETWORKS: Mapping[Kind, Callable[..., FieldNetwork]] = {
 
 
 @dataclass(frozen=True)
-class Effort:
+class Effort(Parsed):
     """What a training was allowed, and what it took.
 
     Attributes:
@@ -197,12 +198,13 @@ def load_baseline(path: str | os.PathLike[str], *, device: str = "cpu") -> Basel
     """
     tensors, document = load_checkpoint(path, kind=BASELINE, device=device)
     try:
-        spec, effort = BaselineSpec.from_json(document["spec"]), document["effort"]
-        log = read_stage_log(Path(path).with_suffix(".jsonl"), spec.kind)
-        model = Baseline(spec, effort and Effort(**effort), log)
+        spec = BaselineSpec.from_json(document["spec"])
+        effort = None if document["effort"] is None else Effort.from_json(document["effort"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise incomplete_spec(error, path, what="baseline") from error
+    log = read_stage_log(Path(path).with_suffix(".jsonl"), spec.kind)
+    try:
+        return filled(lambda: Baseline(spec, effort, log), tensors, path=path, device=device)
     except (ConfigError, MissingExtraError) as error:
         error.path = str(path)
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise incomplete_spec(error, path, what="baseline") from error
-    return filled(model, tensors, path=path, device=device)

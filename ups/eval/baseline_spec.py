@@ -13,10 +13,14 @@ from ups.config.architecture import BaselinesConfig, FnoConfig, UnetConfig
 from ups.data.fields import FieldsInfo
 from ups.data.statistics import measure_statistics
 from ups.data.trajectories import Trajectories, given_array
-from ups.errors import ConfigError
+from ups.errors import ConfigError, needs
 from ups.eval.baselines import GROUPS
 from ups.eval.neuraloperator import check_neuraloperator
-from ups.grid import GridSpec
+from ups.grid import Grid, GridSpec
+from ups.parsing import Count, Levels, Parsed, Positive, Statistics
+
+with needs("train"):
+    from typing_extensions import TypedDict
 
 Kind = Literal["fno", "unet", "fno_neuraloperator"]
 
@@ -49,8 +53,18 @@ def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
     return wanted
 
 
+class NetworkSize(TypedDict, total=False):
+    """Arguments of a network, an FNO's or a U-Net's."""
+
+    width: Count
+    modes: Count
+    depth: Count
+    levels: Levels
+    predicts_change: bool
+
+
 @dataclass(frozen=True)
-class BaselineSpec:
+class BaselineSpec(Parsed):
     """Everything about a baseline but its weights.
 
     Attributes:
@@ -68,13 +82,13 @@ class BaselineSpec:
 
     kind: Kind
     task: str
-    grid: GridSpec
+    grid: Grid
     given_array: str
-    dt: float | None
-    stride: int
+    dt: Positive | None
+    stride: Count
     parameters: tuple[str, ...]
-    statistics: Mapping[str, Mapping[str, list[float]]]
-    size: Mapping[str, int]
+    statistics: Mapping[str, Statistics]
+    size: NetworkSize
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, for `from_json`."""
@@ -83,12 +97,6 @@ class BaselineSpec:
     def as_stored(self) -> Any:
         """What reading `to_json` from a file gives: lists for tuples."""
         return json.loads(json.dumps(self.to_json()))
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> BaselineSpec:
-        """The spec that `to_json` described."""
-        grid = GridSpec.from_json(values["grid"])
-        return cls(**{**values, "grid": grid, "parameters": tuple(values["parameters"])})
 
 
 def make_spec(
@@ -126,11 +134,11 @@ def make_spec(
         parameters=info.parameters,
         statistics=statistics,
         # From its input to a solution there is no change: they are different quantities.
-        size=size | ({"predicts_change": False} if info.steady else {}),
+        size={**size, "predicts_change": False} if info.steady else size,
     )
 
 
-def network_size(kind: Kind, grid: GridSpec, sizes: BaselinesConfig) -> dict[str, int]:
+def network_size(kind: Kind, grid: GridSpec, sizes: BaselinesConfig) -> NetworkSize:
     """Arguments of the network that suit a grid.
 
     Args:
@@ -154,7 +162,7 @@ def network_size(kind: Kind, grid: GridSpec, sizes: BaselinesConfig) -> dict[str
     return {"width": size.width, "modes": modes, "depth": size.depth}
 
 
-def _unet_size(size: UnetConfig, grid: GridSpec) -> dict[str, int]:
+def _unet_size(size: UnetConfig, grid: GridSpec) -> NetworkSize:
     if size.width % GROUPS:
         raise ConfigError(
             "baselines.unet.width", kind="size", expected=f"a multiple of {GROUPS}", found=size.width

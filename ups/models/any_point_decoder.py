@@ -29,6 +29,7 @@ from ups.nn.layers import (
 from ups.nn.patch_basis import Basis, ChannelMap, PatchBasis
 
 _MAX_WAVES = 16
+_MOST_NEIGHBOURS = 1 << 18
 _LEAST_WINDOW = 1e-6
 
 
@@ -60,6 +61,10 @@ class Neighbourhood(nn.Module):
     def __init__(self, cut: TokenGrid, periodic: tuple[bool, ...], *, radius: int) -> None:
         super().__init__()
         self.tokens, self.radius = cut.tokens, radius
+        if (num := (2 * radius + 1) ** len(cut.tokens)) > _MOST_NEIGHBOURS:
+            raise ShapeError(
+                "tokens that a query attends to", expected=f"at most {_MOST_NEIGHBOURS:,}", found=num
+            )
         steps = list(itertools.product(range(-radius, radius + 1), repeat=len(cut.tokens)))
         for name, values in (
             ("counts", cut.tokens),

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ups.nn.token_axes import MAX_WINDOW, halved_axes
+from ups.parsing import Count, Fraction, NotNegative, Parsed, Positive, Window
 
 Mixer = Literal["spectral", "convolution", "attention", "hybrid"]
 NORMALISED = ("attention", "hybrid")  # their blocks always normalise what they are given
 
 
 @dataclass(frozen=True)
-class OperatorSize:
+class OperatorSize(Parsed):
     """Architecture.
 
     Attributes:
@@ -35,16 +36,16 @@ class OperatorSize:
             change; so it was until 2026-11-23.
     """
 
-    width: int = 96
-    depths: tuple[int, ...] = (2, 2, 2)
+    width: Count = 96
+    depths: tuple[Count, ...] = (2, 2, 2)
     mixers: tuple[Mixer, ...] = ("spectral",)
-    num_heads: int = 4
-    window: int = MAX_WINDOW
-    mlp_ratio: float = 4.0
-    drop_path: float = 0.0
-    dropout: float = 0.0
-    modes: int | None = None
-    padding: float = 0.125
+    num_heads: Count = 4
+    window: Window = MAX_WINDOW
+    mlp_ratio: Positive = 4.0
+    drop_path: Fraction = 0.0
+    dropout: Fraction = 0.0
+    modes: Count | None = None
+    padding: NotNegative = 0.125
     has_norm: bool = False
     adds_input: bool = False
 
@@ -57,12 +58,12 @@ class OperatorSize:
         return {**asdict(self), "depths": list(self.depths), "mixers": list(self.mixers)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> OperatorSize:
-        """The size that `to_json` described."""
-        missing = {"adds_input": True}  # of a file of before that date
-        return cls(
-            **{**missing, **values, "depths": tuple(values["depths"]), "mixers": tuple(values["mixers"])}
-        )
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """As `Parsed.from_json`; a file of before that date lacks `adds_input`."""
+        size = super().from_json({"adds_input": True, **values})
+        if not size.depths or len(size.mixers) not in (1, len(size.depths)):
+            raise ValueError(f"mixers: {len(size.mixers)} of {len(size.depths)} levels")
+        return size
 
 
 # With attention, parameter counts of S, B and L are of the order of the paper's 33, 130 and 518 million.

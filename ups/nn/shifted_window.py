@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
+from ups.errors import ShapeError
 from ups.nn.flex_attention import flex_window_attention, window_block_mask
 from ups.nn.layers import cut_cells, join_cells
 from ups.nn.token_axes import MAX_WINDOW, window_size
@@ -26,6 +27,7 @@ Attention = Literal["sdpa", "flex"]
 _MASKED = -1e4  # exp of it is 0 in every precision, and float16 holds it
 _MAX_LOG_SCALE = math.log(100.0)
 _BIAS_WIDTH = 64
+_MOST_TOKENS = 1 << 14  # of a window, whose pairs have a bias each
 _LEAST_LENGTH = 1e-12  # of a vector that is normalised, as `F.normalize` has it
 
 Grid = tuple[int, ...]
@@ -99,6 +101,8 @@ class Windows(nn.Module):
     def __init__(self, grid: Grid, periodic: Sequence[bool], *, largest: int = MAX_WINDOW) -> None:
         super().__init__()
         self.window = window = tuple(window_size(length, largest=largest) for length in grid)
+        if math.prod(window) > _MOST_TOKENS:
+            raise ShapeError(f"tokens of an attention window {window}", expected=f"at most {_MOST_TOKENS:,}")
         pairs = list(zip(grid, window, strict=True))
         self.shift = tuple(size // 2 if size < length else 0 for length, size in pairs)
         circular = [wraps and size == length for wraps, (length, size) in zip(periodic, pairs, strict=True)]

@@ -16,7 +16,7 @@ from typing import Any
 import ups_store
 from ups.config import RunConfig
 from ups.data.splits import open_split
-from ups.data.stores import Store, latent_build, latent_folder, place_of, store_path
+from ups.data.stores import UNREADABLE, Store, latent_build, latent_folder, place_of, store_path
 from ups.errors import UpsError
 from ups.output import check_writable
 from ups.pipeline.report import Checks
@@ -141,6 +141,12 @@ def _check_store(
         return
     try:
         store = ups_store.open(wanted.place)
+    except UNREADABLE as error:
+        if wanted.split not in task.builds:
+            checks.refuse(group, error)
+        else:
+            checks.warn(group, f"{title}: damaged, will be set aside and made again: {error.problem}")
+        return
     except StoreError as error:
         checks.refuse(group, error)
         return

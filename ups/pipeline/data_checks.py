@@ -23,7 +23,7 @@ from ups.train.checks import check_grid, first_stage, has_sizes
 from ups.trained.checkpoint import read_document
 from ups.trained.specs import AUTOENCODER, parse_spec
 from ups_store.build import Readers
-from ups_store.errors import SourceError, StoreError
+from ups_store.errors import ReadTimeoutError, SourceError, StoreError
 from ups_store.printable import counted
 from ups_store.sources import find_sources
 
@@ -48,8 +48,9 @@ def check_data(config_path: Path | None, overrides: Sequence[str] = ()) -> Repor
 
 
 def _check_all(config: RunConfig, readers: Readers, checks: Checks) -> None:
-    sound = {task: _check_files(config, task, readers, checks) for task in config.data.tasks}
-    tasks = find_tasks(config, readers)
+    late: list[ReadTimeoutError] = []
+    sound = {task: _check_files(config, task, readers, checks, late) for task in config.data.tasks}
+    tasks = find_tasks(config, readers, late)
     for name, task in tasks.items():
         for split, error in task.problems():
             is_said = not sound[name] and split not in task.builds  # by one of its files
@@ -62,8 +63,13 @@ def _check_all(config: RunConfig, readers: Readers, checks: Checks) -> None:
         _check_dimensions(config, task, checks)
 
 
-def _check_files(config: RunConfig, name: str, readers: Readers, checks: Checks) -> bool:
-    """Whether all source files of a task are sound; files of several splits are looked at once."""
+def _check_files(
+    config: RunConfig, name: str, readers: Readers, checks: Checks, late: list[ReadTimeoutError]
+) -> bool:
+    """Whether all source files of a task are sound; files of several splits are looked at once.
+
+    `late` gets the errors of those that don't answer.
+    """
     data, task, is_sound = config.data, config.build.get_task(name), True
     paths: dict[Path, None] = {}
     for split in dict.fromkeys((*TRAINED, *data.split)):
@@ -81,6 +87,7 @@ def _check_files(config: RunConfig, name: str, readers: Readers, checks: Checks)
         except StoreError as error:
             checks.refuse(name, error)
             is_sound = False
+            late += [error] if isinstance(error, ReadTimeoutError) else []
         except OSError as error:
             problem = f"can't be read ({error.strerror})"
             checks.refuse(name, SourceError(problem, kind="missing_file", path=path))

@@ -52,7 +52,7 @@ def _check_state(config: RunConfig, stage: str, checks: Checks) -> None:
         state = SavedState.read(path)
         state.check_config(config, stage=stage)
     except CheckpointError as error:
-        if error.kind in ("other_config", "too_old"):
+        if error.kind in ("other_config", "too_old") and SavedState.read(path).is_over:
             checks.warn("checkpoints", f"stage {stage} would be trained again: {error}")
         else:
             checks.refuse("checkpoints", error)

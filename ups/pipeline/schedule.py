@@ -10,7 +10,7 @@ from ups.data.held_out import divided
 from ups.grid import FIELDS
 from ups.pipeline.planned_ranks import ALONE, PlannedRanks
 from ups.pipeline.sources import TaskSources
-from ups.train.stage import Schedule
+from ups.train.schedules import Schedule
 
 
 def total_steps(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,8 @@ from ups.errors import UpsError
 from ups.grid import FIELDS
 from ups.output import discard
 from ups_store.build import Build, DigestCache, Readers
-from ups_store.errors import StoreError
+from ups_store.errors import ReadTimeoutError, StoreError
+from ups_store.sources import SourceFile, find_sources
 
 TRAINED = ("train", "val")  # splits that every run needs
 _TIMEOUT_S = 10.0  # of opening a file, and of reading a few time steps
@@ -62,25 +64,37 @@ def quick_readers(config: RunConfig) -> Readers:
     return Readers(reading.model_copy(update={**limits, "retries": 0}), note=discard)
 
 
-def find_tasks(config: RunConfig, readers: Readers) -> dict[str, TaskSources]:
-    """Look at the sources of all tasks, and at stores where there are none; no sample is read."""
-    splits = dict.fromkeys((*TRAINED, *config.data.split))
-    return {task: _find(config, task, splits, readers) for task in config.data.tasks}
+def find_tasks(
+    config: RunConfig, readers: Readers, late: Iterable[ReadTimeoutError] = ()
+) -> dict[str, TaskSources]:
+    """Look at the sources of all tasks, and at stores where there are none; no sample is read.
+
+    Args:
+        config: The configuration.
+        readers: What opens sources.
+        late: About files that didn't answer before, which aren't waited for again.
+    """
+    errors = {str(error.path): error for error in late}
+    return {task: _find(config, task, readers, errors) for task in config.data.tasks}
 
 
-def _find(config: RunConfig, task: str, splits: Mapping[str, None], readers: Readers) -> TaskSources:
+def _find(config: RunConfig, task: str, readers: Readers, late: dict[str, ReadTimeoutError]) -> TaskSources:
     found = TaskSources(task)
     digests = DigestCache(config.cache.dir, save=False, readers=readers)
-    for split in splits:
+    for split in dict.fromkeys((*TRAINED, *config.data.split)):
         store, _ = open_suitable(store_path(config.cache.dir, task, split), config.data)
         if store is not None:
             found.stores[split] = store
         if place_of(store_path(latent_folder(config), task, split)) is not None:
             found.latents.add(split)
         try:
+            if late:
+                _check_answered(config, task, split, late)
             build = open_split(config.build, task, split, readers=readers, digests=digests)
         except (UpsError, StoreError) as error:
             found.errors[split] = error
+            if isinstance(error, ReadTimeoutError):
+                late[str(error.path)] = error
         else:
             found.builds[split] = build
     described: list[Any] = [build.plan for build in found.builds.values()]
@@ -89,3 +103,13 @@ def _find(config: RunConfig, task: str, splits: Mapping[str, None], readers: Rea
         found.info = info_of(described[0])
         found.num_times = described[0].arrays[FIELDS].shape[1]
     return found
+
+
+def _check_answered(config: RunConfig, task: str, split: str, late: Mapping[str, ReadTimeoutError]) -> None:
+    data = config.data
+    sources: Iterable[SourceFile] = ()
+    with contextlib.suppress(StoreError):  # which opening the split says
+        sources = find_sources(data.root, task=config.build.get_task(task), split=split, files=data.files)
+    for source in sources:
+        if str(source.path) in late:
+            raise late[str(source.path)]

@@ -38,6 +38,7 @@ from ups.train.checks import (
 from ups.train.distributed import check_num_ranks, joined_ranks
 from ups.train.launched import EARLIER_SECONDS, launched_at, of_stores, with_stores
 from ups.train.run import train_unless_valid
+from ups.train.saved_state import check_interrupted
 from ups.train.send_report import send_report
 from ups.train.stage import ALL
 from ups.train.switches import check_switches
@@ -75,6 +76,7 @@ def run_all(
     Raises:
         ConfigError: If field stores and latent stores would lie in the same place, and those of the stages;
             before anything is built or trained, as far as the configuration alone shows.
+        CheckpointError: If an interrupted stage can't go on with it; before anything is trained.
         OutputError: If the report could not be written.
         UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
     """
@@ -100,6 +102,8 @@ def run_all(
         if has_given_encoder(config) and ranks.is_first:
             note(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
         check_sizes(config, first)
+        if not restart:
+            check_interrupted(config, trained_stages(config, first))
         for node in training_nodes(config):
             if node.name == FIELD_STORES:
                 startup = with_stores(startup, build_fields(config, **said))

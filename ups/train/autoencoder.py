@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -36,12 +36,12 @@ from ups.eval.reconstruction import (
 from ups.losses import reconstruction_error
 from ups.models.any_point_decoder import grid_queries
 from ups.train.meter import startup_phase
-from ups.train.schedules import StageLength, num_queries
+from ups.train.schedules import Schedule, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.trained.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
 from ups.trained.checkpoint import read_document
 from ups.trained.isometry import DecoderSpectrum, is_isometric, make_isometric
-from ups.trained.specs import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, TaskSpec
+from ups.trained.specs import AUTOENCODER, AUTOENCODER_FILE, AutoencoderSpec, NetworkSize, TaskSpec
 
 # The first of three evenly spread frames is drawn: a third into the data is rarely an initial state.
 _FRAMES_TO_DRAW_FROM = 3
@@ -87,8 +87,8 @@ def make_spec(config: RunConfig, train: Mapping[str, Fields]) -> AutoencoderSpec
         latent_dim=config.latent.dim,
         num_tokens=config.latent.tokens,
         patch_size=config.encoder.patch_size,
-        encoder=config.encoder.model_dump(exclude={"patch_size"}),
-        decoder=config.decoder.model_dump(),
+        encoder=cast(NetworkSize, config.encoder.model_dump(exclude={"patch_size"})),
+        decoder=cast(NetworkSize, config.decoder.model_dump()),
     )
 
 
@@ -124,7 +124,9 @@ class AutoencoderStage(Stage):
             parameters=model.spec.parameters,
         )
         self.loader = data.loader(config, device, prepare=self._prepare)
-        self._length = StageLength.of(config, self.name, batches_per_pass=len(self.loader))
+        self._schedule = Schedule.of(
+            config.stage(self.name), num_batches=len(self.loader), accum_steps=config.training.accum_steps
+        )
         self._queries = {
             name: grid_queries(task.grid.points).to(device) for name, task in model.spec.tasks.items()
         }
@@ -233,7 +235,7 @@ class AutoencoderStage(Stage):
             spec = self.model.spec
             reflects = not has_boundary_values(spec.parameters)
             batch = augmented(batch, periodic=spec.tasks[batch.task].grid.periodic, reflects=reflects)
-        progress = self._length.progress(number)
+        progress = self._schedule.progress(number)
         num_queried = num_queries(training.query_sampling, progress=progress, num_points=num_points)
         return dataclasses.replace(batch, points=batch.draws.order(num_points)[:num_queried])
 

@@ -30,7 +30,8 @@ from ups.grid import FIELDS
 from ups.losses import rollout_losses
 from ups.train.meter import startup_phase
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
-from ups.train.stage import QUIET_START, Losses, Schedule, Stage, StageStart
+from ups.train.schedules import Schedule
+from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation, scored
 from ups.trained.checkpoint import read_document
 
@@ -124,7 +125,7 @@ class BaselineStage(Stage):
         accum_steps = config.training.accum_steps
         schedule = Schedule.of(settings, num_batches=len(self.loader), accum_steps=accum_steps)
         share = config.operator.curriculum if own.curriculum is None else own.curriculum
-        self.curriculum = Curriculum(horizon, share, schedule.total_steps * accum_steps)
+        self.curriculum = Curriculum(horizon, share, schedule.num_batches)
         self.path = config.checkpoint.dir / f"{self.name}.safetensors"
 
     def _prepare(self, batch: WindowBatch, number: int) -> WindowBatch:

@@ -1,8 +1,9 @@
 """Budgets of training become numbers of optimiser steps, before the first of them.
 
-Of counted operations and of samples that is a division, and the same on every machine. Processor time is
-measured: a few steps of each stage in turns, in one process, so that whatever else the machine does meets
-all of them alike; compared is the median of their ratios. Validation isn't part of any budget.
+Of counted operations each kind of step counts as often as it comes; that, and samples, are the same on every
+machine. Processor time is measured: a few steps of each stage in turns, in one process, so that whatever else
+the machine does meets all of them alike; compared is the median of their ratios. Validation isn't part of any
+budget.
 """
 
 from __future__ import annotations
@@ -12,24 +13,28 @@ import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 
 from ups.config import RunConfig, StageConfig
 from ups.config.checks import check_countable
 from ups.config.stages import BudgetConfig
+from ups.config.training import QuerySamplingConfig
 from ups.data.batches import DataOrder, endless
+from ups.data.field_batches import FrameBatch
 from ups.data.windows import WindowBatch
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import CheckpointError
 from ups.output import Note, discard
 from ups.train.flops import count_step
+from ups.train.physics_priors import PhysicsBatch
 from ups.train.rollout_batches import Curriculum
 from ups.train.saved_state import SavedState, state_path
+from ups.train.schedules import total_queries
 from ups.train.stage import Stage, StageStart, make_stage
 from ups.train.trainer import Trainer, autocast_of
 
@@ -46,12 +51,20 @@ class Costs:
         rows: Frames or windows of a batch.
         curriculum: How long rollouts are.
         accum_steps: Batches of an optimiser step.
+        prior_flops: What physics priors add, for rollouts of as many steps.
+        num_due: How many of so many batches take them.
+        query_flops: What each point that is asked at adds, by the points of a grid; `flops` are without.
+        sampling: At how many points a step asks.
     """
 
     flops: Sequence[float]
     rows: float
     curriculum: Curriculum
     accum_steps: int
+    prior_flops: Sequence[float] = ()
+    num_due: Callable[[int], int] = lambda num_batches: 0
+    query_flops: Mapping[int, float] = field(default_factory=dict)
+    sampling: QuerySamplingConfig = field(default_factory=QuerySamplingConfig)
 
     def total(self, num_steps: int) -> float:
         """Counted operations of a training of so many optimiser steps."""
@@ -61,7 +74,12 @@ class Costs:
         for steps in range(1, curriculum.horizon + 1):
             end = bisect_right(range(num_batches), steps, key=curriculum.steps_at)
             total += (end - begin) * self.flops[steps - 1]
+            if self.prior_flops:
+                total += (self.num_due(end) - self.num_due(begin)) * self.prior_flops[steps - 1]
             begin = end
+        for num_points, flops in self.query_flops.items():
+            num = total_queries(self.sampling, num_steps=num_steps, num_points=num_points)
+            total += flops * num * self.accum_steps
         return total
 
     def steps_within(self, budget: BudgetConfig) -> int:
@@ -69,7 +87,8 @@ class Costs:
         if budget.samples is not None:
             return max(1, int(budget.samples / (self.rows * self.accum_steps)))
         assert budget.flops is not None
-        most = math.ceil(budget.flops / (min(self.flops) * self.accum_steps))
+        least = min(self.flops) + sum(self.query_flops.values())  # at one point of each grid
+        most = math.ceil(budget.flops / (least * self.accum_steps))
         return max(1, bisect_right(range(most + 1), budget.flops, key=self.total) - 1)
 
 
@@ -81,22 +100,49 @@ def measure_costs(stage: Stage, config: RunConfig, *, device: torch.device, rank
     """
     check_countable(stage.name)
     autocast = autocast_of(config, stage.name, device)
-    whole, count = stage.curriculum, partial(count_step, stage, autocast=autocast)
+    whole, priors = stage.curriculum, stage.priors
     lengths = range(1, whole.horizon + 1)
-    flops, rows, num = [0.0 for _ in lengths], 0, 0
+    flops, of_priors, of_points = [0.0 for _ in lengths], [0.0 for _ in lengths], dict[int, float]()
+    rows, num = 0, 0
+
+    def mean_of(batches: Sequence[object]) -> float:
+        return sum(count_step(stage, batch, autocast=autocast) for batch in batches) / len(batches)
+
     stage.model.train()
     try:
         stage.curriculum = dataclasses.replace(whole, share=0.0)
         for number, times in _kinds_of_batches(stage).items():
             batch = next(endless(stage.loader, number))
-            for steps in lengths:
+            if isinstance(batch, FrameBatch):
+                num_points = math.prod(batch.values.shape[1:-1])
+                one, all_points = (
+                    mean_of([dataclasses.replace(batch, points=torch.arange(asked))])
+                    for asked in (1, num_points)
+                )
+                each = (all_points - one) / max(1, num_points - 1)
+                of_points[num_points] = of_points.get(num_points, 0.0) + times * each
+                flops[0] += times * (one - each)
+            for steps in () if isinstance(batch, FrameBatch) else lengths:
                 some = _of_length(batch, steps, has_pushforward=config.training.pushforward)
-                flops[steps - 1] += times * sum(map(count, some)) / len(some)
+                plain = mean_of(some)
+                flops[steps - 1] += times * plain
+                if priors is not None:
+                    of_priors[steps - 1] += times * (mean_of([*map(priors.of_all, some)]) - plain)
             rows, num = rows + times * batch.num_rows, num + times
     finally:
         stage.curriculum = whole
-    sums = ranks.sum(torch.tensor(flops, dtype=torch.float64)).tolist()
-    return Costs([total / num for total in sums], rows / num, whole, config.training.accum_steps)
+    counted = torch.tensor([*flops, *of_priors, *of_points.values()], dtype=torch.float64)
+    means = (ranks.sum(counted) / num).tolist()
+    return Costs(
+        means[: len(lengths)],
+        rows / num,
+        whole,
+        config.training.accum_steps,
+        prior_flops=means[len(lengths) : 2 * len(lengths)] if priors is not None else (),
+        num_due=priors.num_due if priors is not None else Costs.num_due,
+        query_flops=dict(zip(of_points, means[2 * len(lengths) :], strict=True)),
+        sampling=config.training.query_sampling,
+    )
 
 
 def _kinds_of_batches(stage: Stage) -> dict[int, int]:
@@ -108,8 +154,10 @@ def _kinds_of_batches(stage: Stage) -> dict[int, int]:
     return {kinds.index(kind): times for kind, times in Counter(kinds).items()}
 
 
-def _of_length(batch: object, steps: int, *, has_pushforward: bool) -> list[object]:
+def _of_length(batch: Any, steps: int, *, has_pushforward: bool) -> list[Any]:
     """The batch with rollouts of so many steps, once for each number that may go before the trained one."""
+    if isinstance(batch, PhysicsBatch):
+        batch = dataclasses.replace(batch, prior_weights={})
     if not isinstance(batch, WindowBatch):
         return [batch]
     cut = dataclasses.replace(batch, states=batch.states[:, : steps + 1], pushed=0)

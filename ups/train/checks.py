@@ -15,7 +15,7 @@ from ups.config.checks import check_countable, check_joint, check_no_inverse_los
 from ups.config.corrector_size import corrector_size
 from ups.config.operator_size import operator_size
 from ups.data.splits import describe_fields
-from ups.data.stores import latent_folder
+from ups.data.stores import StoreError, check_stores_replaceable, latent_folder
 from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
 from ups.eval.split_uses import daily_split
 from ups.grid import GridSpec, cut_grid
@@ -68,6 +68,8 @@ def later_checks(
         yield "evaluation", lambda: check_writable(report_folder)
     if config.training.field_source == "store" and config.operator.state == "latent":
         yield "stages", lambda: _check_own_folders(config, "training.field_source=store")
+    builds = {"fields": builds_fields(config), "latents": builds_latents(config)}
+    yield "checkpoints", lambda: check_stores_replaceable(config, **builds)
     has_operator = config.stage("operator").epochs > 0
     if has_operator:
         yield "stages", lambda: check_no_inverse_losses(config)
@@ -88,11 +90,11 @@ def later_checks(
             yield "hyperparameters", partial(check_countable, name)
 
 
-def tried(check: Callable[[], object]) -> Iterator[UpsError]:
+def tried(check: Callable[[], object]) -> Iterator[UpsError | StoreError]:
     """The error of a check, if it has one."""
     try:
         check()
-    except UpsError as error:
+    except (UpsError, StoreError) as error:
         yield error
 
 

@@ -34,7 +34,7 @@ from ups.train.meter import startup_phase
 from ups.train.operator import as_stores, data_hashes, open_field_windows, operator_part, preload_windows
 from ups.train.operator_spec import make_spec
 from ups.train.physics_priors import PhysicsPriors, make_priors
-from ups.train.schedules import INVERSE_LOSSES, StageLength, inverse_weights, num_queries
+from ups.train.schedules import INVERSE_LOSSES, Schedule, inverse_weights, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import RolloutValidation, open_validation, scored
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
@@ -122,7 +122,7 @@ class JointStage(Stage):
         device: torch.device,
         priors: PhysicsPriors | None = None,
     ) -> None:
-        self._priors = priors
+        self.priors = priors
         assert model.autoencoder is not None
         self.model, self.autoencoder = model, model.autoencoder
         if (
@@ -137,7 +137,9 @@ class JointStage(Stage):
             parameters=model.spec.parameters,
         )
         self.loader = data.loader(config, device, prepare=self._prepare)
-        self._length = StageLength.of(config, self.name, batches_per_pass=len(self.loader))
+        self._schedule = Schedule.of(
+            config.stage(self.name), num_batches=len(self.loader), accum_steps=config.training.accum_steps
+        )
         self._data_hashes = data_hashes(windows)
         self.path = config.checkpoint.dir / JOINT_FILE
         self.operator_path = config.checkpoint.dir / OPERATOR_FILE
@@ -145,19 +147,19 @@ class JointStage(Stage):
 
     def _prepare(self, batch: WindowBatch, number: int) -> JointBatch:
         """Augmented, with what the schedules say of its step."""
-        training, length = self._config.training, self._length
+        training, schedule = self._config.training, self._schedule
         if training.augment:
             batch = augment_windows_of(self.model.spec.tasks[batch.task], batch)
-        is_inverse = length.step_of(number) % training.inverse_loss_frequency == 0
-        weights = inverse_weights(training, length.epochs_before(number)) if is_inverse else {}
+        is_inverse = schedule.step_of(number) % training.inverse_loss_frequency == 0
+        weights = inverse_weights(training, schedule.epochs_before(number)) if is_inverse else {}
         num_points = len(self.model.queries.get_buffer(batch.task))
-        progress = length.progress(number)
+        progress = schedule.progress(number)
         num_queried = num_queries(training.query_sampling, progress=progress, num_points=num_points)
         return JointBatch(
             **vars(batch),
             weights={name: weight for name, weight in weights.items() if weight},
             points=batch.draws.order(num_points)[:num_queried],
-            prior_weights={} if self._priors is None else self._priors.weights_at(number),
+            prior_weights={} if self.priors is None else self.priors.weights_at(number),
         )
 
     def losses(self, forward: Callable[..., Tensor], batch: JointBatch) -> Losses:
@@ -185,9 +187,9 @@ class JointStage(Stage):
         )
         weights = dict.fromkeys(losses.keys() - INVERSE_LOSSES, 1.0) | dict(batch.weights)
         losses = {name: weights[name] * loss for name, loss in losses.items() if name in weights}
-        if batch.prior_weights and self._priors is not None:
+        if batch.prior_weights and self.priors is not None:
             states_BKLD, priors = rollouts[0], batch.prior_weights
-            losses |= self._priors.losses(forward, batch, states_BKLD, priors, are_fields=True)
+            losses |= self.priors.losses(forward, batch, states_BKLD, priors, are_fields=True)
         return losses
 
     def validate(self) -> dict[str, float]:

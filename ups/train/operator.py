@@ -33,7 +33,8 @@ from ups.train.meter import startup_phase
 from ups.train.operator_spec import make_spec, window_parameters
 from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, make_priors
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
-from ups.train.stage import QUIET_START, Losses, Schedule, Stage, StageStart
+from ups.train.schedules import Schedule
+from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import (
     RolloutValidation,
     mean_over_tasks,
@@ -187,7 +188,7 @@ class OperatorStage(Stage):
         priors: PhysicsPriors | None = None,
     ) -> None:
         self.model, self._config, self._validation, self._device = model, config, validation, device
-        self._priors = priors
+        self.priors = priors
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
         settings = config.stage(self.name)
@@ -198,7 +199,7 @@ class OperatorStage(Stage):
         accum_steps = config.training.accum_steps
         schedule = Schedule.of(settings, num_batches=len(self.loader), accum_steps=accum_steps)
         self.curriculum = Curriculum(
-            config.training.horizon, config.operator.curriculum, schedule.total_steps * accum_steps
+            config.training.horizon, config.operator.curriculum, schedule.num_batches
         )
         self.path = config.checkpoint.dir / OPERATOR_FILE
 
@@ -210,7 +211,7 @@ class OperatorStage(Stage):
     def _with_priors(self, batch: WindowBatch, number: int) -> WindowBatch:
         """With noise, augmented, and with what the physics priors that are due take."""
         states, batch = batch.states, self._with_noise(batch)
-        weights = self._priors.weights_at(number) if self._priors is not None else {}
+        weights = self.priors.weights_at(number) if self.priors is not None else {}
         if not weights:
             return self._augmented(batch)
         # Priors hold between the frames themselves: the one without noise moves along, as a last frame.
@@ -249,8 +250,8 @@ class OperatorStage(Stage):
             lambda_relative=training.lambda_relative,
             lambda_spectral=training.lambda_spectral,
         )
-        if isinstance(batch, PhysicsBatch) and self._priors is not None:
-            losses |= self._priors.losses(
+        if isinstance(batch, PhysicsBatch) and self.priors is not None:
+            losses |= self.priors.losses(
                 self.model,
                 dataclasses.replace(batch, states=batch.states[:, before:]),
                 predicted_BKLD,

@@ -26,7 +26,8 @@ from ups.output import Note, progress_bar
 from ups.train.budget import within_budget
 from ups.train.contenders import Contender
 from ups.train.interrupt import StopRequest, stop_on_signals
-from ups.train.stage import Schedule, make_stage
+from ups.train.schedules import Schedule
+from ups.train.stage import make_stage
 from ups.train.switches import check_switches
 from ups.train.variants import BASELINE, Variant, as_overrides, make_variants
 

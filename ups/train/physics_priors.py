@@ -58,6 +58,18 @@ class PhysicsPriors:
         grown = 1.0 if not settings.warmup_steps else min(1.0, step / settings.warmup_steps)
         return {name: grown * weight for name, weight in settings.weights.items() if grown}
 
+    def num_due(self, num_batches: int) -> int:
+        """Count the batches, from the first one on, that `weights_at` gives weights."""
+        settings, accum_steps = self._settings, self._accum_steps
+        whole, rest = divmod(num_batches, settings.every * accum_steps)
+        due = whole * accum_steps + min(rest, accum_steps)
+        return due - (min(num_batches, accum_steps) if settings.warmup_steps else 0)
+
+    def of_all(self, batch: WindowBatch) -> PhysicsBatch:
+        """The batch as one that all priors are taken of."""
+        known = {"prior_weights": self._settings.weights, "clean": batch.states[:, 0]}
+        return PhysicsBatch(**{**vars(batch), **known})
+
     def losses(
         self,
         simulator: Simulator,

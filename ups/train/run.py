@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
@@ -84,7 +83,13 @@ def run_stage(
             config = within_budget(
                 name, config, device=device, ranks=ranks, is_continued=not restart, note=note
             )
-        expected = StageStart(note) if restart else _continuing(saved, config, name, note=note)
+        expected = StageStart(note)
+        if saved.exists() and not restart:
+            state = SavedState.read(saved)
+            state.check_config(config, stage=name)
+            for text in state.changes(config, stage=name) if ranks.is_first else ():
+                note(text)
+            expected = StageStart(note, state.check_data)  # before a store is replaced
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from
@@ -129,25 +134,17 @@ def _train(trainer: Trainer) -> dict[str, Any]:
 def train_unless_valid(
     name: str, config: RunConfig, *, note: Note, restart: bool, **options: Any
 ) -> dict[str, Any]:
-    """As `run_stage`; a state of another configuration, other data or an earlier version is left behind.
+    """As `run_stage`, and train again what was finished with another configuration, data or version.
 
-    So is one whose best weights it doesn't have, when the file that had them is lost.
+    So is a stage whose best weights are lost. One that was interrupted is continued or refused.
     """
     training = config.training
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note):  # for both
         try:
             return run_stage(name, config, note=note, restart=restart, **options)
         except CheckpointError as error:
-            if error.kind not in ("other_config", "other_data", "too_old", LOST_WEIGHTS):
+            kinds = ("other_config", "other_data", "too_old", LOST_WEIGHTS)
+            if error.kind not in kinds or not SavedState.read(state_path(config, name)).is_over:
                 raise
             note(f"stage {name} is trained again: {error.problem}")
         return run_stage(name, config, note=note, restart=True, **options)
-
-
-def _continuing(path: Path, config: RunConfig, stage: str, *, note: Note) -> StageStart:
-    """Refuse a state of another configuration now, and one of other data before a store is replaced."""
-    if not path.exists():
-        return StageStart(note)
-    state = SavedState.read(path)
-    state.check_config(config, stage=stage)
-    return StageStart(note, state.check_data)

@@ -6,15 +6,16 @@ Its document is read without its tensors, and without torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ups.config import RunConfig
+from ups.config import RunConfig, StageConfig
 from ups.config.loading import with_present_names
 from ups.config.stage_keys import flat_keys, stage_keys
+from ups.config.stages import BASELINES
 from ups.errors import CheckpointError, ConfigError
 from ups.trained.checkpoint import read_document
 
@@ -63,7 +64,7 @@ class SavedState:
             return cls(path, read_document(path, kind=TRAINING))
 
     def check_config(self, config: RunConfig, *, stage: str) -> None:
-        """Fail unless a stage can continue from the state and would compute the same.
+        """Fail unless a stage can continue from the state and would compute the same, or the same for longer.
 
         Raises:
             CheckpointError: Kind "too_old", with what the state lacks; "other_config", with the keys that
@@ -71,7 +72,19 @@ class SavedState:
         """
         self._check_complete()
         differing = differing_keys(self.document["config"], config, stage=stage)
-        check_same(self.path, "configuration", differing)
+        length = _length_keys(stage)
+        check_same(self.path, "configuration", [text for text in differing if not text.startswith(length)])
+
+    def changes(self, config: RunConfig, *, stage: str) -> Iterator[str]:
+        """Say what may differ from the state and yet changes what is still to be trained."""
+        saved = with_present_names(self.document["config"])
+        for text in differing_keys(saved, config, stage=stage):
+            yield f"{text}: training goes on, from here on by the schedule of the new length"
+        values = config.model_dump(mode="json")
+        for section in ("training", f"stages.{stage}"):
+            was, now = (flat_keys(keys).get(f"{section}.compile") for keys in (saved, values))
+            if was != now:
+                yield f"{section}.compile was {was} and is {now}: training goes on, equal up to rounding"
 
     def check_data(self, data_identity: Mapping[str, Any]) -> None:
         """Fail unless these are the data that the state was trained on.
@@ -81,6 +94,11 @@ class SavedState:
         """
         was, now = json.loads(json.dumps([self.document["data_identity"], dict(data_identity)]))
         check_same(self.path, "data", _differing(flat_keys(was), flat_keys(now)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing was left to train; False of a state of earlier versions, which don't say."""
+        return bool(self.document.get("is_over", False))
 
     @property
     def is_first_epoch_over(self) -> bool:
@@ -105,6 +123,17 @@ def state_path(config: RunConfig, stage: str) -> Path:
     return config.checkpoint.dir / f"{stage}.training.safetensors"
 
 
+def check_interrupted(config: RunConfig, stages: Iterable[str]) -> None:
+    """Fail if stages were interrupted that can't go on with this configuration.
+
+    Raises:
+        CheckpointError: As `SavedState.check_config`.
+    """
+    for stage in stages:
+        if (path := state_path(config, stage)).exists() and not (state := SavedState.read(path)).is_over:
+            state.check_config(config, stage=stage)
+
+
 @contextmanager
 def hinting_at_restart() -> Iterator[None]:
     """Inside, a state that can't be read says how to go on without it."""
@@ -117,7 +146,25 @@ def hinting_at_restart() -> Iterator[None]:
 
 def differing_keys(saved: Mapping[str, Any], config: RunConfig, *, stage: str) -> list[str]:
     """Keys that change what a stage computes and differ from a saved configuration, with both values."""
-    return _differing(stage_keys(with_present_names(saved), stage), stage_keys(config, stage))
+    both = (with_present_names(saved), config.model_dump(mode="json"))
+    before, now = (stage_keys(_with_stage(values, stage), stage) for values in both)
+    return _differing(before, now)
+
+
+def _with_stage(values: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """Name a stage under `stages` that has its defaults because nothing is said of it."""
+    stages = values.get("stages", {})
+    own = {**StageConfig().model_dump(mode="json"), **stages.get(stage, {})}
+    return {**values, "stages": {**stages, stage: own}}
+
+
+def _length_keys(stage: str) -> tuple[str, ...]:
+    """Begin the sentences about keys that only say how long a stage is trained.
+
+    The budget of a baseline isn't one: what is compared at equal budgets is trained within them from scratch.
+    """
+    names = ("epochs ", "steps ") if stage in BASELINES else ("epochs ", "steps ", "budget")
+    return tuple(f"stages.{stage}.{name}" for name in names)
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -133,17 +180,18 @@ def check_same(
     what: str,
     differing: list[str],
     *,
-    hint: str = "go back to it, use another checkpoint.dir, or --restart",
+    hint: str | None = None,
 ) -> None:
     """Fail where anything differs: CheckpointError, kind "other_config" or "other_data", with what does."""
     if differing:
         shown = "; ".join(differing[:_MOST_SHOWN])
         more = f" and {len(differing) - _MOST_SHOWN} more" if len(differing) > _MOST_SHOWN else ""
+        anew = f"ups train --stage {path.name.partition('.')[0]} --restart"
         error = CheckpointError(
             f"the training state is of another {what}: {shown}{more}",
             kind="other_config" if what == "configuration" else "other_data",
             path=path,
-            hint=hint,
+            hint=hint or f"go back to it, use another checkpoint.dir, or begin again: {anew}",
         )
         error.exit_code = ConfigError.exit_code  # as for a store that is of something else
         raise error

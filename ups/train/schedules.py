@@ -1,38 +1,53 @@
-"""What changes while a stage trains: weights of inverse losses, points that the decoder is asked at.
+"""How long a stage trains, and what changes meanwhile: weights of inverse losses, points that are asked at.
 
-Both are functions of the optimiser step alone, so a run that is continued goes on as if it had not stopped.
+These are functions of the optimiser step alone, so a run that is continued goes on as if it had not stopped.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from ups.config import RunConfig, TrainingConfig
+from ups.config import StageConfig, TrainingConfig
 from ups.config.training import QuerySamplingConfig
 
 INVERSE_LOSSES = frozenset(("decoder_inverse", "encoder_inverse"))
 
 
 @dataclass(frozen=True)
-class StageLength:
-    """How long a stage trains.
+class Schedule:
+    """How long a stage is trained.
 
     Attributes:
-        steps_per_epoch: Optimiser steps of an epoch.
-        epochs: Of the stage.
+        steps_per_epoch: Optimiser steps from one validation to the next; the last epoch may have fewer.
+        total_steps: Optimiser steps in all.
         accum_steps: Batches of an optimiser step.
     """
 
     steps_per_epoch: int
-    epochs: int
-    accum_steps: int
+    total_steps: int
+    accum_steps: int = 1
 
     @classmethod
-    def of(cls, config: RunConfig, stage: str, *, batches_per_pass: int) -> StageLength:
-        """Of a stage whose data give so many batches a pass."""
-        settings, accum_steps = config.stage(stage), config.training.accum_steps
-        steps_per_epoch = settings.steps_per_epoch or max(1, batches_per_pass // accum_steps)
-        return cls(steps_per_epoch, settings.epochs, accum_steps)
+    def of(cls, settings: StageConfig, *, num_batches: int, accum_steps: int) -> Schedule:
+        """What a stage's settings say, whose data give so many batches a pass."""
+        whole_pass = max(1, num_batches // accum_steps)
+        if settings.steps is not None:
+            share = math.ceil(settings.steps / max(1, settings.epochs))
+            steps_per_epoch = min(settings.steps_per_epoch or share, settings.steps)
+            return cls(steps_per_epoch, settings.steps, accum_steps)
+        steps_per_epoch = settings.steps_per_epoch or whole_pass
+        return cls(steps_per_epoch, steps_per_epoch * settings.epochs, accum_steps)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs in all, the last one perhaps shorter."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in all."""
+        return self.total_steps * self.accum_steps
 
     def step_of(self, number: int) -> int:
         """Optimiser steps before the batch of a number."""
@@ -44,7 +59,8 @@ class StageLength:
 
     def progress(self, number: int) -> float:
         """Share of the stage that is over before the batch of a number, 0 to 1."""
-        return self.epochs_before(number) / self.epochs if self.epochs else 1.0
+        epochs = self.total_steps / self.steps_per_epoch
+        return self.epochs_before(number) / epochs if epochs else 1.0
 
 
 def inverse_weights(training: TrainingConfig, epochs: float) -> dict[str, float]:
@@ -72,3 +88,11 @@ def num_queries(sampling: QuerySamplingConfig, *, progress: float, num_points: i
         return end
     start = min(curriculum.start_queries or num_points, num_points)
     return round(start + (end - start) * min(1.0, progress / curriculum.share))
+
+
+def total_queries(sampling: QuerySamplingConfig, *, num_steps: int, num_points: int) -> float:
+    """Sum of `num_queries` over the steps of a stage, none of them rounded."""
+    start, end = (num_queries(sampling, progress=at, num_points=num_points) for at in (0.0, 1.0))
+    growing = sampling.curriculum.share * num_steps
+    first = math.ceil(growing)  # step from which on there are `end` points
+    return num_steps * end - (end - start) * (first - first * (first - 1) / (2 * growing))

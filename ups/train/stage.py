@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ups.config import OptimizerConfig, RunConfig, StageConfig
+from ups.config import OptimizerConfig, RunConfig
 from ups.data.batches import Loader
 from ups.device import with_compiled, with_compiled_blocks
 from ups.distributed.ranks import ALONE
@@ -27,6 +26,9 @@ from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter
 from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
 from ups.trained.checkpoint import check_whole
+
+if TYPE_CHECKING:
+    from ups.train.physics_priors import PhysicsPriors
 
 Losses = dict[str, Tensor]
 GradientsOfBatch = Literal["all", "the same", "some"]
@@ -76,6 +78,7 @@ class Stage(ABC):
         model: What is trained, on its device; parameters that aren't to be trained don't require gradients.
         loader: Training batches, a pass at a time; each a function of the seed and its number alone.
         curriculum: How long the rollouts of its batches are.
+        priors: Physics priors that some of its steps take, too.
         compiled: Methods of the model that `training.compile` is about. None of them depends on how long
             rollouts are.
         num_micro_batches: Parts of a batch, the same on every rank, whose gradients are computed one after
@@ -91,6 +94,7 @@ class Stage(ABC):
     model: nn.Module
     loader: Loader
     curriculum = Curriculum()
+    priors: PhysicsPriors | None = None
     compiled: tuple[str, ...] = ("forward",)
     num_micro_batches = 1
     gradients: GradientsOfBatch = "some"
@@ -236,34 +240,6 @@ def make_stage(
     module, function = STAGES[name]
     stage: Stage = getattr(import_module(module), function)(config, device=device, start=start)
     return stage
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long a stage is trained.
-
-    Attributes:
-        steps_per_epoch: Optimiser steps from one validation to the next; the last epoch may have fewer.
-        total_steps: Optimiser steps in all.
-    """
-
-    steps_per_epoch: int
-    total_steps: int
-
-    @classmethod
-    def of(cls, settings: StageConfig, *, num_batches: int, accum_steps: int) -> Schedule:
-        """What a stage's settings say."""
-        whole_pass = max(1, num_batches // accum_steps)
-        if settings.steps is not None:
-            share = math.ceil(settings.steps / max(1, settings.epochs))
-            return cls(min(settings.steps_per_epoch or share, settings.steps), settings.steps)
-        steps_per_epoch = settings.steps_per_epoch or whole_pass
-        return cls(steps_per_epoch, steps_per_epoch * settings.epochs)
-
-    @property
-    def epochs(self) -> int:
-        """Epochs in all, the last one perhaps shorter."""
-        return math.ceil(self.total_steps / self.steps_per_epoch)
 
 
 def forward_of(stage: Stage, config: RunConfig, *, note: Note) -> nn.Module:

@@ -29,6 +29,7 @@ def save_state(
     config: RunConfig,
     data_identity: Mapping[str, Any],
     position: Mapping[str, Any],
+    is_over: bool,
     ema_updates: int,
     ranks: Ranks = ALONE,
 ) -> None:
@@ -40,6 +41,7 @@ def save_state(
         scaler: Scaler of fp16 gradients.
         data_identity: What the run is trained on; JSON values.
         position: Where the run is; JSON values by the names in `POSITION`.
+        is_over: Whether nothing is left to train.
         ema_updates: Updates that made the averages.
 
     Raises:
@@ -53,6 +55,7 @@ def save_state(
         "config": config.model_dump(mode="json"),
         "data_identity": dict(data_identity),
         "position": dict(position),
+        "is_over": is_over,
         "scaler": scaler.state_dict(),
         "ema_updates": ema_updates,
         "named_by": NAMED_BY,

@@ -185,7 +185,7 @@ def remove_state(path: Path) -> None:
 
 
 def _remove_shards(path: Path, *, but: Path | None = None) -> None:
-    for folder in path.parent.glob(f"{path.stem}-shards-*"):
+    for folder in path.parent.glob(f"{path.stem}-shards-{'[0-9a-f]' * 8}"):
         if folder != but:
             shutil.rmtree(folder, ignore_errors=True)  # what stays is removed by the next save
 

@@ -30,9 +30,10 @@ from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
 from ups.train.numbers import EPOCH_SECONDS
 from ups.train.profile import StepProfile
 from ups.train.roofline import limits_of, precision_of
-from ups.train.saved_state import SavedState, state_path
+from ups.train.saved_state import SavedState, check_same, state_path
+from ups.train.schedules import Schedule
 from ups.train.sinks import GpuWatch, open_sinks
-from ups.train.stage import Schedule, Stage, forward_of
+from ups.train.stage import Stage, forward_of
 from ups.train.stalls import StallWatch
 from ups.train.state import check_batch, check_shared, load_state, save_state
 from ups.train.state_files import StateFiles, remove_state
@@ -257,6 +258,7 @@ class Trainer:
                 "stage": own,
                 "work": self.work.read(),
             },
+            is_over=self._is_over(),
             ema_updates=self.averaged.num_updates if self.averaged is not None else 0,
             ranks=self.ranks,
         )
@@ -276,7 +278,7 @@ class Trainer:
     def _train(self, stop: StopRequest) -> Any:
         """The remaining epochs, and the stage's report."""
         agreement = Agreement(self.ranks)
-        while self.step < self.total_steps and not self._is_patience_over():
+        while not self._is_over():
             self._run_epoch(stop, agreement)
         agreement.end()
         self.watch.rest()
@@ -403,9 +405,12 @@ class Trainer:
                 self.stage,
                 self.best_weights,
                 step=self.step,
-                is_over=self.step >= self.total_steps or self._is_patience_over(),
+                is_over=self._is_over(),
                 state_path=self.state_path,
             )
+
+    def _is_over(self) -> bool:
+        return self.step >= self.total_steps or self._is_patience_over()
 
     def _is_patience_over(self) -> bool:
         return self.settings.patience is not None and self.best_weights.bad_epochs >= self.settings.patience
@@ -424,6 +429,9 @@ class Trainer:
         rows = self.stage.loader.order.global_batch_size
         check_batch(self.state_path, saved=position["global_batch_size"], now=rows, ranks=self.ranks)
         self.step, self.wandb_id = position["step"], position["wandb_id"]
+        if self.step > self.total_steps:
+            length = f"{self.step} steps were made, and it would end after {self.total_steps}"
+            check_same(self.state_path, "configuration", [f"stages.{self.stage.name} is shorter: {length}"])
         self.best_weights.restore(position)
         self.learning_rate.restore(position["learning_rate"])
         self.work.restore(position["work"])

@@ -5,44 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ups.config import RunConfig, StageConfig
+from ups.config.stage_keys import READ_BY_OPTIMIZER, READ_BY_SCHEDULER, SWITCHED_BY
 from ups.errors import needs
 
 with needs("train"):
     from pydantic import BaseModel
 
-# Which kinds of optimiser and schedule read a setting.
-_READ_BY_OPTIMIZER = {
-    "betas": ("adamw", "adam", "muon_hybrid", "adamw8bit"),
-    "eps": ("adamw", "adam", "muon_hybrid", "adamw8bit"),
-    "implementation": ("adamw", "adam", "sgd", "muon_hybrid"),
-    "momentum": ("sgd",),
-    "muon_momentum": ("muon_hybrid",),
-    "muon_ns_steps": ("muon_hybrid",),
-    "muon_adjust_lr": ("muon_hybrid",),
-    "muon_backend": (),
-}
-_READ_BY_SCHEDULER = {
-    "t_max": ("cosine",),
-    "eta_min": ("cosine",),
-    "step_size": ("step",),
-    "gamma": ("step",),
-    "factor": ("plateau",),
-    "patience": ("plateau",),
-    "min_lr": ("plateau",),
-}
-# Settings of `training` that another one switches on.
-_SWITCHED_BY = {
-    "amp_dtype": "amp",
-    "compile_mode": "compile",
-    "compile_regions": "compile",
-    "compile_cache": "compile",
-    "inverse_loss_frequency": "use_inverse_losses",
-    "lambda_alignment": "use_inverse_losses",
-    "inverse_loss_warmup_epochs": "use_inverse_losses",
-    "inverse_loss_max_weight": "use_inverse_losses",
-    "lambda_inv_enc": "use_inverse_losses",
-    "lambda_inv_dec": "use_inverse_losses",
-}
 # How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
 _READ_BY_OPERATOR = {
     "operator": ("noise", "curriculum"),
@@ -56,14 +24,14 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
     if settings is not None:
         optimizer, scheduler = settings.optimizer, settings.scheduler
         where = f"stages.{stage}"
-        yield from _not_read(optimizer, optimizer.name, _READ_BY_OPTIMIZER, f"{where}.optimizer")
-        yield from _not_read(scheduler, scheduler.name, _READ_BY_SCHEDULER, f"{where}.scheduler")
-        for name in _changed(settings, _SWITCHED_BY.keys() & StageConfig.model_fields.keys()):
+        yield from _not_read(optimizer, optimizer.name, READ_BY_OPTIMIZER, f"{where}.optimizer")
+        yield from _not_read(scheduler, scheduler.name, READ_BY_SCHEDULER, f"{where}.scheduler")
+        for name in _changed(settings, SWITCHED_BY.keys() & StageConfig.model_fields.keys()):
             is_own = getattr(settings, name) != getattr(config.training, name)  # a budget fills in the others
-            if is_own and not getattr(config.stage(stage), switch := _SWITCHED_BY[name]):
+            if is_own and not getattr(config.stage(stage), switch := SWITCHED_BY[name]):
                 yield f"{where}.{name} has no effect: {where}.{switch} is off"
-    for name in _changed(config.training, _SWITCHED_BY):
-        switch = _SWITCHED_BY[name]
+    for name in _changed(config.training, SWITCHED_BY):
+        switch = SWITCHED_BY[name]
         of_stages = (getattr(some, switch, False) for some in config.stages.values())
         if not (getattr(config.training, switch) or any(of_stages)):
             yield f"training.{name} has no effect: training.{switch} is off"

@@ -137,14 +137,14 @@ def spec_within(autoencoder: Autoencoder | None) -> dict[str, Any] | None:
     return None if autoencoder is None else {"spec": autoencoder.spec.to_json()}
 
 
-def autoencoder_within(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Autoencoder | None:
-    """An untrained autoencoder as `spec_within` described it; its weights are the model's.
+def spec_of_autoencoder(document: Mapping[str, Any], path: str | os.PathLike[str]) -> AutoencoderSpec | None:
+    """The specification that `spec_within` described; its weights are the model's.
 
     Raises:
         CheckpointError: As `parse_spec`.
     """
     inner = document.get("autoencoder")
-    return None if inner is None else Autoencoder(parse_spec(inner, path))
+    return None if inner is None else parse_spec(inner, path)
 
 
 def load_autoencoder(path: str | os.PathLike[str], *, device: str = "cpu") -> Autoencoder:
@@ -154,4 +154,5 @@ def load_autoencoder(path: str | os.PathLike[str], *, device: str = "cpu") -> Au
         CheckpointError: As `load_checkpoint`; kind "other_weights" if weights and specification differ.
     """
     tensors, document = load_checkpoint(path, kind=AUTOENCODER, device=device)
-    return filled(Autoencoder(parse_spec(document, path)), tensors, path=path, device=device)
+    spec = parse_spec(document, path)
+    return filled(lambda: Autoencoder(spec), tensors, path=path, device=device)

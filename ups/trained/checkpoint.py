@@ -47,6 +47,8 @@ _METADATA_KEY = "ups"
 _SHARDING_KEY, _OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
 _ALIGN = 8  # bytes, of where tensors begin
 _DIGEST_KEY = "tensors_sha256"
+_HEADER_DIGEST_KEY = "header_sha256"  # beside the document; files of before 2026-11-27 lack it
+_OTHER_TENSORS = "its tensors aren't those that were written"
 _HINT = "train again, or copy the file again"
 _HOW_TO_MAKE = {"operator": "train it with `ups train`"}  # kinds that one command makes
 
@@ -83,7 +85,11 @@ def save_checkpoint(
     if offsets is not None:
         places = {name: {_OFFSETS_KEY: list(offsets[name])} for name in sorted(own)}
         metadata |= {_SHARDING_KEY: json.dumps(places)}
-    files: dict[Path, bytes | Callable[[Path], None]] = {path: partial(_write_tensors, own, metadata)}
+    entries = _entries_of(own)
+    metadata |= {_HEADER_DIGEST_KEY: _header_digest(metadata, entries)}
+    files: dict[Path, bytes | Callable[[Path], None]] = {
+        path: partial(_write_tensors, own, metadata, entries)
+    }
     if kind in KINDS:
         num_weights = sum(tensor.numel() for tensor in own.values())
         files[card_path(path)] = _card(path, kind, document, digest, num_weights)
@@ -134,14 +140,14 @@ def load_checkpoint(
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise _not_ours(path, str(error)) from error
-    _check_digest(path, expected=str(ours.get(_DIGEST_KEY)), found=_digest(tensors))
+    _check_digest(path, _OTHER_TENSORS, expected=str(ours.get(_DIGEST_KEY)), found=_digest(tensors))
     return {name: tensor.to(device) for name, tensor in tensors.items()}, ours["document"]
 
 
-def _check_digest(path: str | os.PathLike[str], *, expected: str, found: str) -> None:
+def _check_digest(path: str | os.PathLike[str], problem: str, *, expected: str, found: str) -> None:
     if found != expected:
         raise CheckpointError(
-            "its tensors aren't those that were written",
+            problem,
             kind="damaged",
             path=path,
             expected=f"sha256 {expected}",
@@ -159,11 +165,20 @@ def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, path: str |
         path: Where they are from, for the error.
 
     Raises:
-        OtherTensorsError: If names or shapes differ; nothing is changed then.
+        OtherTensorsError: If names, shapes or dtypes differ; nothing is changed then.
     """
-    check_tensors(
-        tensors, model.state_dict(), path=path, problem="its weights aren't those of its specification"
-    )
+    problem, own = "its weights aren't those of its specification", model.state_dict()
+    check_tensors(tensors, own, path=path, problem=problem)
+    dtypes = {
+        name: f"{name} {tensor.dtype} and not {own[name].dtype}"
+        for name, tensor in sorted(tensors.items())
+        if tensor.dtype != own[name].dtype
+    }
+    if dtypes:
+        shown = _some_of([text.replace("torch.", "") for text in dtypes.values()])
+        error = OtherTensorsError(f"{problem}: of another dtype {shown}", path=path)
+        error.reshaped = tuple(dtypes)
+        raise error
     model.load_state_dict(tensors)
 
 
@@ -231,13 +246,27 @@ def _read_ours(path: str | os.PathLike[str], *, kind: str | None = None) -> dict
     """What `save_checkpoint` put into the header: version, kind, digest of the tensors, document."""
     check_local(path)
     header, _ = _read_header(Path(path), kind=kind)
+    metadata = header.pop("__metadata__", None)
     try:
-        ours: dict[str, Any] = json.loads(header["__metadata__"][_METADATA_KEY])
+        ours: dict[str, Any] = json.loads(metadata[_METADATA_KEY])
+        if _HEADER_DIGEST_KEY in metadata:
+            _check_digest(
+                path,
+                "its header isn't the one that was written",
+                expected=str(metadata[_HEADER_DIGEST_KEY]),
+                found=_header_digest(metadata, header),
+            )
         version, found = ours["version"], ours["kind"]
-        ours["document"] = dict(ours["document"])
-        if type(version) is not int:
+        document = ours["document"] = dict(ours["document"])
+        fields = all(
+            isinstance(document.get(name, {}), dict) for name in ("spec", "config", "report", "data")
+        )
+        gates = all(
+            type(gate["passed"]) is bool and gate["says"].isprintable() for gate in document.get("gates", ())
+        )
+        if type(version) is not int or (found in KINDS and not (fields and gates)):
             raise TypeError
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _not_ours(path, "the header has no document of ours") from error
     if version > CHECKPOINT_VERSION:
         raise CheckpointError(
@@ -252,6 +281,18 @@ def _read_ours(path: str | os.PathLike[str], *, kind: str | None = None) -> dict
             "another kind of checkpoint", kind="other_kind", path=path, expected=kind, found=found
         )
     return ours
+
+
+def _header_digest(metadata: Mapping[str, str], entries: Mapping[str, Any]) -> str:
+    """sha256 over what the digest of the tensors doesn't cover: the texts, names, dtypes and shapes.
+
+    It is of a JSON list of two lists in UTF-8, without spaces: names and texts of the metadata, and names,
+    dtypes and shapes of the tensors, both sorted by name.
+    """
+    texts = [[name, metadata[name]] for name in sorted(metadata) if name != _HEADER_DIGEST_KEY]
+    tensors = [[name, entries[name]["dtype"], entries[name]["shape"]] for name in sorted(entries)]
+    shown = json.dumps([texts, tensors], separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(shown.encode(errors="surrogatepass")).hexdigest()
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -302,7 +343,7 @@ def check_whole(path: str | os.PathLike[str], *, kind: str) -> None:
     for name, values in _values_of(Path(path), header, start, names):
         digest.update(name.encode() + b"\n")
         digest.update(values)
-    _check_digest(path, expected=expected, found=digest.hexdigest())
+    _check_digest(path, _OTHER_TENSORS, expected=expected, found=digest.hexdigest())
 
 
 def _values_of(
@@ -316,30 +357,31 @@ def _values_of(
             yield name, file.read(last - first)
 
 
-def _write_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path) -> None:
-    """Write a safetensors file, one tensor after the other; the wider a dtype, the nearer to the front.
-
-    Args:
-        tensors: By name, contiguous, on the CPU.
-        metadata: Texts by name, in the order in which they are written.
-    """
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name in names:
+def _entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The header's entries, in the order of the file: the wider a dtype, the nearer to the front."""
+    entries, end = {}, 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
         tensor, begin = tensors[name], end
         end += tensor.numel() * tensor.element_size()
-        shape = list(tensor.shape)
-        header[name] = {
+        entries[name] = {
             "dtype": _DTYPES[str(tensor.dtype).removeprefix("torch.")],
-            "shape": shape,
+            "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return entries
+
+
+def _write_tensors(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], entries: Mapping[str, Any], path: Path
+) -> None:
+    """Write a safetensors file, one tensor after the other, contiguous ones on the CPU."""
+    text = json.dumps(
+        {"__metadata__": dict(metadata), **entries}, separators=(",", ":"), ensure_ascii=False
+    ).encode()
     text += b" " * (-len(text) % _ALIGN)
     with path.open("wb") as file:
         file.write(_LENGTH.pack(len(text)) + text)
-        for name in names:
+        for name in entries:
             file.write(_bytes_of(tensors[name]))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ups.errors import CheckpointError
-from ups.trained.autoencoder import autoencoder_within, spec_within
+from ups.trained.autoencoder import Autoencoder, spec_of_autoencoder, spec_within
 from ups.trained.checkpoint import hash_tensors, load_checkpoint
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrector_spec import CorrectorSpec, parse_specs
@@ -52,8 +52,12 @@ def load_corrected(
     tensors, document = load_checkpoint(path, kind=kind, device=device)
     spec, corrector = parse_specs(document, path)
     _check_bound(path, found=hash_tensors(path, prefix=_OPERATOR), corrector=corrector)
-    simulator = Simulator(spec, autoencoder_within(document, path))
-    return filled(CorrectedSimulator(simulator, corrector), tensors, path=path, device=device)
+    inner = spec_of_autoencoder(document, path)
+
+    def build() -> CorrectedSimulator:
+        return CorrectedSimulator(Simulator(spec, Autoencoder(inner) if inner else None), corrector)
+
+    return filled(build, tensors, path=path, device=device)
 
 
 def _check_bound(path: str | os.PathLike[str], *, found: str, corrector: CorrectorSpec) -> None:

@@ -10,7 +10,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ups.errors import ConfigError
-from ups.trained.specs import CORRECTOR, SimulatorSpec, parse_joined_specs
+from ups.models.operator_size import OperatorSize
+from ups.parsing import Count, NotNegative, Parsed, Positive
+from ups.trained.specs import CORRECTOR, SimulatorSpec, incomplete_spec, parse_joined_specs
 
 Sampler = Literal["euler", "heun", "adaptive"]  # as `ups.diffusion.samplers` has them
 
@@ -27,9 +29,9 @@ class Sampling:
     """
 
     sampler: Sampler = "euler"
-    num_steps: int = 32
-    tolerance: float = 1e-2
-    max_evaluations: int = 200
+    num_steps: Count = 32
+    tolerance: Positive = 1e-2
+    max_evaluations: Count = 200
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Taught:
 
 
 @dataclass(frozen=True)
-class CorrectorSpec:
+class CorrectorSpec(Parsed):
     """What a corrector is, besides its weights.
 
     Attributes:
@@ -61,8 +63,8 @@ class CorrectorSpec:
 
     operator_sha256: str
     size: Mapping[str, Any]
-    sigma: Mapping[str, float]
-    lead_times: int
+    sigma: Mapping[str, NotNegative]
+    lead_times: Count
     sampling: Sampling = Sampling()
     taught: Taught | None = None
     takes_seams: bool = False
@@ -70,13 +72,6 @@ class CorrectorSpec:
     def to_json(self) -> dict[str, Any]:
         """JSON values, for `from_json`."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> CorrectorSpec:
-        """The spec that `to_json` described."""
-        taught = values.get("taught")
-        parts = {"sampling": Sampling(**values["sampling"]), "taught": taught and Taught(**taught)}
-        return cls(**{**values, **parts})
 
 
 def parse_specs(
@@ -87,7 +82,14 @@ def parse_specs(
     Raises:
         CheckpointError: As `parse_joined_specs`.
     """
-    return parse_joined_specs(document, path, name=CORRECTOR, parse=CorrectorSpec.from_json)
+    spec, corrector = parse_joined_specs(document, path, name=CORRECTOR, parse=CorrectorSpec.from_json)
+    try:
+        OperatorSize.from_json(corrector.size)
+        if missing := spec.tasks.keys() - corrector.sigma.keys():
+            raise ValueError(f"sigma: none of {', '.join(sorted(missing))}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise incomplete_spec(error, path, what=CORRECTOR) from error
+    return spec, corrector
 
 
 def checked_sampling(sampling: Sampling) -> Sampling:

@@ -26,7 +26,7 @@ from ups.errors import ConfigError, ShapeError
 from ups.models.corrector import FlowConditions, VelocityNetwork
 from ups.models.operator_size import OperatorSize, token_axes
 from ups.nn.layers import Condition, cut_cells
-from ups.trained.autoencoder import Autoencoder, Normalizer, autoencoder_within, spec_within
+from ups.trained.autoencoder import Autoencoder, Normalizer, spec_of_autoencoder, spec_within
 from ups.trained.checkpoint import load_checkpoint
 from ups.trained.corrector_spec import Sampling
 from ups.trained.model_files import OfTraining, filled, save_model
@@ -297,5 +297,6 @@ def load_prior(path: str | os.PathLike[str], *, device: str = "cpu") -> SteadyPr
     """
     tensors, document = load_checkpoint(path, kind=PRIOR, device=device)
     spec, prior = parse_joined_specs(document, path, name=PRIOR, parse=PriorSpec.from_json)
-    model = SteadyPrior(spec, prior, autoencoder_within(document, path))
-    return filled(model, tensors, path=path, device=device)
+    inner = spec_of_autoencoder(document, path)
+    build = lambda: SteadyPrior(spec, prior, Autoencoder(inner) if inner else None)  # noqa: E731
+    return filled(build, tensors, path=path, device=device)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ups.parsing import Count, Parsed
 from ups.trained.corrector_spec import Sampling
 from ups.trained.specs import SimulatorSpec
 
@@ -14,7 +14,7 @@ Method = Literal["flow", "regression"]
 
 
 @dataclass(frozen=True)
-class PriorSpec:
+class PriorSpec(Parsed):
     """What a prior of steady solutions is, besides its weights and its states.
 
     Attributes:
@@ -24,17 +24,12 @@ class PriorSpec:
     """
 
     method: Method
-    observed_points: int | None
+    observed_points: Count | None
     sampling: Sampling
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, for `from_json`."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> PriorSpec:
-        """The spec that `to_json` described."""
-        return cls(**{**values, "sampling": Sampling(**values["sampling"])})
 
     def num_given(self, spec: SimulatorSpec) -> int:
         """States of D channels that the input of a task fills, with its mask where it has one, at most."""

@@ -19,7 +19,7 @@ from ups.models.latent_operator import LatentOperator, StepConditions
 from ups.models.operator_size import OperatorSize, token_axes
 from ups.nn.interpolation import resampled
 from ups.nn.layers import Condition
-from ups.trained.autoencoder import Autoencoder, autoencoder_within, spec_within
+from ups.trained.autoencoder import Autoencoder, spec_of_autoencoder, spec_within
 from ups.trained.checkpoint import load_checkpoint
 from ups.trained.model_files import OfTraining, filled, save_model
 from ups.trained.rollout_inputs import (
@@ -213,4 +213,7 @@ def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simu
     """
     tensors, document = load_checkpoint(path, kind=OPERATOR, device=device)
     spec = parse_simulator_spec(document, path)
-    return filled(Simulator(spec, autoencoder_within(document, path)), tensors, path=path, device=device)
+    inner = spec_of_autoencoder(document, path)
+    return filled(
+        lambda: Simulator(spec, Autoencoder(inner) if inner else None), tensors, path=path, device=device
+    )

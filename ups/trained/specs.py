@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
-from ups.errors import CheckpointError, ConfigError
-from ups.grid import FIELDS, PERIODIC, GridSpec, TokenGrid, cut_grid
+from ups.errors import CheckpointError, ConfigError, UpsError, needs
+from ups.grid import FIELDS, PERIODIC, Grid, GridSpec, TokenGrid, cut_grid
+from ups.models.operator_size import OperatorSize
+from ups.parsing import Count, Finite, Length, Parsed, Positive, Statistics, Window
+
+with needs("train"):
+    from pydantic import AfterValidator
+    from typing_extensions import TypedDict
 
 AUTOENCODER = "autoencoder"  # kind of checkpoint
 AUTOENCODER_FILE = "autoencoder.safetensors"
@@ -36,24 +42,37 @@ class TaskSpec:
         statistics: For each array {"mean": [...], "std": [...]} by channel, of the training split.
     """
 
-    grid: GridSpec
+    grid: Grid
     channels: tuple[str, ...]
     steady: bool
-    statistics: Mapping[str, Mapping[str, list[float]]]
+    statistics: Mapping[str, Statistics]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, for `from_json`."""
+        """JSON values."""
         return {**asdict(self), "grid": self.grid.to_json(), "channels": list(self.channels)}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TaskSpec:
-        """The task that `to_json` described."""
-        grid = GridSpec.from_json(values["grid"])
-        return cls(grid, tuple(values["channels"]), values["steady"], values["statistics"])
+
+def _is_task(task: TaskSpec) -> TaskSpec:
+    for array, num in task.grid.channels:
+        if array not in task.statistics or len(task.statistics[array]["mean"]) != num:
+            raise ValueError(f"statistics of {array!r}")
+    return task
+
+
+class NetworkSize(TypedDict):
+    """Size of an encoder or a decoder; see `ups.config.EncoderConfig` and `DecoderConfig`."""
+
+    width: Count
+    depth: Count
+    num_heads: Count
+    radius: NotRequired[Window]
+    basis: NotRequired[Literal["pca", "none"]]
+    residual: NotRequired[bool]
+    isometry: NotRequired[bool]
 
 
 @dataclass(frozen=True)
-class AutoencoderSpec:
+class AutoencoderSpec(Parsed):
     """Everything that decides the architecture and the normalisation; the weights aside.
 
     Attributes:
@@ -67,13 +86,13 @@ class AutoencoderSpec:
         decoder: `width`, `depth`, `num_heads` and `radius` of the decoders.
     """
 
-    tasks: Mapping[str, TaskSpec]
+    tasks: Mapping[str, Annotated[TaskSpec, AfterValidator(_is_task)]]
     parameters: tuple[str, ...]
-    latent_dim: int
-    num_tokens: int
-    patch_size: int
-    encoder: Mapping[str, Any]
-    decoder: Mapping[str, int]
+    latent_dim: Count
+    num_tokens: Count
+    patch_size: Length
+    encoder: NetworkSize
+    decoder: NetworkSize
 
     def cut(self, grid: GridSpec) -> TokenGrid:
         """Patches and tokens of a grid."""
@@ -100,12 +119,6 @@ class AutoencoderSpec:
         tasks = {name: self.tasks[name].to_json() for name in sorted(self.tasks)}
         return {**asdict(self), "tasks": tasks, "parameters": list(self.parameters)}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> AutoencoderSpec:
-        """The spec that `to_json` described."""
-        tasks = {name: TaskSpec.from_json(task) for name, task in values["tasks"].items()}
-        return cls(**{**values, "tasks": tasks, "parameters": tuple(values["parameters"])})
-
 
 def parse_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> AutoencoderSpec:
     """The specification in a checkpoint's document.
@@ -114,14 +127,8 @@ def parse_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Aut
         CheckpointError: Kind "no_spec" if it isn't there or incomplete, such as without statistics.
     """
     try:
-        spec = AutoencoderSpec.from_json(document["spec"])
-        for task in spec.tasks.values():
-            for array, num_channels in task.grid.channels:
-                statistics = task.statistics[array]
-                if not len(statistics["mean"]) == len(statistics["std"]) == num_channels:
-                    raise ValueError(f"statistics of {array!r}")
-        return spec
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return AutoencoderSpec.from_json(document["spec"])
+    except (KeyError, TypeError, ValueError) as error:
         raise incomplete_spec(error, path, what="autoencoder") from error
 
 
@@ -159,14 +166,14 @@ class SimulatedTask:
             of the state, of the training split.
     """
 
-    grid: GridSpec
+    grid: Grid
     boundary: tuple[str, ...]
-    tokens: tuple[int, ...]
+    tokens: tuple[Length, ...]
     channels: tuple[str, ...]
     steady: bool
-    dt: float
-    parameters: Mapping[str, tuple[float, float]]
-    statistics: Mapping[str, Mapping[str, list[float]]]
+    dt: Positive
+    parameters: Mapping[str, tuple[Finite, Finite]]
+    statistics: Mapping[str, Statistics]
 
     @property
     def is_periodic(self) -> tuple[bool, ...]:
@@ -184,17 +191,24 @@ class SimulatedTask:
         parameters = {name: list(ends) for name, ends in self.parameters.items()}
         return {**asdict(self), **lists, "grid": self.grid.to_json(), "parameters": parameters}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> SimulatedTask:
-        """The task that `to_json` described."""
-        tuples = {name: tuple(values[name]) for name in ("boundary", "tokens", "channels")}
-        parameters = {name: (low, high) for name, (low, high) in values["parameters"].items()}
-        own = {**tuples, "grid": GridSpec.from_json(values["grid"]), "parameters": parameters}
-        return cls(**{**values, **own})
+
+def _is_simulated(task: SimulatedTask) -> SimulatedTask:
+    if not len(task.boundary) == len(task.tokens) == task.grid.ndim:
+        raise ValueError(
+            f"{len(task.boundary)} boundaries, {len(task.tokens)} tokens of {task.grid.ndim} axes"
+        )
+    if task.steady and task.grid.arrays == (FIELDS,):
+        raise ValueError("a steady task without an input")
+    wanted = {FIELDS, task.input_array}
+    if missing := wanted - task.statistics.keys():
+        raise ValueError(f"no statistics of {', '.join(sorted(missing))}")
+    if any(low > high for low, high in task.parameters.values()):
+        raise ValueError("parameters from more to less")
+    return task
 
 
 @dataclass(frozen=True)
-class SimulatorSpec:
+class SimulatorSpec(Parsed):
     """Everything that decides the architecture and the normalisation; the weights aside.
 
     Attributes:
@@ -212,11 +226,11 @@ class SimulatorSpec:
     """
 
     states: States
-    tasks: Mapping[str, SimulatedTask]
+    tasks: Mapping[str, Annotated[SimulatedTask, AfterValidator(_is_simulated)]]
     parameters: tuple[str, ...]
-    state_dim: int
-    patch_size: int | None
-    stride: int
+    state_dim: Count
+    patch_size: Length | None
+    stride: Count
     operator: Mapping[str, Any]
     autoencoder_sha256: str | None
     is_encoder_known: bool = True
@@ -239,12 +253,6 @@ class SimulatorSpec:
         tasks = {name: self.tasks[name].to_json() for name in sorted(self.tasks)}
         return {**asdict(self), "tasks": tasks, "parameters": list(self.parameters)}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> SimulatorSpec:
-        """The spec that `to_json` described."""
-        tasks = {name: SimulatedTask.from_json(task) for name, task in values["tasks"].items()}
-        return cls(**{**values, "tasks": tasks, "parameters": tuple(values["parameters"])})
-
 
 def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> SimulatorSpec:
     """The specification in a checkpoint's document.
@@ -261,9 +269,33 @@ def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[st
                 path=path,
                 hint="train the operator again",
             )
-        return SimulatorSpec.from_json(document["spec"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        spec = SimulatorSpec.from_json(document["spec"])
+        _check_simulator(spec)
+        return spec
+    except (KeyError, TypeError, ValueError) as error:
         raise incomplete_spec(error, path, what="operator") from error
+
+
+def _check_simulator(spec: SimulatorSpec) -> None:
+    """Refuse what goes into no operator together, with a ValueError."""
+    OperatorSize.from_json(spec.operator)
+    if not spec.tasks or (spec.states == "fields") != (spec.patch_size is not None):
+        raise ValueError(f"states: {spec.states} of {len(spec.tasks)} tasks, patch_size {spec.patch_size}")
+    for name, task in spec.tasks.items():
+        if unknown := task.parameters.keys() - set(spec.parameters):
+            raise ValueError(f"parameters: no {', '.join(sorted(unknown))} of {name}")
+        channels = dict(task.grid.channels)
+        if spec.patch_size is not None:
+            points = tuple(num * spec.patch_size for num in task.tokens)
+            if (
+                points != task.grid.points
+                or spec.patch_size**task.grid.ndim * channels[FIELDS] > spec.state_dim
+            ):
+                raise ValueError(f"tasks.{name}: tokens of {spec.state_dim} values don't hold its fields")
+        for array, statistics in task.statistics.items():
+            num = channels.get(array) if spec.states == "fields" else spec.state_dim
+            if len(statistics["mean"]) != num:
+                raise ValueError(f"tasks.{name}.statistics.{array}: not {num} of them")
 
 
 def parse_joined_specs(
@@ -281,14 +313,15 @@ def parse_joined_specs(
     try:
         values = dict(document["spec"])
         own = parse(values.pop(name))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise incomplete_spec(error, path, what=name) from error
     return parse_simulator_spec({"spec": values}, path), own
 
 
 def incomplete_spec(error: Exception, path: str | os.PathLike[str], *, what: str) -> CheckpointError:
     """The error for a document whose specification can't be read."""
-    problem, hint = f"its specification is incomplete ({error!r})", f"train the {what} again"
+    why = str(error) if isinstance(error, ValueError | UpsError) else repr(error)
+    problem, hint = f"its specification is incomplete or wrong ({why})", f"train the {what} again"
     return CheckpointError(problem, kind="no_spec", path=path, hint=hint)
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ups_store.build.digests import DigestCache
     from ups_store.build.explanation import Explanation, explain
     from ups_store.build.fill import Filling
+    from ups_store.build.place import check_replaceable
     from ups_store.build.progress import QuietWatcher, Watcher
     from ups_store.build.ranks import BuildRank
     from ups_store.build.read import UnreadSamplesError
@@ -64,6 +65,7 @@ __all__ = [
     "UnreadSamplesError",
     "Watcher",
     "build_all",
+    "check_replaceable",
     "config_error",
     "config_errors",
     "explain",
@@ -88,6 +90,7 @@ _HOMES = {  # modules and the names there
     "digests": ("DigestCache",),
     "explanation": ("Explanation", "explain"),
     "fill": ("Filling",),
+    "place": ("check_replaceable",),
     "progress": ("QuietWatcher", "Watcher"),
     "ranks": ("BuildRank",),
     "read": ("UnreadSamplesError",),

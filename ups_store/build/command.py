@@ -20,7 +20,6 @@ from ups_store.console import is_verbose, log, print_json, print_lines
 from ups_store.errors import ConfigError
 from ups_store.launch import not_shared_note
 from ups_store.printable import counted, one_line
-from ups_store.sources.reader_handle import stop_spare
 from ups_store.system.interrupt import importing
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def build(
         typer.Option(help="samples that are read and encoded at a time, or auto [default: about 32 MiB]"),
     ] = None,
     num_workers: Annotated[
-        str | None, typer.Option(help="reader processes, or auto; 0: read in this one [default: auto]")
+        str | None, typer.Option(help="reader processes, or auto; 0 is 1 [default: auto]")
     ] = None,
     parallel: Annotated[
         bool | None, typer.Option("--parallel/--no-parallel", help="as --num-workers auto, or 0")
@@ -217,11 +216,6 @@ def build(
         from ups_store.build.readers import describe_readers
         from ups_store.build.result import prepare_manifest, write_manifest
         from ups_store.build.staging import stage_sources
-
-        if settings.reading.num_workers == 0:
-            import ups_store.sources.reader  # noqa: F401  # HDF5: only where it is read
-
-            stop_spare()
     _check_engine(engine, dask_scheduler, rank)
     if dry_run and manifest:
         _warn("--manifest has no effect: --dry-run writes nothing")

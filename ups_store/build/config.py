@@ -11,6 +11,7 @@ from ups_store.build.config_file import read_config
 from ups_store.build.config_problems import config_error
 from ups_store.build.other_keys import load_other_keys
 from ups_store.errors import ConfigError, SpecError, needs
+from ups_store.printable import without_secrets
 from ups_store.remote.shared_place import EXPECTED as EXPECTED_SHARED
 from ups_store.remote.shared_place import check_place
 from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration, local_path
@@ -23,8 +24,10 @@ with needs("hdf5"):
         BeforeValidator,
         Field,
         PlainValidator,
+        SerializationInfo,
         ValidationError,
         ValidationInfo,
+        field_serializer,
         field_validator,
     )
 
@@ -75,6 +78,14 @@ def _shared(value: object) -> str | None:
         raise ConfigError("", expected=error.expected, found=error.path) from error
 
 
+def _places(value: Any, info: SerializationInfo) -> Any:
+    """Places as checkpoints, reports and trackers have them: without what is secret of a URL."""
+    show = str if (info.context or {}).get("secrets") else without_secrets
+    if isinstance(value, tuple):
+        return [show(name) for name in value]
+    return None if value is None else show(str(value))
+
+
 class DataConfig(DeclaredSection):
     """Which samples of which files."""
 
@@ -101,6 +112,8 @@ class DataConfig(DeclaredSection):
     limit: Count | None = Field(None, description="at most so many samples a store")
     on_nan: Literal["fail", "keep"] = Field("fail", description="what to do with NaN and Inf")
     source_digest: Literal["full", "sampled"] = Field("full", description="how sources are identified")
+
+    _as_json = field_serializer("root", "files", when_used="json")(_places)
 
     @field_validator("tasks", "split", "files", mode="before")
     @classmethod
@@ -161,6 +174,8 @@ class CacheConfig(DeclaredSection):
         60.0, description="for the shared cache to bring 4 MiB; then stores are built here, with a warning"
     )
 
+    _as_json = field_serializer("remote", when_used="json")(_places)
+
 
 class EncodingConfig(DeclaredSection):
     """How a build encodes."""
@@ -185,7 +200,7 @@ class ReadingConfig(DeclaredSection):
     """How sources are read; what is read doesn't depend on it, so it isn't part of a store's identity."""
 
     num_workers: int | Literal["auto"] = Field(
-        "auto", description="reader processes; 0: read in the build's own, without deadlines"
+        "auto", description="reader processes; 0 is 1, as a read that hangs is given up with its process"
     )
     batch_size: Count | Literal["auto"] | None = Field(
         None, description="samples that are read, encoded and committed at a time; by default about 32 MiB"

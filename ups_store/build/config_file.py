@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ups_store.build.other_keys import load_other_keys
-from ups_store.build.references import Literal, References
+from ups_store.build.references import Literal, References, variables_in
 from ups_store.build.shipped import find_config, near_config
 from ups_store.errors import ConfigError, needs
+from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import with_present_names
+from ups_store.sources.origins import is_remote
 
 with needs("hdf5"):
     import yaml
@@ -35,7 +37,7 @@ MAX_BYTES = 1 << 20  # of a file: a configuration has a few kB
 
 # Keys that say where something is or how it is done, not what is stored: they may depend on the environment.
 PLACES = (
-    *("data.root", "data.stage_dir", "data.follow_external", "cache.dir", "reading."),
+    *("data.root", "data.stage_dir", "data.follow_external", "cache.dir", "cache.remote", "reading."),
     *("latent.checkpoint", "latent.device", "latent.pin_memory"),
 )
 
@@ -61,6 +63,7 @@ def read_config(
     flags: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     adjust: Callable[[Any, Any], Any] | None = None,
+    adjust_included: Callable[[Any, Any], object] | None = None,
 ) -> dict[str, Any]:
     """Values of a configuration, of whatever sections; later sources win: file, flags, dotted overrides.
 
@@ -72,17 +75,20 @@ def read_config(
         flags: Values by dotted key, taken as they are.
         overrides: `key=value` with dotted keys, values in YAML.
         adjust: Given the file's values and those of the overrides; returns the file's that these win over.
+        adjust_included: Given the values of included files and those of the file that includes them; removes
+            what these take the place of under another key.
     Returns:
         Nested dictionaries, with references `${...}` resolved.
     Raises:
         ConfigError: If something can't be read, isn't YAML, or doesn't go together; kind "from_environment"
-            for `${oc.env:...}` in what decides a store, "encoder_not_allowed" for a `latent.encoder` of the
-            kind `module:callable` that neither `flags` nor `overrides` say.
+            for `${oc.env:...}` in what decides a store, "environment_not_allowed" in what leaves this machine
+            or stands in an included file, unless UPS_ALLOW_ENV names the variable, "encoder_not_allowed" for
+            a `latent.encoder` of the kind `module:callable` that neither `flags` nor `overrides` say.
     """
     path = source if isinstance(source, Path) else None
     try:
         keys = {} if source is None or isinstance(source, Path) else source
-        file = _present(keys) if path is None else read_yaml(path)
+        file = _present(keys) if path is None else read_yaml(path, adjust=adjust_included)
         said = parse_overrides(overrides)
         check_like(file, said)
         if adjust is not None:
@@ -95,7 +101,7 @@ def read_config(
     except RecursionError as error:
         raise ConfigError("keys within too many others", kind="too_deep", path=path) from error
     if references.variables:
-        _check_environment(references.variables, path=path)
+        _check_environment(references, values, path=path)
     _check_encoder(values, [_encoder_of(nested), _encoder_of(said)], path=path)
     if isinstance(data := values.setdefault("data", {}), dict) and data.get("root") is None:
         data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
@@ -137,11 +143,18 @@ def _merged(old: Any, new: Any, key: str = "", *, path: Path | None) -> Any:
     return new
 
 
-def _check_environment(variables: Mapping[str, str], *, path: Path | None) -> None:
-    """Refuse a variable in what decides a store or a training: the same file would mean another elsewhere."""
-    allowed = (*PLACES, *(place for others in load_other_keys() for place in others.PLACES))
-    for key, name in variables.items():
+def _check_environment(references: References, values: Any, *, path: Path | None) -> None:
+    """Refuse a variable in what decides a store or a training: the same file would mean another elsewhere.
+
+    Likewise one that a URL, or another key that leaves this machine, would tell to somebody, unless the
+    command line allows it.
+    """
+    others = load_other_keys()
+    allowed = (*PLACES, *(place for other in others for place in other.PLACES))
+    sent = tuple(key for other in others for key in other.SENT)
+    for key, names in references.variables.items():
         if not key.startswith(allowed):
+            name = min(names)
             raise ConfigError(
                 f"{key} decides what is stored, and that must not depend on the environment",
                 kind="from_environment",
@@ -150,6 +163,24 @@ def _check_environment(variables: Mapping[str, str], *, path: Path | None) -> No
                 found=f"${{oc.env:{name}}}",
                 hint=f'let the shell say it on the command line: {key}="${name}"',
             )
+
+        value = values
+        for part in key.split("."):
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        if key.startswith(sent) or is_remote(value):
+            check_allowed(names, f"{key} would send it to another machine", path=path)
+
+
+def check_allowed(variables: Iterable[str], problem: str, *, path: Path | None) -> None:
+    """Refuse variables of the environment that `--allow-env` doesn't name, nor UPS_ALLOW_ENV."""
+    allowed = os.environ.get(ALLOWED_VARIABLES, "").split(",")
+    for name in sorted(set(variables).difference(allowed)):
+        raise ConfigError(
+            f"variable {name} of the environment: {problem}",
+            kind="environment_not_allowed",
+            path=path,
+            hint=f"if that is meant, say --allow-env {name}",
+        )
 
 
 def _check_encoder(values: Mapping[str, Any], said: Sequence[Any], *, path: Path | None) -> None:
@@ -172,12 +203,19 @@ def _encoder_of(values: Mapping[str, Any]) -> Any:
 
 
 def read_yaml(
-    path: Path, *, including: tuple[Path, ...] = (), read: list[Path] | None = None
+    path: Path,
+    *,
+    including: tuple[Path, ...] = (),
+    read: list[Path] | None = None,
+    adjust: Callable[[Any, Any], object] | None = None,
 ) -> dict[Any, Any]:
     """A file's values over those of the files that it includes, with references as they are written.
 
     `include:` names one file or a list of them, relative to the file that it stands in, or shipped ones;
     later ones win.
+
+    Args:
+        adjust: As `adjust_included` of `read_config`.
     """
     path = find_config(path)
     real = path.resolve()
@@ -189,13 +227,24 @@ def read_yaml(
     if len(read) > MAX_FILES:
         raise ConfigError("files include others", kind="too_long", path=path, expected=f"at most {MAX_FILES}")
     own = _read_one(path, hint=f"check `include` in {including[-1].name}" if including else None)
+    if including:
+        check_allowed(variables_in(own), "an included file refers to it", path=path)
     included = own.pop("include", None) or []
     names = included if isinstance(included, list) else [included]
     values: dict[Any, Any] = {}
     for name in names:
         file = find_config(Path(str(name)), folder=path.parent)
-        values = _merged(values, read_yaml(file, including=(*including, real), read=read), path=path)
-    merged: dict[Any, Any] = _merged(values, _present(own, path=path), path=path)
+        newer = read_yaml(file, including=(*including, real), read=read, adjust=adjust)
+        values = _over(values, newer, adjust, path)
+    return _over(values, _present(own, path=path), adjust, path)
+
+
+def _over(
+    old: dict[Any, Any], new: dict[Any, Any], adjust: Callable[[Any, Any], object] | None, path: Path
+) -> dict[Any, Any]:
+    if adjust is not None:
+        adjust(old, new)
+    merged: dict[Any, Any] = _merged(old, new, path=path)
     return merged
 
 

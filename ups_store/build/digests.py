@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ups_store.build.readers import Readers, inline_pool
+from ups_store.build.readers import Readers, given_or_own
 from ups_store.errors import FormatError, SourceError
 from ups_store.sources.file_state import FileState, changed
 from ups_store.sources.requests import DigestKind, DigestRequest
@@ -64,7 +64,7 @@ class DigestCache:
         folder: Folder of the stores; the cache is one small JSON file in it.
         rehash: Whether to ignore what is there.
         save: Whether to write what is found to the folder.
-        readers: Read the files; by default this process does.
+        readers: Read the files; by default one of its own for each.
     """
 
     def __init__(
@@ -95,8 +95,9 @@ class DigestCache:
         if isinstance(entry, dict) and entry.get("signature") == vars(signature) and "digest" in entry:
             progress(signature.size)
             return str(entry["digest"])
-        pool = self._readers.pool if self._readers else inline_pool()
-        digest = str(pool.ask(DigestRequest(path, kind, signature.size), progress=progress))
+        request = DigestRequest(path, kind, signature.size)
+        with given_or_own(self._readers) as readers:
+            digest = str(readers.pool.ask(request, progress=progress))
         if FileSignature.of(path) != signature:
             raise changed(path)
         self._known[key] = {"signature": vars(signature), "digest": digest}

@@ -20,7 +20,7 @@ from ups_store.build.watch import ConsoleWatcher, StallWatcher
 from ups_store.console import console, interruptible
 from ups_store.errors import ConfigError, StoreError
 from ups_store.launch import log_origin
-from ups_store.printable import json_text
+from ups_store.printable import json_text, without_secrets
 from ups_store.system import files
 from ups_store.system.files import make_folder
 from ups_store.system.stalls import listening_to_stalls
@@ -73,10 +73,8 @@ class EventLog(Watcher):
             DiskFullError: If the file system has no room for it.
             ConfigError: If it is a pipe that no process reads any more.
         """
-        line = (
-            json_text({"time_s": round(time.time(), 3), "event": event, **self._origin, **details}).encode()
-            + b"\n"
-        )
+        text = json_text({"time_s": round(time.time(), 3), "event": event, **self._origin, **details})
+        line = f"{without_secrets(text)}\n".encode()
         with self._lock, files.disk_full_as_error(self._path, len(line)):
             try:
                 self._file.write(line)

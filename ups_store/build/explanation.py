@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from ups_store.build.config import BuildConfig
 from ups_store.build.digests import DigestCache
 from ups_store.build.forms import count_files, num_finished
-from ups_store.build.place import OTHER_PLACE, builder_at, check_kind, find_partitions
+from ups_store.build.place import OTHER_PLACE, builder_at, check_plan_replaceable, find_partitions, is_damaged
 from ups_store.build.plan import StorePlan
 from ups_store.build.progress import Watcher
 from ups_store.build.ranks import BuildRank
@@ -19,7 +18,7 @@ from ups_store.build.staging import Sources
 from ups_store.build.store_build import Build
 from ups_store.build.stores import describe_plan, open_builds
 from ups_store.console import format_nbytes
-from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
+from ups_store.errors import StoreError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
 from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.printable import counted
@@ -83,7 +82,7 @@ def explain(build: Build, *, overwrite: bool = False) -> Explanation:
     """
     action, reason, differing = _verdict(build, overwrite)
     plan = build.plan
-    if action not in ("reuse", "refuse") and (obstacle := _obstacle(plan.path, overwrite)):
+    if action not in ("reuse", "refuse") and (obstacle := _obstacle(plan, action, overwrite)):
         action, reason = "refuse", obstacle
     return Explanation(plan.task.name, plan.split, action, reason, describe_plan(plan), differing)
 
@@ -111,11 +110,13 @@ def explain_all(
         return [explain(build, overwrite=overwrite) for build in builds]
 
 
-def _obstacle(path: Path, overwrite: bool) -> str:
-    """Why a build can't make a store of this path, or the folder; empty if it can."""
+def _obstacle(plan: StorePlan, action: Action, overwrite: bool) -> str:
+    """Why a build can't make the store, replace what is there, or make the folder; empty if it can."""
     try:
-        place = real_place(path)
+        place = real_place(plan.path)
         if not overwrite:
+            if action != "repack":
+                check_plan_replaceable(plan)
             check_not_read_only(place, hint="--overwrite replaces it")
     except StoreError as error:
         return f"{error.problem}; {error.hint}"
@@ -174,18 +175,15 @@ def _published(plan: StorePlan, wanted: Document) -> _Verdict:
     try:
         with open_any(plan.path) as store:
             differing = differences(store.identity_document, wanted)
-            if not differing:
-                return _valid(plan, store)
-            check_kind(plan, store)
+            return ("rebuild", "made from something else", differing) if differing else _valid(plan, store)
     except StoreNotFoundError:
         return "build", "there is none yet", {}
-    except ConfigError as error:
-        return "refuse", f"{error.problem}; {error.hint}", differing
     except StoreError as error:
         if error.kind == BEFORE_1_0:
             return "rebuild", error.problem, {}
-        return "refuse", f"damaged or no store ({error.problem}), --overwrite replaces it", {}
-    return "rebuild", "made from something else", differing
+        if is_damaged(plan.path, error):
+            return "rebuild", f"damaged ({error.problem}), it is set aside", {}
+        return "refuse", f"no store ({error.problem}), --overwrite replaces it", {}
 
 
 def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdict:
@@ -198,7 +196,9 @@ def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdic
     except StoreError as error:
         if error.kind == BEFORE_1_0:
             return "build", f"what is unfinished there {error.problem.removeprefix('it ')}", {}
-        return "refuse", f"unfinished and damaged ({error.problem}), --overwrite replaces it", {}
+        if is_damaged(where, error):
+            return otherwise, f"what is unfinished there is damaged ({error.problem}), it is set aside", {}
+        return "refuse", f"no unfinished store ({error.problem}), --overwrite replaces it", {}
     how_far = f"unfinished, {num_committed} of {plan.num_samples} samples committed"
     if owner := builder_at(plan.path):
         return "refuse", f"{how_far}, being built by {owner}", {}

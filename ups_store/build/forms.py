@@ -127,7 +127,8 @@ def remove_dead(path: Path, *, codec: str) -> None:
     """
     place = real_place(path)
     name = glob.escape(place.name)
-    patterns = [f"{name}{BUILDING_SUFFIX}.*", f"{name}{UNPACKING_SUFFIX}{BUILDING_SUFFIX}.*"]
+    temporary = f"{BUILDING_SUFFIX}.{'[0-9a-f]' * 16}"  # nothing else is ours
+    patterns = [f"{name}{temporary}", f"{name}{UNPACKING_SUFFIX}{temporary}"]
     if codec != "none":
         patterns += [f"{name}{UNPACKING_SUFFIX}", f"{name}{UNPACKING_SUFFIX}{BUILDING_SUFFIX}"]
     for found in itertools.chain.from_iterable(map(place.parent.glob, patterns)):

@@ -20,9 +20,12 @@ class OtherKeys(Protocol):
     Attributes:
         PLACES: Beginnings of keys that say where something is or how it is done, not what comes out of it:
             their values may come from the environment.
+        SENT: Beginnings of those among them that another machine is told: only of variables that the command
+            line allows.
     """
 
     PLACES: tuple[str, ...]
+    SENT: tuple[str, ...]
 
     def to_build(self, values: dict[str, Any]) -> dict[str, Any]:
         """What a configuration says to a build, without the package's own sections and keys.

@@ -214,7 +214,7 @@ def _is_there(task: PartitionTask) -> bool:
     """Whether the partition is there, made from the same."""
     config = task.config
     with Readers(config.reading) as readers:
-        digests = _Given(task.digests, DigestCache(config.cache.dir, save=False))
+        digests = _Given(task.digests, DigestCache(config.cache.dir, save=False, readers=readers))
         options: dict[str, Any] = {"readers": readers, "digests": digests, "rank": task.rank}
         for build in open_builds(config, {}, QuietWatcher(), **options):
             found = None

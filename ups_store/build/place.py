@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ups_store
 from ups_store.build.plan import StorePlan, payload_nbytes
 from ups_store.build.progress import Watcher
 from ups_store.errors import (
     ConfigError,
+    CorruptChunkError,
     FormatError,
     IdentityMismatchError,
     ReadError,
     StoreError,
     StoreNotFoundError,
     StoreReplacedError,
+    VersionTooNewError,
     check_installed,
 )
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.base import AnyStore
+from ups_store.read.file_reads import looks_like_store
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, building_path
 from ups_store.remote.transfer import is_pulling
 from ups_store.system import files, locks
 from ups_store.system.files import make_folder
-from ups_store.system.paths import partition_counts, partitions_pattern
+from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
 from ups_store.system.replacement import check_not_read_only, real_place
 from ups_store.write.building import read_owner
 from ups_store.write.create import join
 from ups_store.write.writer import Committer, StoreWriter
 
+Holds = Literal["fields", "latents"]
 OTHER_PLACE = "check cache.dir"
 BUILDER_S = 60.0  # for the builder to begin, or to be started again
 
@@ -82,41 +87,65 @@ def check_packable(plan: StorePlan) -> None:
 def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str], None]) -> AnyStore | None:
     """The finished store that is there, if it was made from the same; notes what differs otherwise.
 
-    It may be in one file or in several, mapped or packed.
+    It may be in one file or in several, mapped or packed. What is damaged counts as absent: whoever builds in
+    its place sets it aside.
 
     Raises:
-        FormatError: If something that isn't a store, or a damaged one, is in its place.
-        ConfigError: As `check_kind`.
+        FormatError: If something that isn't a store is in its place.
+        ConfigError: As `check_replaceable`.
         ReadOnlyError: If it would have to be replaced, and has no write bit.
     """
-    wanted = config_hash(expected)
+    wanted, problem = config_hash(expected), ""
     try:
         store = open_any(plan.path)
+        if store.config_hash == wanted:
+            return store
+        with store:
+            shown = describe_differences(differences(store.identity_document, expected))
+        problem = f"was made from something else, rebuilding (found -> wanted):\n{shown}"
     except StoreNotFoundError:
-        return find_partitions(plan, wanted)
+        pass
     except FormatError as error:
         if error.kind == BEFORE_1_0:
-            _check_may_rebuild(plan)
-            note(f"{plan.path} was written before format 1.0 was released, rebuilding")
-            return None
-        error.hint = "move it away, or replace it: `ups-store build --overwrite`"
-        raise
-    if store.config_hash == wanted:
-        return store
-    with store:
-        partitions = find_partitions(plan, wanted)
-        if partitions is not None:
-            return partitions
-        check_kind(plan, store)
-        _check_may_rebuild(plan)
-        shown = describe_differences(differences(store.identity_document, expected))
-    note(f"{plan.path} was made from something else, rebuilding (found -> wanted):\n{shown}")
+            problem = "was written before format 1.0 was released, rebuilding"
+        elif not is_damaged(plan.path, error):
+            error.hint = "move it away, or replace it: `ups-store build --overwrite`"
+            raise
+    partitions = find_partitions(plan, wanted)
+    if partitions is not None:
+        return partitions
+    check_plan_replaceable(plan)
+    check_not_read_only(real_place(plan.path), hint="make it writable with chmod u+w, or say --overwrite")
+    if problem:
+        note(f"{plan.path} {problem}")
     return None
 
 
-def _check_may_rebuild(plan: StorePlan) -> None:
-    """Refuse before it is announced: `ReadOnlyError`."""
-    check_not_read_only(real_place(plan.path), hint="make it writable with chmod u+w, or say --overwrite")
+def is_damaged(path: Path, error: StoreError) -> bool:
+    """Whether a file that doesn't open is a store all the same, of this version of the format or before."""
+    if isinstance(error, VersionTooNewError) or not isinstance(error, FormatError | CorruptChunkError):
+        return False
+    with files.opened(path) as fd:
+        return looks_like_store(fd)
+
+
+def set_aside_damaged(path: Path, note: Callable[[str], None]) -> None:
+    """Give a finished store that is damaged the name NAME.damaged; this process builds the store already."""
+    try:
+        open_any(path).close()
+    except StoreNotFoundError:
+        return
+    except StoreError as error:
+        if is_damaged(path, error):
+            _set_aside(path, error, note)
+
+
+def _set_aside(path: Path, error: StoreError, note: Callable[[str], None]) -> None:
+    place = real_place(path)
+    names = (place.with_name(f"{place.name}.damaged{n}") for n in itertools.chain([""], itertools.count(2)))
+    aside = next(name for name in names if not files.exists(name))
+    files.rename(place, aside)
+    note(f"{path} is damaged ({error.problem}): set aside as {aside.name}, and made again")
 
 
 def find_partitions(plan: StorePlan, wanted: str) -> AnyStore | None:
@@ -134,20 +163,53 @@ def find_partitions(plan: StorePlan, wanted: str) -> AnyStore | None:
     return None
 
 
-def check_kind(plan: StorePlan, store: AnyStore) -> None:
-    """Refuse to put latents in the place of fields, or the reverse: another folder is meant.
+def check_replaceable(
+    path: Path, *, task: str, split: str, holds: Holds, most: int | None = None, is_partition: bool = False
+) -> None:
+    """Refuse to replace, unasked, what no build of this task and split has made, and what holds more of it.
 
+    Of files beside the store's own, too, which hold it together by their names.
+
+    Args:
+        path: The store's own file.
+        task: Its task.
+        split: Its split.
+        holds: What it would hold.
+        most: Samples that it would hold, where `data.limit` says that; None where nothing does.
+        is_partition: Whether it is one of several files, and the others aren't looked at.
     Raises:
-        ConfigError: Kind "other_kind".
+        ConfigError: Kinds "other_kind" (latents in the place of fields, or the reverse), "not_built",
+            "larger_store".
     """
-    held, wanted = (("fields" if "fields" in arrays else "latents") for arrays in (store.arrays, plan.arrays))
-    if held != wanted:
-        raise ConfigError(
-            f"a store of {held} is there, and {wanted} would replace it",
-            kind="other_kind",
-            path=plan.path,
-            hint="give each a folder of its own, or replace it with --overwrite",
-        )
+    counts = [] if is_partition else partition_counts(path)
+    beside = (partition_path(path, number, count) for count in counts for number in range(count))
+    for place in filter(files.exists, (path, *beside)):
+        with contextlib.suppress(FormatError), open_any(place) as store:
+            content, held = store.identity, "fields" if "fields" in store.arrays else "latents"
+            is_built = (content.get("task"), content.get("split")) == (task, split)
+            if not (is_built and {"sources", "source_digest"} <= content.keys()):
+                kind = "not_built"
+                problem = f"a store is there that no build of {task} {split} made, such as an imported one"
+            elif held != holds:
+                kind, problem = "other_kind", f"a store of {held} is there, and {holds} would replace it"
+            elif most is not None and len(store) > most:
+                kind, problem = "larger_store", f"data.limit: {most} samples would replace {len(store)}"
+            else:
+                continue
+            hint = "use another folder (cache.dir), or replace it with `ups-store build --overwrite`"
+            raise ConfigError(problem, kind=kind, path=place, hint=hint)
+
+
+def check_plan_replaceable(plan: StorePlan) -> None:
+    """As `check_replaceable`, of what is planned."""
+    check_replaceable(
+        plan.path,
+        task=plan.task.name,
+        split=plan.split,
+        holds="latents" if plan.encoder else "fields",
+        most=plan.num_samples if plan.is_limited else None,
+        is_partition=plan.is_partition,
+    )
 
 
 def open_writer(
@@ -181,18 +243,23 @@ def open_writer(
         return create_file(plan, content, on_mismatch="restart")
     try:
         writer = create_file(plan, content, **options)
-    except FormatError as error:
+        if check_on_resume:
+            _check_committed(writer, plan, watcher)
+        return writer
+    except (FormatError, CorruptChunkError) as error:
+        unfinished = building_path(plan.path)
         if error.kind != BEFORE_1_0:
-            raise
+            if error.path != str(unfinished) or not is_damaged(unfinished, error):
+                raise
+            with files.opened(unfinished, writable=True) as fd:
+                if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, unfinished):
+                    _set_aside(unfinished, error, watcher.note)
         return create_file(plan, content, on_mismatch="restart")
     except IdentityMismatchError:
-        with open_store(building_path(plan.path), partial=True) as unfinished:
-            if unfinished.committed.any():
+        with open_store(building_path(plan.path), partial=True) as other:
+            if other.committed.any():
                 raise
         return create_file(plan, content, on_mismatch="restart")
-    if check_on_resume:
-        _check_committed(writer, plan, watcher)
-    return writer
 
 
 def _check_committed(writer: StoreWriter, plan: StorePlan, watcher: Watcher) -> None:

@@ -16,7 +16,7 @@ from ups_store.build.config import BuildConfig, Codec
 from ups_store.build.digests import DIGEST_CHARACTERS, DigestKind, Digests, FileSignature
 from ups_store.build.encode import Encoder, OverlappingEncoder, check_size, load_encoder
 from ups_store.build.ranks import BuildRank
-from ups_store.build.readers import Readers, inline_pool
+from ups_store.build.readers import Readers, given_or_own
 from ups_store.build.staging import Sources
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import dtype_of
@@ -57,6 +57,7 @@ class StorePlan:
         partition: Number of the partition, and of partitions; None for a store of the whole split.
         codec: How the finished store is packed; "none" for a mapped one.
         num_files: In how many files it is to be built; None: chosen by its size.
+        is_limited: Whether `data.limit` decides how many samples there are.
     """
 
     task: Task
@@ -79,6 +80,7 @@ class StorePlan:
     partition: tuple[int, int] | None = None
     codec: Codec = "none"
     num_files: int | None = None
+    is_limited: bool = False
 
     @property
     def num_samples(self) -> int:
@@ -210,7 +212,7 @@ def plan_store(
         config: What is wanted.
         task_name: The task.
         split: The split.
-        readers: Open the sources; by default this process does.
+        readers: Open the sources; by default one of its own.
         sources: Finds them; by default the configuration's, copied first where it says so.
     Raises:
         SourceError: If sources are missing, unreadable, or don't go together.
@@ -220,8 +222,8 @@ def plan_store(
     found = (sources or Sources(config)).of(task, split)
     signatures = [FileSignature.of(source.path) for source in found]  # before anything is read
     requests = [DescribeRequest(source.path, task, selection, data.follow_external) for source in found]
-    pool = readers.pool if readers else inline_pool()
-    infos = list(pool.describe(requests))
+    with given_or_own(readers, config.reading) as opening:
+        infos = list(opening.pool.describe(requests))
     outer = [tuple(map(_signature_of, info.outer)) for info in infos]
     check_same_grid(infos)
     parts = _parts(found, infos, config, task, split)
@@ -230,7 +232,7 @@ def plan_store(
     num_samples = sum(len(part.indices) for part in parts)
     encoder = _encoder(config, task)
     source_arrays = arrays_of(infos, num_samples, ENCODED_DTYPE if encoder else config.cache.dtype)
-    content = _content(config, task, split, infos[0], any(not source.whole for source in found))
+    content = _content(config, task, split, infos, any(not source.whole for source in found))
     return StorePlan(
         task=task,
         split=split,
@@ -251,6 +253,7 @@ def plan_store(
         batch_size=None if config.reading.batch_size == "auto" else config.reading.batch_size,
         codec=config.cache.codec,
         num_files=config.cache.partitions,
+        is_limited=num_samples == data.limit,
     )
 
 
@@ -316,9 +319,10 @@ def _parts(
 
 
 def _content(
-    config: BuildConfig, task: Task, split: str, info: SourceInfo, is_shared: bool
+    config: BuildConfig, task: Task, split: str, infos: Sequence[SourceInfo], is_shared: bool
 ) -> dict[str, Any]:
-    data = config.data
+    data, info = config.data, infos[0]
+    decoded = sorted({name for each in infos for name in each.decoded})
     return {
         "kind": "fields",
         "task": task.name,
@@ -328,6 +332,7 @@ def _content(
         "reduce_time": data.reduce_time,
         "layout": {"name": info.layout, "version": info.layout_version, **task.declaration},
         "source_digest": data.source_digest,
+        **({"decoded": decoded} if decoded else {}),
     }
 
 

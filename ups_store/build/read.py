@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.build.plan import StorePlan
-from ups_store.build.readers import Readers, inline_pool
+from ups_store.build.readers import Readers, given_or_own
 from ups_store.errors import SourceError
 from ups_store.format.metadata import MAX_ARRAYS
 from ups_store.read.recovery import building_path
@@ -84,7 +84,7 @@ def read_batches(
         plan: The store's plan.
         missing: Sample numbers of the store, sorted, shape (M,).
         on_nan: "fail" or "keep" NaN and Inf.
-        readers: Read; by default this process does.
+        readers: Read; by default one of its own.
         skipped: Filled with the samples that can't be read, where the pool skips those.
         for_s: Ask for no more once so many seconds have passed since the first batch came.
     Yields:
@@ -94,16 +94,17 @@ def read_batches(
         SourceError: As `ReaderPool.read`, and kind "not_finite".
     """
     requests = _requests(plan, missing, on_nan)
-    pool = _pool(readers, requests, plan, len(missing)) if readers else None
     infos = {info.path: info for info in plan.infos}
     courier = _Courier(skipped if skipped is not None else [], for_s=for_s)
-    while requests:
-        for item in (pool or inline_pool()).read(courier.hand_out(requests)):
-            request = courier.take_back(item)
-            if not isinstance(item, Skipped):
-                parameters = _parameters(infos[request.path], len(item.samples))
-                yield item._replace(arrays={**item.arrays, **parameters})
-        requests = courier.once_more()
+    with given_or_own(readers) as reading:
+        pool = _pool(reading, requests, plan, len(missing))
+        while requests:
+            for item in pool.read(courier.hand_out(requests)):
+                request = courier.take_back(item)
+                if not isinstance(item, Skipped):
+                    parameters = _parameters(infos[request.path], len(item.samples))
+                    yield item._replace(arrays={**item.arrays, **parameters})
+            requests = courier.once_more()
 
 
 def _pool(readers: Readers, requests: Sequence[ReadRequest], plan: StorePlan, num_samples: int) -> ReaderPool:

@@ -1,15 +1,16 @@
 """The readers of a whole build: one pool, which grows once there is something to read.
 
-Unless the user asks for none, there is at least one: only a process of its own can be given up when a read
-doesn't return.
+There is at least one, also where `reading.num_workers` is 0: only a process of its own can be given up when
+a read doesn't return.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -45,8 +46,6 @@ class Choice:
 
 def describe_readers(num_workers: int) -> str:
     """Such as "with 2 reader processes", for people."""
-    if not num_workers:
-        return "in the build itself"
     return f"with {num_workers} reader process" + ("es" if num_workers > 1 else "")
 
 
@@ -67,7 +66,7 @@ class Readers:
     def __init__(self, config: ReadingConfig, *, note: Callable[[str], None] = lambda message: None) -> None:
         self.is_auto = config.num_workers == "auto"
         self.is_tuned = config.batch_size == "auto"
-        num_workers = 1 if config.num_workers == "auto" else config.num_workers
+        num_workers = 1 if config.num_workers == "auto" else max(1, config.num_workers)
         self.choice = Choice(num_workers, "one opens the sources" if self.is_auto else "as configured")
         self._is_rate_known = False
         self._note = note
@@ -99,8 +98,7 @@ class Readers:
         self.pool.resize(self.pool.num_workers, slot_nbytes=slot_nbytes)
         if self.is_auto and requests and not self._is_rate_known:
             self._choose_for(requests, nbytes, stored_nbytes)
-        if self.pool.num_workers:
-            self._fit()
+        self._fit()
         return self.pool
 
     def _choose_for(self, requests: Sequence[ReadRequest], nbytes: int, stored_nbytes: int) -> None:
@@ -169,9 +167,14 @@ def chosen(nbytes: int, *, rate: float, most: int) -> tuple[int, str]:
     return most, f"{shown}, at most {most}"
 
 
-def inline_pool() -> ReaderPool:
-    """A pool of no readers: the calling process reads."""
-    return ReaderPool(0, slot_nbytes=0)
+@contextlib.contextmanager
+def given_or_own(readers: Readers | None, config: ReadingConfig | None = None) -> Iterator[Readers]:
+    """Readers that a caller gave, or new ones for the duration of a block."""
+    if readers:
+        yield readers
+    else:
+        with Readers(config or ReadingConfig()) as own:
+            yield own
 
 
 def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> tuple[int, int]:
@@ -189,7 +192,7 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> 
             kind="no_descriptors",
             expected=f"{_SPARE_DESCRIPTORS + _READER_DESCRIPTORS}",
             found=f"{descriptors} free",
-            hint="raise `ulimit -n`, or use reading.num_workers=0",
+            hint="raise `ulimit -n`",
         )
     for num_slots in range(USUAL_SLOTS, 0, -1):
         each = _READER_NBYTES + BLOCK_BYTES + num_slots * slot_nbytes
@@ -201,7 +204,7 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> 
         kind="no_memory",
         expected=f"{each:,} bytes, with one slot of {slot_nbytes:,}",
         found=f"{memory:,} free",
-        hint="free some, raise the limit of the container, or use reading.num_workers=0",
+        hint="free some, or raise the limit of the container",
     )
 
 

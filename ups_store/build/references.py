@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,15 @@ class References:
         path: File that they are from, for messages.
 
     Attributes:
-        variables: Which variable of the environment a text depends on, by dotted key.
+        variables: Which variables of the environment a text depends on, by dotted key.
     """
 
     def __init__(self, values: Mapping[str, Any], *, path: Path | None) -> None:
-        self.variables: dict[str, str] = {}
+        self.variables: dict[str, set[str]] = {}
         self._root, self._path = values, path
         self._found: dict[Key, Any] = {}
         self._sizes: dict[Key, int] = {}
-        self._variable_of: dict[Key, str] = {}
+        self._variables_of: dict[Key, set[str]] = {}
         self._at_work: list[Key] = []
         self._expanded = 0
 
@@ -93,8 +93,8 @@ class References:
         value = self._reference(key, whole) if whole and not whole[1] else self._joined(key, text, matches)
         if isinstance(value, str):
             self._sizes[key] = len(value)
-        if key in self._variable_of:
-            self.variables[_dotted(key)] = self._variable_of[key]
+        if key in self._variables_of:
+            self.variables[_dotted(key)] = self._variables_of[key]
         return value
 
     def _joined(self, key: Key, text: str, matches: list[re.Match[str]]) -> str:
@@ -144,18 +144,27 @@ class References:
 
     def _variable(self, key: Key, text: str) -> str | None:
         name, comma, default = text.partition(",")
-        self._variable_of[key] = name.strip()
+        self._variables_of.setdefault(key, set()).add(name.strip())
         value = os.environ.get(name.strip(), default.strip().strip("'\"") if comma else None)
         if value is None:
             raise self._error(key, f"no variable {name.strip()} in the environment")
         return None if value == "null" and name.strip() not in os.environ else value
 
     def _depend(self, key: Key, on: Key) -> None:
-        if on in self._variable_of:
-            self._variable_of[key] = self._variable_of[on]
+        if on in self._variables_of:
+            self._variables_of.setdefault(key, set()).update(self._variables_of[on])
 
     def _error(self, key: Key, problem: str, *, kind: str | None = None, hint: str = _HINT) -> ConfigError:
         return ConfigError(f"{_dotted(key)}: {problem}", kind=kind, path=self._path, hint=hint)
+
+
+def variables_in(raw: Any) -> Iterator[str]:
+    """Give the variables of the environment that texts of a file refer to."""
+    if isinstance(raw, str):
+        names = (match[2].strip().partition(",")[0] for match in _REFERENCE.finditer(raw))
+        yield from (name.removeprefix(_VARIABLE).strip() for name in names if name.startswith(_VARIABLE))
+    for each in raw.values() if isinstance(raw, dict) else raw if isinstance(raw, list) else ():
+        yield from variables_in(each)
 
 
 def _names(node: Any) -> Any:

@@ -87,22 +87,25 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
 
 def _settings(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> BuildConfig:
     """The configuration for the store's own task and split, whichever it names."""
-    flags = flags_of(content)
-    if not flags:
+    words = words_of(content)
+    if not words:
         raise ConfigError(
             "it wasn't built from a configuration",
             path=path,
             expected="a store that `ups-store build` made",
             hint="`doctor --salvage OUT` copies what verifies",
         )
-    return load_config(config, flags=flags, overrides=overrides)
+    return load_config(config, overrides=[*overrides, *words])
 
 
-def flags_of(content: Any) -> dict[str, str]:
-    """What names a store's own task and split, by its identity's content; empty unless it holds fields."""
-    if not isinstance(content, dict) or content.get("kind") != "fields":
-        return {}
-    return {"data.tasks": content["task"], "data.split": content["split"]}
+def words_of(content: Any) -> list[str]:
+    """What a build of a store's own task, split and kind is told, by its identity; empty if none made it."""
+    if not isinstance(content, dict) or content.get("kind") not in ("fields", "latents"):
+        return []
+    if not {"task", "split", "sources"} <= content.keys():
+        return []
+    holds = "latent={}" if content["kind"] == "latents" else "latent.encoder=none"
+    return [holds, f"data.tasks={content['task']}", f"data.split={content['split']}"]
 
 
 def _check_identity(build: Build, found: Mapping[str, Any], path: Path) -> None:
@@ -130,6 +133,8 @@ def _good(found: Diagnosis) -> npt.NDArray[np.bool_]:
 def _rebuild(build: Build, found: Diagnosis, watcher: Watcher) -> Repair:
     assert found.catalog is not None
     layout, good = found.catalog.layout, _good(found)
+    groups = np.arange(len(good)) // build.plan.group_size  # which are encoded together
+    good &= ~np.isin(groups, groups[~good])
     plan = replace(build.plan, path=found.path, attrs=found.catalog.root.attrs)
     hint, writable = "finish that build first, or move its file away", "make it writable with chmod u+w first"
     with hinting(hint, IdentityMismatchError, FormatError), hinting(writable, ReadOnlyError):
@@ -142,9 +147,7 @@ def _rebuild(build: Build, found: Diagnosis, watcher: Watcher) -> Repair:
             for samples, arrays in read_intact(fd, layout, tuple(plan.arrays), copied, path=plan.path):
                 writer.commit_many(samples, arrays)
                 watcher.advance(len(samples))
-        for batch in build.read(damaged):
-            writer.commit_many(batch.samples, batch.arrays)
-            watcher.advance(len(batch.samples))
+        build.filling_into(writer).fill(damaged)
         plan.check_sources()
         writer.finish()
     return Repair(plan.path, len(good), len(copied), len(damaged))

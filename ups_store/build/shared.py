@@ -39,8 +39,7 @@ class SharedStores:
     """Pulls and pushes the stores of a build; a context manager, which ends their processes.
 
     Args:
-        config: `cache.remote` and `cache.remote_timeout_s`; with `reading.num_workers` 0 there are no
-            processes, and no deadlines but those of clients.
+        config: `cache.remote` and `cache.remote_timeout_s`.
         watcher: Hears how it goes, and of what failed.
     Raises:
         MissingExtraError: If the place needs obstore, and that isn't installed.
@@ -48,7 +47,7 @@ class SharedStores:
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher) -> None:
         self._place, self._timeout_s = config.cache.remote, config.cache.remote_timeout_s
-        self._watcher, self._has_processes = watcher, config.reading.num_workers != 0
+        self._watcher = watcher
         self._pools: dict[
             float, ReaderPool
         ] = {}  # by their deadline: an answer has to come sooner than bytes
@@ -129,9 +128,7 @@ class SharedStores:
         self._watcher.waits("shared cache")
         if timeout_s not in self._pools:
             patience = Patience(timeout_s=timeout_s, open_timeout_s=timeout_s, retries=0)
-            self._pools[timeout_s] = ReaderPool(
-                int(self._has_processes), slot_nbytes=1, num_slots=1, patience=patience
-            )
+            self._pools[timeout_s] = ReaderPool(1, slot_nbytes=1, num_slots=1, patience=patience)
         return self._pools[timeout_s].ask(request, progress=progress)
 
     @property

@@ -126,7 +126,7 @@ class Sources:
     @contextlib.contextmanager
     def _pool(self) -> Iterator[ReaderPool]:
         reading = self._config.reading
-        num_workers = MAX_PARALLEL if reading.num_workers == "auto" else reading.num_workers
+        num_workers = MAX_PARALLEL if reading.num_workers == "auto" else max(1, reading.num_workers)
         patience = Patience(timeout_s=reading.timeout_s, retries=reading.retries)
         with ReaderPool(
             num_workers,

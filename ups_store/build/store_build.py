@@ -6,6 +6,7 @@ other stretch by stretch while samples are used.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,6 +29,7 @@ from ups_store.build.place import (
     join_builder,
     open_writer,
     prepare_place,
+    set_aside_damaged,
     wait_for_store,
 )
 from ups_store.build.plan import StorePlan, partition_of, plan_store
@@ -68,7 +70,7 @@ def open_build(
         config: What is wanted.
         task: Name of the task.
         split: "train", "val" or "test".
-        readers: Read the sources; by default this process does, without deadlines.
+        readers: Read the sources; by default each step starts one of its own.
         digests: Known digests of the sources; by default those beside the stores.
         watcher: Hears how it goes; by default nothing is shown.
         rank: Place of this process among those that build together.
@@ -403,6 +405,10 @@ class Build:
             self._watcher.note(f"{self.title}: {error.found} builds it too; helping")
             return False
         if overwrite or not is_finished(self.path, self.config_hash):
+            with contextlib.ExitStack() as failing:
+                failing.push(writer)
+                set_aside_damaged(self.path, self._watcher.note)
+                failing.pop_all()
             self._committer = writer
             return True
         with writer:  # it was published just before; while this is open no other process builds in the file

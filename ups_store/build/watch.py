@@ -153,8 +153,7 @@ _SHARED = Path("/dev/shm")  # slots are memory without a name, which its size do
 class StallWatcher(Watcher, LookingThread):
     """A watcher that says what everything waits for, each time nothing was done for so long.
 
-    A thread of its own looks, so it sees a commit that hangs, too. It can't see one of a read in the
-    build's own process (`reading.num_workers=0`), as HDF5 holds Python's lock meanwhile.
+    A thread of its own looks, so it sees a commit that hangs, too.
 
     Args:
         after_s: How long.

@@ -89,14 +89,14 @@ def _repair(words: list[Path], config: Path) -> None:
 def _check_config(path: Path, config: Path, overrides: list[str]) -> None:
     """Read the configuration before the store is checked: it must be one, also if nothing is damaged."""
     from ups_store.build.config import load_config
-    from ups_store.build.repair import flags_of
+    from ups_store.build.repair import words_of
 
     try:
         with open_store(path) as store:
             content = store.identity
     except (StoreError, OSError):
         return  # the repair says what it is
-    load_config(config, flags=flags_of(content), overrides=overrides)
+    load_config(config, overrides=[*overrides, *words_of(content)])
 
 
 def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:

@@ -6,6 +6,7 @@ Other callers of `ups_store.system.files` read sources, downloads and caches, an
 from __future__ import annotations
 
 from ups_store.errors import ReadError
+from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.system import files
 
 
@@ -19,6 +20,12 @@ def read_at(fd: int, offset: int, nbytes: int) -> bytes:
         return files.read_at(fd, offset, nbytes)
     except OSError as error:
         raise read_failed(error, fd, offset, nbytes) from error
+
+
+def looks_like_store(fd: int) -> bool:
+    """Whether an open file begins or ends as a store does, be it damaged (spec 2.2, 3.6)."""
+    start = read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
+    return may_be_store(start, read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES))
 
 
 def read_into(fd: int, offset: int, target: memoryview) -> int:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ups_store.errors import RemoteError, StoreNotFoundError, StoreReplacedError, needs
 from ups_store.remote.urls import Url
+from ups_store.sources.origin_s3 import REDIRECTED, reaching_only_named_hosts
 
 DEADLINE_S = 60.0  # of one request with all its attempts
 MAX_REQUESTS = 32  # of the process under way at once
@@ -222,7 +223,7 @@ def persistently(work: Callable[[], Result], *, url: Url, deadline_s: float = DE
                 path=url.path,
                 expected=f"bytes within {deadline_s:g} s",
                 hint="check the network and the place, and try again",
-            ) from failure
+            )
         time.sleep(pause_s)
 
 
@@ -236,20 +237,23 @@ def _raise_unless_transient(error: Exception, url: Url, num_failed: int) -> None
         raise PreconditionFailed from None
     if isinstance(error, FileNotFoundError):  # that of Python itself
         hint = "check the URL, and which bucket the environment means by it"
-        raise StoreNotFoundError("no such object", path=url.path, hint=hint) from error
+        raise StoreNotFoundError("no such object", path=url.path, hint=hint) from None
     if not isinstance(error, exceptions.BaseError | _CutError):
         raise error
     text = _first_line(error)
+    if REDIRECTED in str(error):
+        problem, hint = "the server leads to another host, which would get the keys", "name that host instead"
+        raise RemoteError(problem, kind="redirected", path=url.path, hint=hint) from None
     denied = exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
     if isinstance(error, denied) or _DENIED in text:
-        raise RemoteError(text, kind="not_allowed", path=url.path, hint=_how_to_be_allowed(url)) from error
+        raise RemoteError(text, kind="not_allowed", path=url.path, hint=_how_to_be_allowed(url)) from None
     if "non-partial response" in text and num_failed >= _ATTEMPTS_AT_RANGES:
         hint = "copy the file here, or serve it by what answers `Range` with 206"
-        raise RemoteError("the server gives no ranges", kind="no_ranges", path=url.path, hint=hint) from error
+        raise RemoteError("the server gives no ranges", kind="no_ranges", path=url.path, hint=hint) from None
     status = _STATUS.search(text)
     if status and int(status[1]) not in _TRANSIENT_STATUSES and "RequestTimeout" not in str(error):
         hint = "check the URL, the region and the endpoint"
-        raise RemoteError(text, kind="refused", path=url.path, hint=hint) from error
+        raise RemoteError(text, kind="refused", path=url.path, hint=hint) from None
 
 
 def _how_to_be_allowed(url: Url) -> str:
@@ -294,6 +298,7 @@ def _client(scheme: str, bucket: str, deadline_s: float) -> Any:
 
     half = timedelta(seconds=deadline_s / 2)
     client: Any = {
+        **reaching_only_named_hosts(scheme, bucket),
         "connect_timeout": min(timedelta(seconds=_CONNECT_S), half),
         "read_timeout": min(timedelta(seconds=_STALL_S), half),
         "timeout": half,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from ups_store.errors import DiskFullError, RemoteError
+from ups_store.errors import DiskFullError, FormatError, RemoteError
 from ups_store.remote.client import PreconditionFailed, is_there
 from ups_store.remote.signing import Signer, encoded_query
 from ups_store.remote.urls import Url
@@ -301,7 +301,7 @@ def _record(path: Path, url: Url) -> Iterator[Path | None]:
     lock = record.with_name(f"{record.name}.lock")
     try:
         fd = files.open_or_create(lock)
-    except OSError:  # a folder that can't be written to
+    except (OSError, FormatError):  # a folder that can't be written to, or something else in its place
         yield None
         return
     try:

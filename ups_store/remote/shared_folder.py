@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ups_store.errors import RemoteError, StoreNotFoundError
+from ups_store.errors import FormatError, RemoteError, StoreNotFoundError
 from ups_store.remote.shared_cache import TEMPORARY, SharedFile, Stray
 from ups_store.sources.download import Progress
 from ups_store.sources.origins import CHUNK_BYTES, LocalOrigin, Origin
@@ -131,14 +131,18 @@ def _unfinished(place: Path, fingerprint: str) -> Iterator[tuple[int, Path]]:
     usual = place.with_name(f"{place.name}.{fingerprint}.{TEMPORARY}")
     own = place.with_name(f"{place.name}.{files.build_id()[:6].hex()}.{TEMPORARY}")
     denied: PermissionError | None = None
-    for temporary in (usual, own):  # another machine may be pushing the same, or another user have left it
+    # Another machine may be pushing the same, or another user have left it, or a trap.
+    for temporary, make in ((usual, files.open_or_create), (own, files.create_new)):
         try:
-            fd = files.open_or_create(temporary)
+            fd = make(temporary)
         except PermissionError as error:
             denied = error
             continue
+        except FormatError:
+            continue
         try:
-            if (temporary == own or _is_locked_by_us(fd)) and files.is_file_at(fd, temporary):
+            is_free = temporary == own or (files.is_own(fd) and _is_locked_by_us(fd))
+            if is_free and files.is_file_at(fd, temporary):
                 yield fd, temporary
                 return
         finally:

@@ -1,10 +1,10 @@
 """`SlotCache`: fetched chunks of a remote store in a sparse file on a local disk, shared by processes.
 
 `FINGERPRINT.slots` holds the store's bytes where they lie in the object, holes where they weren't fetched,
-and behind them one byte a chunk: whether it is there. It is named by content, so it serves the same store at
-any URL, also one that was uploaded again. There is no order between writes, and no sync: what another process
+and behind them one byte a chunk: whether it is there; its last bytes say that it is ours. It is named by
+content, so it serves the same store at any URL, also one that was uploaded again. There is no order between writes, and no sync: what another process
 is writing, has given back, or lost in a crash doesn't match its checksum, which every reader checks, and is
-fetched again. So nothing but a file's removal needs a lock, and none of it is ever waited for.
+fetched again. So nothing but a file's removal needs a lock.
 
 A folder has a limit in bytes. When it is reached, files that no process uses go first, those that were opened
 longest ago before others. After that a store keeps most of what it has: of an epoch that is larger than the
@@ -14,13 +14,13 @@ cache, any order by last use would find nothing. Every 16th new chunk takes the 
 from __future__ import annotations
 
 import random
+import re
 import threading
-import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store.errors import SpecError
+from ups_store.errors import SpecError, StoreError
 from ups_store.printable import printable
 from ups_store.read.store_file import Descriptor
 from ups_store.system import files, locks
@@ -32,7 +32,9 @@ _GIVEN_BACK_BYTES = 64 << 10  # at least at a time: of a page that two chunks sh
 _MAX_DRAWS = 256  # of chunks that may be there, and be given back
 _THERE, _GONE = b"\1", b"\0"
 _LOCK_OFFSET = 0  # a byte of the file that each process which uses it has locked, shared
-_LOCK_POLL_S = 0.01
+_LOCK_WAIT_S = 2.0  # removing takes no time: who holds the lock for longer is stopped, or hostile
+_NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}")
+_MARK = b"ups-store slots\n"  # the end of a file
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,10 @@ class SlotCache:
         with _failures_as_warning(self):
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = Descriptor(_open_shared(self.path))
-            if files.size(self._descriptor.fd) < self._flags + num_chunks:
+            if files.size(self._descriptor.fd) < self._flags + num_chunks + len(_MARK):
                 files.truncate(self._descriptor.fd, self._flags + num_chunks)
-            files.touch(self.path)
+                files.write_at(self._descriptor.fd, self._flags + num_chunks, _MARK)
+            files.touch(self._descriptor.fd)
 
     def get(self, number: int, first: int, nbytes: int) -> bytes | None:
         """The bytes of a chunk, which may be anything: check them; None if it isn't there."""
@@ -174,7 +177,7 @@ class _failures_as_warning:  # noqa: N801 (used like a function)
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, OSError):
+        if not isinstance(error, OSError | StoreError):
             return False
         self._cache.close()
         warnings.warn(printable(f"{self._cache.path}: no chunk is kept any more ({error})"), stacklevel=3)
@@ -199,7 +202,7 @@ def limit_of(nbytes: int | None, folder: Path) -> int:
 def _used(folder: Path) -> int:
     """Bytes that all stores of a folder take on its disk."""
     return sum(
-        files.allocated_bytes(folder / name) for name in files.names_in(folder) if name.endswith(SUFFIX)
+        files.allocated_bytes(folder / name) for name in files.names_in(folder) if _NAME.fullmatch(name)
     )
 
 
@@ -207,16 +210,19 @@ def _open_shared(path: Path) -> int:
     """Open or make a file, and lock it against removal, together with all that use it."""
     while True:
         fd = files.open_or_create(path)
-        # Whoever removes it holds the lock for no longer than that takes.
-        if locks.try_lock(fd, _LOCK_OFFSET, exclusive=False) and files.is_file_at(fd, path):
-            return fd
-        files.close(fd)
-        time.sleep(_LOCK_POLL_S)
+        try:
+            locks.lock(fd, _LOCK_OFFSET, exclusive=False, timeout_s=_LOCK_WAIT_S, path=path)
+            if files.is_file_at(fd, path):  # else it was removed meanwhile
+                fd, ours = -1, fd
+                return ours
+        finally:
+            if fd >= 0:
+                files.close(fd)
 
 
 def _remove_unused(own: Path, limit: int) -> bool:
     """Remove files of stores that no process uses until the folder takes no more; whether it does then."""
-    others = [own.parent / name for name in files.names_in(own.parent) if name.endswith(SUFFIX)]
+    others = [own.parent / name for name in files.names_in(own.parent) if _NAME.fullmatch(name)]
     ages = sorted(
         (written[1], path) for path in others if path != own and (written := files.last_write(path))
     )
@@ -231,12 +237,14 @@ def _remove_unused(own: Path, limit: int) -> bool:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file unless a process uses it."""
+    """Remove a file unless a process uses it, or it isn't ours."""
     try:
         fd = files.open_existing(path, writable=True)
-    except OSError:  # another process was faster
+    except (OSError, StoreError):  # another process was faster
         return False
     try:
+        if files.read_at(fd, max(0, files.size(fd) - len(_MARK)), len(_MARK)) != _MARK:
+            return False
         if not locks.try_lock(fd, _LOCK_OFFSET):
             return False
         files.remove(path)

@@ -170,6 +170,7 @@ def _claimed(place: Path) -> Iterator[None]:
 def _opened_lock(path: Path) -> int:
     while True:
         files.make_folder(path.parent, hint="check the folder")
+        files.check_no_link(path.parent)
         with contextlib.suppress(FileNotFoundError):  # another pull has just ended, and removed the folder
             return files.open_or_create(path)
 

@@ -85,6 +85,7 @@ class SourceInfo:
         attrs: What else the store's root group should say, as JSON values.
         samples_per_chunk: How many samples the file's chunks span: read together, each chunk is decoded once.
         outer: Other files that it takes data from, in the order of their first use.
+        decoded: Attributes by which stored numbers are decoded, such as "scale_factor" (`cf.CfEncoding`).
     """
 
     path: Path
@@ -99,6 +100,7 @@ class SourceInfo:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     samples_per_chunk: int = 1
     outer: tuple[OuterFile, ...] = ()
+    decoded: tuple[str, ...] = ()
 
 
 AXIS_NAMES = {

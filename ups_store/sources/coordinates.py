@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ups_store.sources.contents import AXIS_NAMES, Contents, Part, Selection
-from ups_store.sources.hdf5 import checked_dataset, h5py, source_error, translated
+from ups_store.sources.hdf5 import checked_dataset, h5py, read_whole, source_error
 from ups_store.sources.layout import Layout
 
 
@@ -24,8 +24,7 @@ def read_coordinates(
         name = contents.dataset_path(part, sample=sample)
         dataset = checked_dataset(file, name, axes=part.axes, kinds="fiu", sample=sample)
         _check_lengths(file, dataset, name, part, lengths)
-        with translated("can't read", path=file.filename, dataset=name, sample=sample):
-            coordinates[axis] = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
+        coordinates[axis] = read_whole(dataset, name, path=file.filename, sample=sample)
     return coordinates
 
 

@@ -14,6 +14,7 @@ from ups_store.sources.origins import Origin, Version
 from ups_store.system import files
 from ups_store.system.replacement import replace_text
 
+_MAX_RECORD_BYTES = 1 << 20
 _PART, _PART_RECORD, _RECORD = "{}.part", "part.json", "staged.json"
 
 
@@ -111,7 +112,7 @@ def record_part(folder: Path, origin: Origin, version: Version, *, synced: int) 
     """Write beside an unfinished copy what it is of, and how many of its bytes are durable."""
     boot_id = files.boot_id().hex()
     values = {"key": origin.key, "version": asdict(version), "boot_id": boot_id, "synced": synced}
-    replace_text(folder / _PART_RECORD, json.dumps(values))
+    replace_text(folder / _PART_RECORD, json.dumps(values), follow=False)
 
 
 def forget_part(folder: Path) -> None:
@@ -141,7 +142,7 @@ def publish(folder: Path, origin: Origin, version: Version, digests: dict[str, s
         md5=digests.get("md5", ""),
         state=state,
     )
-    replace_text(folder / _RECORD, json.dumps(asdict(copy), indent=1))
+    replace_text(folder / _RECORD, json.dumps(asdict(copy), indent=1), follow=False)
     files.rename(part, folder / version.name)
     forget_part(folder)
     files.sync_folder(folder)
@@ -150,7 +151,7 @@ def publish(folder: Path, origin: Origin, version: Version, digests: dict[str, s
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with files.opened(path) as fd:
-            values = json.loads(files.read_at(fd, 0, files.size(fd)))
+            values = json.loads(files.read_at(fd, 0, _MAX_RECORD_BYTES))
     except (OSError, ValueError, RecursionError):  # absent or damaged: the copy is made again
         return {}
     return values if isinstance(values, dict) else {}

@@ -19,7 +19,7 @@ from ups_store.sources.contents import (
     StoredArray,
 )
 from ups_store.sources.coordinates import computed_coordinates, stored_coordinates
-from ups_store.sources.hdf5 import checked_dataset, get_dataset, h5py, source_error
+from ups_store.sources.hdf5 import checked_dataset, encoding_of, get_dataset, h5py, source_error
 from ups_store.sources.layout import Layout
 from ups_store.sources.parameters import NumberPart
 from ups_store.sources.tasks import Task
@@ -106,6 +106,7 @@ def describe(
         channels=contents.channels,
         boundary=dict(layout.boundary(file, task)),
         attrs=layout.attributes(file),
+        decoded=_decoded(file, contents),
     )
     _check_distinct_names(info)
     if task is not None:
@@ -140,13 +141,25 @@ def _array_info(
             return int(first[axis])
         return num_channels if axis == "c" else -(-lengths[axis] // selection.step(axis))
 
+    dtypes = []
+    for part, dataset in datasets:
+        encoding = encoding_of(dataset, contents.dataset_path(part), path=file.filename)
+        dtypes.append(encoding.dtype(dataset.dtype) if encoding else dataset.dtype.newbyteorder("="))
     axes = array.axes[1:]
     return ArrayInfo(
         shape=tuple(length(axis) for axis in axes),
         # float16: the least of the floating dtypes that hold integers
-        dtype=np.result_type(np.float16, *(dataset.dtype.newbyteorder("=") for _, dataset in datasets)),
+        dtype=np.result_type(np.float16, *dtypes),
         dims=tuple(AXIS_NAMES[axis] for axis in axes),
     )
+
+
+def _decoded(file: h5py.File, contents: Contents) -> tuple[str, ...]:
+    """Attributes by which the samples' numbers are decoded."""
+    parts = [part for array in contents.arrays.values() for part in array.parts]
+    names = [contents.dataset_path(part) for part in parts if not isinstance(part, NumberPart)]
+    encodings = [encoding_of(get_dataset(file, name), name, path=file.filename) for name in names]
+    return tuple(sorted({name for encoding in encodings if encoding for name in encoding.names}))
 
 
 def _check_distinct_names(info: SourceInfo) -> None:

@@ -56,6 +56,7 @@ def fetch(origin: Origin, version: Version, folder: Path, *, attempts: Attempts,
         DiskFullError: If there is no room.
     """
     files.make_folder(folder, hint="check data.stage_dir")
+    files.check_no_link(folder)
     part = part_path(folder, version)
     with _claimed(part, reader) as fd:
         if find_copy(folder, origin, version) is not None:
@@ -225,13 +226,7 @@ def _claimed(part: Path, reader: Progress) -> Iterator[int]:
     reader.doing("waiting")
     size = -1
     while True:
-        try:
-            fd = files.create_new(part)
-        except FileExistsError:
-            try:
-                fd = files.open_existing(part, writable=True)
-            except FileNotFoundError:  # it was renamed this moment
-                continue
+        fd = files.open_or_create(part)
         try:
             if locks.try_lock(fd, _LOCK_AT) and files.is_file_at(fd, part):
                 yield fd

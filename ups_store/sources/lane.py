@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ReadTimeoutError, SourceError
@@ -80,11 +79,6 @@ class ReadJob:
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     value: Any = None
     error: Exception | None = None
-
-    def place(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Room for an array of the result in this process, where there are no readers."""
-        self.arrays[name] = np.empty(shape, dtype)
-        return self.arrays[name]
 
 
 class Lane:

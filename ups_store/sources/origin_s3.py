@@ -7,6 +7,7 @@ AWS_SKIP_SIGNATURE=true reads public buckets without any.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ups_store.errors import SourceError
+from ups_store.printable import without_secrets
 from ups_store.sources.origins import (
     Body,
     ChangedError,
@@ -28,6 +30,37 @@ from ups_store.sources.origins import (
 _TRUE = ("1", "true")
 _CHUNK_BYTES = 64 << 10  # of a chunk that isn't whole when a connection ends, nothing comes
 _NO_LIMIT = timedelta(days=30)  # for a whole body; 30 s by default
+
+
+REDIRECTED = "unsupported scheme socks5"  # in errors of obstore, where an answer leads to another host
+_ELSEWHERE = "socks5://127.0.0.1:0"  # a proxy that obstore can't speak to: nothing is sent
+# Of Amazon, and of the machine's own services that give keys.
+_KEY_GIVERS = ("amazonaws.com", "amazonaws.com.cn", "169.254.0.0/16", "fd00:ec2::/32")
+_SIGNED = re.compile(r"(?i)(^|&)[^=&]*(sig|token|key|credential|secret|password)[^=&]*=")
+
+
+def reaching_only_named_hosts(scheme: str, bucket: str) -> dict[str, str]:
+    """Make options of a client that follows no redirect to hosts which nobody named.
+
+    `obstore` follows redirects with all headers but one, so another host would get the session's token, and
+    by `Referer` the query of a signed URL. Where the environment names a proxy, requests go through that.
+
+    Args:
+        scheme: Such as "s3"; of https only signed URLs are kept where they are.
+        bucket: Of a URL all but its path.
+    """
+    query = urlsplit(bucket).query if scheme in ("https", "http") else ""
+    has_keys = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() not in _TRUE
+    if not ((scheme == "s3" and has_keys) or _SIGNED.search(query)) or _has_proxy():
+        return {}
+    urls = [bucket] if query else [value for name, value in os.environ.items() if name.startswith("AWS_")]
+    hosts = [host for url in urls if "://" in url and (host := urlsplit(url).hostname)]
+    return {"proxy_url": _ELSEWHERE, "proxy_excludes": ",".join([*hosts, *(() if query else _KEY_GIVERS)])}
+
+
+def _has_proxy() -> bool:
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    return any(os.environ.get(name) or os.environ.get(name.upper()) for name in names)
 
 
 class S3Origin(NamedOrigin):
@@ -94,10 +127,8 @@ def _bucket(url: str, stall_s: float) -> Any:
 
     limit = timedelta(seconds=stall_s)
     options: Any = {"connect_timeout": limit, "read_timeout": limit, "timeout": _NO_LIMIT}
-    if os.environ.get("AWS_ALLOW_HTTP", "").lower() in (
-        "1",
-        "true",
-    ):  # else options hide it
+    options |= reaching_only_named_hosts("s3", urlsplit(url).netloc)
+    if os.environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE:  # else options hide it
         options["allow_http"] = True
     retries: Any = {"max_retries": 0, "retry_timeout": limit}  # they are counted here
     return S3Store(urlsplit(url).netloc, client_options=options, retry_config=retries)
@@ -123,11 +154,14 @@ def _errors(url: str) -> Iterator[None]:
         raise ChangedError from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
         hint = "check AWS_ACCESS_KEY_ID and the like; AWS_SKIP_SIGNATURE=true for a public bucket"
-        raise SourceError(_first_line(error), kind="not_allowed", path=url, hint=hint) from error
-    except exceptions.NotFoundError as error:
-        raise FileNotFoundError(url) from error
+        raise SourceError(_first_line(error), kind="not_allowed", path=url, hint=hint) from None
+    except exceptions.NotFoundError:
+        raise FileNotFoundError(url) from None
     except exceptions.BaseError as error:
-        raise TransientError(_first_line(error)) from error
+        if REDIRECTED in str(error):
+            problem, hint = "the server leads to another host, which would get the keys", "name that host"
+            raise SourceError(problem, kind="redirected", path=url, hint=hint) from None
+        raise TransientError(without_secrets(_first_line(error))) from None
 
 
 def _first_line(error: Exception) -> str:

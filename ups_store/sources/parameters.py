@@ -11,7 +11,7 @@ import numpy as np
 
 from ups_store.errors import SourceError
 from ups_store.sources.contents import Part
-from ups_store.sources.hdf5 import get_dataset, h5py, source_error, translated, tree
+from ups_store.sources.hdf5 import get_dataset, h5py, read_whole, source_error, translated, tree
 
 # PDEBench's root attributes that are parameters, in lower case, and what we call them.
 _PARAMETERS = {name: name for name in ("nu", "beta", "rho", "eta", "zeta", "mach")} | {"m": "mach"}
@@ -40,8 +40,9 @@ class NumberPart(Part):
             owner = name.rstrip("/") or "/"
             return read_attribute(file, owner, self.attribute, asked_by=self.asked_by, sample=sample)
         dataset = get_dataset(file, name, sample=sample)
-        with translated("can't read", path=file.filename, dataset=name, sample=sample):
-            value = dataset[...] if dataset.size == 1 else f"shape {dataset.shape}"
+        value: Any = f"shape {dataset.shape}"
+        if dataset.size == 1:
+            value = read_whole(dataset, name, path=file.filename, sample=sample)
         return _number(file, f"dataset {name!r}", value, dataset=name, sample=sample)
 
 

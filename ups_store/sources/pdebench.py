@@ -27,7 +27,10 @@ class Darcy(Layout):
 
     def matches(self, file: h5py.File) -> bool:
         """`tensor` with two spatial axes, or beside a coefficient."""
-        return "tensor" in file and ("nu" in file or getattr(file["tensor"], "ndim", None) == 4)
+        if "tensor" not in file or "nu" in file:
+            return "tensor" in file
+        shape = getattr(file["tensor"], "shape", ())
+        return len(shape) == 4 and shape[1] == 1
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
         """Without "t": some files have a t-coordinate of length 10 that belongs to nothing."""
@@ -43,7 +46,7 @@ class Darcy(Layout):
 
 
 class ScalarTensor(Layout):
-    """1D advection, Burgers and reaction-diffusion: `tensor` (sample, time, x)."""
+    """1D advection, Burgers, reaction-diffusion: `tensor` (sample, time, x); generated (1, sample, time, x)."""
 
     name = "pdebench-1d"
     version = 1
@@ -54,10 +57,12 @@ class ScalarTensor(Layout):
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
         """One channel."""
+        shape = get_dataset(file, "tensor").shape
+        axes = "cstx" if len(shape) == 4 and shape[0] == 1 else "stx"
         return Contents(
             ndim=1,
             channels=("u",),
-            arrays={"fields": StoredArray(fields_axes(1), (Part("tensor", "stx"),))},
+            arrays={"fields": StoredArray(fields_axes(1), (Part("tensor", axes),))},
             coordinates=root_coordinates(file, "tx"),
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SourceError
-from ups_store.sources.hdf5 import h5py, source_error
+from ups_store.sources.hdf5 import check_written, h5py, source_error
 from ups_store.sources.outer_files import OuterFiles
 from ups_store.system import files
 
@@ -222,14 +222,29 @@ class VirtualDataset(_PiecedDataset):
         return self._chunks
 
     def read_box(self, box: _Box) -> npt.NDArray[Any]:
-        """As `_PiecedDataset`; what no source fills has the fill value."""
+        """As `_PiecedDataset`.
+
+        Raises:
+            SourceError: Kind "not_written", of what no source fills, or a source lacks.
+        """
         out = np.full([len(each) for each in box], self.fillvalue, self.dtype)
+        num_filled = 0
         for piece in self._pieces:
             where, from_ = _overlap(piece, box)
             if all(map(len, where)):
-                values = self._source_of(piece.mapping)[tuple(map(_slice, from_))]
+                source, wanted = self._source_of(piece.mapping), tuple(map(_slice, from_))
+                check_written(source, piece.mapping.dataset, wanted, path=source.file.filename)
                 to = tuple(_slice(each, box[axis].start) for axis, each in enumerate(where))
-                out[to] = values.reshape([len(each) for each in where])
+                out[to] = source[wanted].reshape([len(each) for each in where])
+                num_filled += out[to].size
+        if num_filled < out.size and not np.isnan(self.fillvalue):
+            raise self._bad(
+                "a virtual dataset with parts that no source fills",
+                kind="not_written",
+                expected=f"{out.size} values",
+                found=f"{num_filled}; HDF5 reads the others as {self.fillvalue}",
+                hint="make it again with all of its sources",
+            )
         return out
 
     def _mapping(self, plist: Any, index: int) -> Mapping:

@@ -7,7 +7,6 @@ the order of the requests, and replaces a reader that is late or dead. Deadlines
 from __future__ import annotations
 
 import itertools
-import os
 import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ from ups_store.sources.source_files import USUAL_SLOTS
 from ups_store.system.progress import Progress
 
 if TYPE_CHECKING:
-    from ups_store.sources.reader import Reader, Request
+    from ups_store.sources.reader import Request
 
 __all__ = ["Patience", "PoolStatus", "ReadBatch", "ReaderPool", "ReaderStatus", "Skipped"]
 
@@ -84,7 +83,7 @@ class PoolStatus:
     """What a pool does.
 
     Attributes:
-        readers: The readers that run; this process, where it reads itself.
+        readers: The readers that run.
         num_ready: Results that wait for the caller.
     """
 
@@ -98,7 +97,7 @@ class ReaderPool:
     For one thread, which has to live as long as the pool; `status` and `stacks` are for any.
 
     Args:
-        num_workers: How many processes. 0: read in this one, without deadlines, for debugging.
+        num_workers: How many processes, at least one: a read that hangs is given up with its process.
         slot_nbytes: Size of a slot: of the largest batch, each array rounded up to `slots.ALIGN`.
         num_slots: Slots of each reader; with 2 it reads one batch while the caller works with another. Memory
             is bounded by `num_workers * num_slots * slot_nbytes` and what reading one batch takes.
@@ -123,7 +122,6 @@ class ReaderPool:
         self._patience = patience or Patience()
         self._note: Note = note
         self._on_error = on_error
-        self._here: tuple[Reader, ReadJob] | None = None
         self._ids = itertools.count()
         self._jobs: deque[ReadJob] = deque()  # those that the caller hasn't done with, in order
         self.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
@@ -230,9 +228,8 @@ class ReaderPool:
 
     def status(self) -> PoolStatus:
         """What the readers do at this moment."""
-        here = (_status_here(*self._here),) if self._here else ()
         return PoolStatus(
-            readers=here or tuple(status for lane in self._lanes if (status := _status(lane))),
+            readers=tuple(status for lane in self._lanes if (status := _status(lane))),
             num_ready=sum(job.is_settled for job in self._jobs.copy()),
         )
 
@@ -255,9 +252,6 @@ class ReaderPool:
         self, requests: Iterable[Request], report: Callable[[Activity], None] = lambda status: None
     ) -> Iterator[ReadJob]:
         """Settled jobs in the order of the requests; `report` hears how those go that readers work on."""
-        if not self._lanes:
-            yield from self._run_here(requests, report)
-            return
         assert not self._jobs, "the pool is reading already"
         unseen = iter(requests)
         try:
@@ -271,24 +265,6 @@ class ReaderPool:
                 self._release_first()
         finally:
             self._abort()
-
-    def _run_here(self, requests: Iterable[Request], report: Callable[[Activity], None]) -> Iterator[ReadJob]:
-        from ups_store.sources.reader import Reader  # HDF5: only where it is read
-
-        reader = Reader(report=report)
-        try:
-            for request in requests:
-                job = ReadJob(next(self._ids), request)
-                self._here = reader, job
-                try:
-                    job.value = reader.run(request, request_id=job.id, place=job.place)
-                except SourceError as error:
-                    job.error = error
-                self._here = None
-                yield job
-        finally:
-            self._here = None
-            reader.close()
 
     def _hand_out(self, unseen: Iterator[Request]) -> bool:
         """Give the lanes as many jobs as they have room for, the emptiest first; whether there is any job."""
@@ -341,11 +317,4 @@ def _status(lane: Lane) -> ReaderStatus | None:
         num_waiting=len(jobs),
         num_done=status.num_done,
         dataset=status.dataset,
-    )
-
-
-def _status_here(reader: Reader, job: ReadJob) -> ReaderStatus:
-    status = reader.status
-    return ReaderStatus(
-        os.getpid(), status.doing, status.since_s, job.request, 1, status.num_done, status.dataset
     )

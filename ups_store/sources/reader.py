@@ -1,4 +1,4 @@
-"""`Reader`: where requests run, in a process of its own or in the build's; and what a request is."""
+"""`Reader`: where requests run, in a process of its own; and what a request is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ups_store.sources.contents import Selection
 from ups_store.sources.file_state import FileState, changed, file_state, outer_state
-from ups_store.sources.slots import Activity, SlotMemory
+from ups_store.sources.slots import Activity
 
 if TYPE_CHECKING:
     from ups_store.sources.source import Source
@@ -59,19 +59,15 @@ class Reader:
     """Where requests run: keeps files open, provides room for arrays, and says what is being done.
 
     Args:
-        memory: Memory to report the status in.
-        report: Called with the status, where there is no memory.
+        report: Called with the status each time it changes.
 
     Attributes:
         status: What is being done.
     """
 
-    def __init__(
-        self, memory: SlotMemory | None = None, *, report: Callable[[Activity], None] = lambda status: None
-    ) -> None:
+    def __init__(self, report: Callable[[Activity], None] = lambda status: None) -> None:
         self.status = Activity(-1, 0.0, 0.0, "starting")
-        self._is_expendable = memory is not None  # a process of its own, with a supervisor
-        self._report = memory.write_status if memory else report
+        self._report = report
         self._sources: OrderedDict[_SourceKey, tuple[Source, FileState]] = OrderedDict()
         self._place: Allocate
 
@@ -150,7 +146,7 @@ class Reader:
                 task=task,
                 selection=selection,
                 follow=follow,
-                is_mapped=self._is_expendable,
+                is_mapped=True,
                 note=self.reading,  # there may be thousands
             )
             self._sources[key] = source, state

@@ -202,12 +202,6 @@ def start_spare() -> None:
         _spare.append(ReaderHandle(num_slots=USUAL_SLOTS, slot_nbytes=USUAL_SLOT_NBYTES))
 
 
-def stop_spare() -> None:
-    """End the spare reader, where none will be needed."""
-    stop_readers(_spare)
-    _spare.clear()
-
-
 def new_reader(*, num_slots: int, slot_nbytes: int) -> ReaderHandle:
     """Start a reader, or take the spare one if it has such slots.
 

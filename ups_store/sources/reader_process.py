@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 def serve(channel: socket.socket, memory: SlotMemory) -> None:
     """Run requests until the supervisor closes its end."""
-    reader = Reader(memory)
+    reader = Reader(memory.write_status)
     reader.doing("idle")
     while message := channel.recv(MAX_MESSAGE_BYTES):
         request_id, slot, request = pickle.loads(message)
@@ -76,7 +76,7 @@ def _unexpected(request: Request, error: Exception) -> StoreError:
         kind="reader_failed",
         path=request.path,
         sample=request.first_sample,
-        hint="run it with reading.num_workers=0 and -vv and report what it prints",
+        hint="run it with -vv and report what it prints",
     )
     wrapped.add_note("".join(traceback.format_exception(error)))
     return wrapped

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ups_store.sources.casting import CastLoss, cast_into
+from ups_store.sources.cf import CfEncoding
 from ups_store.sources.contents import Selection
 from ups_store.sources.hdf5 import h5py
 from ups_store.sources.source_files import BLOCK_BYTES
@@ -43,6 +44,7 @@ def read_samples(
     first: int,
     selection: Selection,
     extent: DatasetExtent | None = None,
+    encoding: CfEncoding | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> CastLoss:
     """Read `len(out)` consecutive samples, each chunk of the dataset once if they are whole chunks.
@@ -56,17 +58,20 @@ def read_samples(
         first: Number of the first sample in the dataset.
         selection: Strides in space and time.
         extent: Where the dataset lies in its file; None where HDF5 is needed to read it.
+        encoding: How its numbers are encoded.
         progress: Called after every part of it.
 
     Returns:
         What the cast lost.
     """
     loss = CastLoss()
-    if extent and extent.fits(out, axes=axes, to_axes=to_axes, selection=selection):
+    if extent and not encoding and extent.fits(out, axes=axes, to_axes=to_axes, selection=selection):
         extent.read_into(out, first=first * extent.sample_nbytes(axes), progress=progress)
         return loss
     for region in _regions(dataset, axes, first, len(out), selection.reduce_time):
         block = _read_region(dataset, axes, region, selection)
+        if encoding:
+            block = encoding.decode(block)
         target = out[region.rows, region.frames] if "t" in to_axes else out[region.rows]
         loss += cast_into(target, _in_order(block, axes, to_axes))
         progress()

@@ -165,6 +165,8 @@ class ReadRequest:
                 **facts,
             )
         hint = "mend the source, or data.on_nan=keep"
+        if source.info.decoded:
+            hint = f"{' and '.join(source.info.decoded)} may say that there is none: {hint}"
         return SourceError(f"{counts} are not finite{others}", kind="not_finite", hint=hint, **facts)
 
 

@@ -99,7 +99,7 @@ class SlotMemory:
             raise StoreError(
                 f"no memory for {num_slots} slots of {slot_nbytes} bytes ({error})",
                 kind="no_memory",
-                hint="lower reading.num_workers; 0 reads without",
+                hint="lower reading.num_workers",
             ) from error
         memory.write_status(Activity(-1, 0.0, 0.0, "starting"))
         return memory, fd

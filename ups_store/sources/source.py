@@ -13,6 +13,7 @@ import numpy as np
 from ups_store.errors import StoreClosedError
 from ups_store.format.stretches import ranges_of
 from ups_store.sources.casting import CastLoss
+from ups_store.sources.cf import CfEncoding
 from ups_store.sources.contents import (
     EVERYTHING,
     ArrayInfo,
@@ -26,7 +27,16 @@ from ups_store.sources.contents import (
 )
 from ups_store.sources.coordinates import read_coordinates
 from ups_store.sources.describe import describe, measure
-from ups_store.sources.hdf5 import get_dataset, h5py, open_hdf5, source_error, translated
+from ups_store.sources.hdf5 import (
+    check_written,
+    encoding_of,
+    get_dataset,
+    h5py,
+    is_complete,
+    open_hdf5,
+    source_error,
+    translated,
+)
 from ups_store.sources.layouts import recognise
 from ups_store.sources.linked_file import LinkedFile
 from ups_store.sources.outer_files import OuterFiles
@@ -97,6 +107,15 @@ def open_source(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Storage:
+    """How a dataset lies in its file: where in one piece, how encoded, and whether all of it was written."""
+
+    extent: DatasetExtent | None
+    encoding: CfEncoding | None
+    is_complete: bool
+
+
 class Source:
     """An open source file, made by `open_source`.
 
@@ -124,7 +143,7 @@ class Source:
         self._selection = selection
         self._is_mapped = is_mapped
         self._first_grid: dict[str, np.ndarray] | None = None
-        self._extents: dict[str, DatasetExtent | None] = {}  # likewise: asking for one takes 0.5 ms
+        self._storages: dict[str, _Storage] = {}  # likewise: asking for one takes 0.5 ms
         self._datasets: dict[str, h5py.Dataset] = {}  # those of all samples: opening one takes 0.1 ms
 
     def read(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
@@ -169,8 +188,9 @@ class Source:
             By array what the cast lost.
 
         Raises:
-            SourceError: Kind "no_such_sample", "read_failed" (with the first sample concerned), or, with a
-                group per sample, "grids_differ" or "shapes_differ" if a sample isn't like sample 0.
+            SourceError: Kind "no_such_sample", "read_failed" or "not_written" (with the first sample
+                concerned), or, with a group per sample, "grids_differ" or "shapes_differ" if one isn't like
+                sample 0.
             StoreClosedError: If the source was closed.
         """
         if not self._file:
@@ -192,7 +212,7 @@ class Source:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._datasets.clear()
-        self._extents.clear()
+        self._storages.clear()
         self._file.close()
 
     def __enter__(self) -> Source:
@@ -240,6 +260,10 @@ class Source:
             if "d" in part.axes and "d" not in to_axes:  # the components of a tensor are so many channels
                 target = target.reshape(*target.shape[:-1], *dataset.shape[-2:], copy=False)
                 to_axes += "d"
+            storage = self._storage(name, dataset)
+            for sample in () if storage.is_complete else run if "s" in part.axes else (run.start,):
+                box = tuple(slice(sample, sample + 1) if axis == "s" else slice(None) for axis in part.axes)
+                check_written(dataset, name, box, path=self.info.path, sample=sample)
             with translated(_reading(run), path=self.info.path, dataset=name, sample=run.start):
                 loss += read_samples(
                     target,
@@ -248,7 +272,8 @@ class Source:
                     to_axes=to_axes,
                     first=run.start if "s" in part.axes else 0,
                     selection=self._selection,
-                    extent=self._extent(name, dataset),
+                    extent=storage.extent,
+                    encoding=storage.encoding,
                     progress=functools.partial(note, name),
                 )
             channel = end
@@ -273,13 +298,15 @@ class Source:
             )
         return dataset
 
-    def _extent(self, name: str, dataset: h5py.Dataset) -> DatasetExtent | None:
-        """Where a dataset lies in the file; see `extent_of`."""
-        if self._contents.groups:  # there are as many datasets as samples
-            return extent_of(dataset, is_mapped=self._is_mapped)
-        if name not in self._extents:
-            self._extents[name] = extent_of(dataset, is_mapped=self._is_mapped)
-        return self._extents[name]
+    def _storage(self, name: str, dataset: h5py.Dataset) -> _Storage:
+        if name in self._storages:
+            return self._storages[name]
+        extent = extent_of(dataset, is_mapped=self._is_mapped)
+        encoding = encoding_of(dataset, name, path=self.info.path)
+        storage = _Storage(extent, encoding, extent is not None or is_complete(dataset))
+        if not self._contents.groups:  # else there are as many datasets as samples
+            self._storages[name] = storage
+        return storage
 
     def _dataset_of_first(self, part: Part) -> h5py.Dataset:
         """The part's dataset that holds sample 0."""

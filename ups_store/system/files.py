@@ -305,8 +305,30 @@ def truncate(fd: int, nbytes: int) -> None:
 
 
 def open_or_create(path: Path) -> int:
-    """Open a file for reading and writing, made empty if it isn't there; the caller owns the descriptor."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Open a file for reading and writing, made empty if it isn't there; the caller owns the descriptor.
+
+    Raises:
+        FormatError: If there is something else, such as a link, which isn't followed: others may have put it
+            at a name that they can guess; kind "not_a_file".
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hang
+    try:
+        fd = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        what = "a symbolic link" if error.errno == errno.ELOOP else "no file"
+        raise FormatError(f"it is {what}", path=path, kind="not_a_file", hint="remove it") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError("it is no file", path=path, kind="not_a_file", hint="remove it")
+    return fd
+
+
+def is_own(fd: int) -> bool:
+    """Whether the open file belongs to this user, and has one name: others can't have put it there."""
+    status = os.fstat(fd)
+    return status.st_uid == os.geteuid() and status.st_nlink == 1
 
 
 def allocated_bytes(path: Path) -> int:
@@ -329,9 +351,9 @@ def punch_hole(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def touch(path: Path) -> None:
-    """Have a file be written now, for those who look at when it was."""
-    os.utime(path)
+def touch(fd: int) -> None:
+    """Have an open file be written now, for those who look at when it was."""
+    os.utime(fd)
 
 
 def start_writeback(fd: int, offset: int, nbytes: int) -> None:
@@ -534,6 +556,16 @@ def open_sealed(path: Path) -> int | None:
     if not is_sealed:
         os.close(fd)
     return fd if is_sealed else None
+
+
+def check_no_link(folder: Path) -> None:
+    """Refuse a folder that is a symbolic link, where what lies in it will be written and removed.
+
+    Raises:
+        FormatError: Kind "not_a_file".
+    """
+    if os.path.islink(folder):
+        raise FormatError("it is a symbolic link", path=folder, kind="not_a_file", hint="remove it")
 
 
 def make_folder(path: Path, *, hint: str) -> None:

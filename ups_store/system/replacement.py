@@ -108,17 +108,18 @@ def _take_owner(place: int | Path, there: files.Permissions) -> bool:
     return False
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, follow: bool = True) -> None:
     """Write a small file under a temporary name and rename it: no failure leaves a third content.
 
     Args:
         path: The file; one that is there is replaced, in one step.
         data: All of it.
+        follow: Whether a symbolic link there stays, and what it points to is replaced.
     Raises:
         DiskFullError: If the file system has no room for it.
         OSError: As the file system says, with the name of the file.
     """
-    place = real_place(path)
+    place = real_place(path) if follow else path
     temporary = place.with_name(f"{place.name}.{files.build_id()[:8].hex()}")
     try:
         _write_new(temporary, place, data)
@@ -131,9 +132,9 @@ def replace_file(path: Path, data: bytes) -> None:
         raise
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, *, follow: bool = True) -> None:
     """Write a small file atomically, as `replace_file` does."""
-    replace_file(path, text.encode())
+    replace_file(path, text.encode(), follow=follow)
 
 
 def _write_new(temporary: Path, place: Path, data: bytes) -> None:

@@ -249,7 +249,7 @@ class Assembler:
     def _collated(self, batch: Batch) -> Any:
         rows: Any = BatchRows(batch)
         if self._transform is not None:
-            rows = [self._transform(sample) for sample in rows]
+            rows = rows.transformed(self._transform)
         return (self._collate or default_collate)(rows)
 
     def _nbytes_of(self, batch: Any, source: int, num_items: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self, overload
@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ups_store.errors import SpecError
+from ups_store.format.ragged import LENGTHS
 from ups_store.torch.memory import as_array, as_tensor, shared_copy
 
 # Smaller tensors go to another process by value: sharing one takes a file, two descriptors and a connection.
@@ -23,7 +25,14 @@ SENT_BYTES = 512 << 10
 
 
 class _Tensors(dict[str, Any]):
-    """Tensors and strings by name; "params" holds tensors by name once more."""
+    """Tensors and strings by name; "params" holds tensors by name once more.
+
+    Attributes:
+        padded: Ragged arrays that get zeros behind each sample where samples become a batch. Only what was
+            just gathered knows them, not what is made of it.
+    """
+
+    padded: Collection[str] = ()
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Self:
         """A new object with `function` of every tensor; everything else is taken over."""
@@ -114,6 +123,8 @@ def _split(value: Any, num: int) -> Sequence[Any]:
 class BatchRows(Sequence[Sample]):
     """The samples of a batch that was gathered as a whole, as views: what a `collate_fn` is given.
 
+    Each is as the dataset gives it alone: what a ragged array was padded with is left out.
+
     Args:
         batch: The batch, which default collate takes as it is.
     """
@@ -130,8 +141,22 @@ class BatchRows(Sequence[Sample]):
     def __getitem__(self, index: slice) -> list[Sample]: ...
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
-            return [self.batch.row(row) for row in range(*index.indices(len(self)))]
-        return self.batch.row(range(len(self))[index])  # raises IndexError, which ends an iteration
+            return [self[row] for row in range(*index.indices(len(self)))]
+        sample = self.batch.row(range(len(self))[index])  # raises IndexError, which ends an iteration
+        sample.padded = self.batch.padded
+        for name in sample.padded:
+            sample[name] = sample[name][: int(sample[name + LENGTHS])]
+        return sample
+
+    def transformed(self, transform: Callable[[Sample], Any]) -> list[Any]:
+        """Transform every sample; where a dictionary comes back, default collate will know what to pad."""
+        items = [transform(sample) for sample in self]
+        if self.batch.padded:
+            items = [Sample(item) if type(item) is dict else item for item in items]
+            for item in items:
+                if isinstance(item, Sample):
+                    item.padded = self.batch.padded
+        return items
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -193,9 +218,30 @@ def _collate(rows: Sequence[Sample], *, collate_fn_map: dict[Any, Callable[..., 
             found=next(sorted(row) for row in rows if row.keys() != rows[0].keys()),
             hint="keep stores apart: make_loader does",
         )
-    values = {key: collate([row[key] for row in rows], collate_fn_map=collate_fn_map) for key in rows[0]}
-    values["task"] = one_or_all(values["task"])
+    values = {}
+    for key in rows[0]:
+        column = [row[key] for row in rows]
+        if key in rows[0].padded and key + LENGTHS in rows[0]:
+            _check_lengths(key, column, [row[key + LENGTHS] for row in rows])
+            values[key] = pad_sequence(column, batch_first=True)
+        else:
+            values[key] = collate(column, collate_fn_map=collate_fn_map)
+    if "task" in values:
+        values["task"] = one_or_all(values["task"])
     return Batch(values)
+
+
+def _check_lengths(name: str, arrays: Sequence[Tensor], lengths: Sequence[Any]) -> None:
+    """Refuse rows that aren't as many as `NAME.lengths` says: a transform changed one and not the other."""
+    for array, length in zip(arrays, lengths, strict=True):
+        if not isinstance(array, Tensor) or not array.ndim or len(array) != length:
+            raise SpecError(
+                f"{name!r} and '{name}{LENGTHS}' disagree",
+                kind="ragged",
+                expected=f"a tensor of {int(length)} rows",
+                found=tuple(array.shape) if isinstance(array, Tensor) else type(array).__name__,
+                hint=f"a transform that changes the rows sets '{name}{LENGTHS}' too, or removes it",
+            )
 
 
 def _as_sent(tensor: Tensor) -> Tensor:

@@ -71,8 +71,10 @@ class StoreDataset(Dataset[Any]):
         ragged: How batches have ragged arrays: "padded" as a tensor (B, L, ...), zeros behind each sample, L
             the rows of the longest, and the numbers of rows as `NAME.lengths`, int64, shape (B,); "nested" as
             a nested tensor of jagged layout. Text is a list of `str` in any case.
-        transform: Called with every `Sample`; what it returns is the item instead. In a loader its samples
-            are views of a batch that was gathered as a whole.
+        transform: Called with every `Sample`, as `dataset[i]` gives it; what it returns is the item instead.
+            In a loader samples are views of a batch that was gathered as a whole. Of dictionaries that it
+            returns, `ragged="padded"` pads what still has `NAME.lengths` beside it, as it is then; anything
+            else with rows of another number in every sample needs a `collate_fn`.
         timeout: Seconds that what is asked for may take, `transform` included, before `BatchTimeoutError`:
             for loops of your own and for workers of a `DataLoader`, which hand it on. By default there is no
             limit. Loaders of `make_loader` have a `timeout` of their own.
@@ -192,7 +194,7 @@ class StoreDataset(Dataset[Any]):
         return self._in_time(items, functools.partial(self._item, items))
 
     def _item(self, items: Samples) -> Any:
-        sample = self._view(int(items[0])) if self._views else self._fetch(items, new_tensor).row(0)
+        sample = self._view(int(items[0])) if self._views else BatchRows(self._fetch(items, new_tensor))[0]
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int] | Samples) -> Any:
@@ -207,7 +209,7 @@ class StoreDataset(Dataset[Any]):
 
     def _items(self, items: Samples) -> Any:
         rows = BatchRows(self._fetch(items, self._pool.empty))
-        return rows if self.transform is None else [self.transform(sample) for sample in rows]
+        return rows if self.transform is None else rows.transformed(self.transform)
 
     def batch(self, indices: Sequence[int] | Samples) -> Batch:
         """A whole batch in memory that nothing else refers to; `transform` isn't applied.
@@ -242,7 +244,9 @@ class StoreDataset(Dataset[Any]):
         values = source.fetch(items, epoch=epoch, allocate=allocate)
         values["index"] = torch.from_numpy(items + self._first[number])
         values["task"] = source.task
-        return Batch(values)
+        batch = Batch(values)
+        batch.padded = source.padded
+        return batch
 
     def where(self, number: int, items: Samples, *, epoch: int) -> Where:
         """For people: path of a source's store, and the samples there that its items are of."""
@@ -252,7 +256,9 @@ class StoreDataset(Dataset[Any]):
         number = int(np.searchsorted(self._ends, item, side="right"))
         source = self.sources[number]
         values = source.view(item - self._first[number], epoch=self.epoch)
-        return Sample({**values, "index": torch.tensor(item), "task": source.task})
+        sample = Sample({**values, "index": torch.tensor(item), "task": source.task})
+        sample.padded = source.padded
+        return sample
 
     def _fetch(self, items: Samples, allocate: Allocate) -> Batch:
         numbers = np.searchsorted(self._ends, items, side="right")
@@ -334,7 +340,9 @@ def interleave(
     tasks = [part["task"] for part in parts for _ in range(part.num_samples)]
     values = {key: join([part[key] for part in parts]) for key in parts[0].keys() - ragged - {"task"}}
     values |= {key: join_ragged([part[key] for part in parts], order) for key in ragged}
-    return Batch(values | {"task": one_or_all([tasks[row] for row in order])})
+    batch = Batch(values | {"task": one_or_all([tasks[row] for row in order])})
+    batch.padded = parts[0].padded
+    return batch
 
 
 def _check_dtype(dtype: object, *, views: bool) -> None:

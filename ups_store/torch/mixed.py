@@ -138,7 +138,9 @@ class MixedDataset:
         values = source.fetch(items - first, epoch=epoch, allocate=allocate)
         values["index"] = torch.from_numpy(items - self._firsts[dataset])
         values[SOURCE] = torch.full((len(items),), dataset)
-        return Batch(values | {"task": source.task})
+        batch = Batch(values | {"task": source.task})
+        batch.padded = source.padded
+        return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         options: dict[str, Any] = {"weights": self.weights, "epoch_size": self.epoch_size}

@@ -128,6 +128,7 @@ class StoreSource:
         task: Name of its task.
         fields: What makes a batch, ragged arrays left out.
         ragged: What has a number of rows of its own for every sample.
+        padded: Keys of those that get zeros behind each sample in a batch.
     """
 
     def __init__(self, store: AnyStore, selection: SourceSelection) -> None:
@@ -146,6 +147,7 @@ class StoreSource:
         if selection.window is not None:
             self._trajectories = Trajectories(store, selection.window, state=selection.state)
         self.ragged = tuple(self._make_ragged())
+        self.padded = [field.key for field in self.ragged if field.form == "padded" and not field.is_text]
         self.fields = tuple(self._make_fields())
         self._check_keys()
 

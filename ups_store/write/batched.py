@@ -67,12 +67,13 @@ class BatchedCommits:
         """Hand over a sample, copied before this returns; commit all that wait once they are many or old.
 
         Args:
-            index: Sample number, 0 <= index < N. Of one that waits already, the first values count.
+            index: Sample number, 0 <= index < N.
             arrays: As for `Committer.commit`.
         Returns:
             Numbers of the samples that are committed since the last call, int64; usually none.
         Raises:
-            SpecError: If an array is missing, unknown, or of another shape or dtype; the others still wait.
+            SpecError: If an array is missing, unknown, or of another shape or dtype; if the sample waits with
+                other values, kind "committed". The others still wait.
             CommitError: If those that wait didn't become durable; the writer is of no use afterwards.
         """
         if not self._is_usual(index, arrays):
@@ -80,6 +81,8 @@ class BatchedCommits:
             index, arrays = int(index), {name: value[0] for name, value in checked.items()}
         if index not in self._waiting:
             self._add(index, arrays)
+        else:
+            self._check_same(index, arrays)
         is_full = len(self._waiting) >= self._capacity or self._nbytes >= self._buffer_bytes
         return self.flush() if is_full or time.monotonic() - self._began_s >= self._save_every_s else _NONE
 
@@ -105,10 +108,19 @@ class BatchedCommits:
         for name, block in self._blocks.items():
             block[len(self._waiting)] = values[name]
         for name, rows in self._ragged.items():
+            del rows[len(self._waiting) :]  # of a call that was interrupted
             rows.append(values[name].copy())
             self._nbytes += rows[-1].nbytes
         self._nbytes += self._sample_nbytes
         self._waiting[index] = None
+
+    def _check_same(self, index: int, values: Mapping[str, Any]) -> None:
+        row = list(self._waiting).index(index)
+        for name, rows in {**self._blocks, **self._ragged}.items():
+            if rows[row].tobytes() != values[name].tobytes():
+                hint = "hand a sample over once"
+                problem = "it waits to be committed with other values"
+                raise SpecError(problem, kind="committed", array=name, sample=index, hint=hint)
 
     def flush(self) -> Samples:
         """Commit the samples that wait; returns their numbers, int64. Raises as `commit`."""
@@ -116,12 +128,10 @@ class BatchedCommits:
         if not len(samples):
             return samples
         self._has_failed = True  # unless this returns
-        values = {name: block[: len(samples)] for name, block in self._blocks.items()}
-        self._commit_many(samples, {**values, **self._ragged})
-        self._has_failed, self._nbytes = False, 0
+        arrays = {**self._blocks, **self._ragged}
+        self._commit_many(samples, {name: values[: len(samples)] for name, values in arrays.items()})
         self._waiting.clear()
-        for rows in self._ragged.values():
-            rows.clear()
+        self._has_failed, self._nbytes = False, 0
         return samples
 
     def __enter__(self) -> Self:

@@ -146,6 +146,11 @@ class BuildingFile:
         if fd >= 0:
             files.close(fd)
 
+    def __del__(self) -> None:
+        if self.fd >= 0:  # interrupted before anybody had it: the locks aren't kept
+            with contextlib.suppress(OSError):
+                self.close()
+
 
 @contextlib.contextmanager
 def failures_as_errors(

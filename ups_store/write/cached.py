@@ -9,7 +9,6 @@ import hashlib
 import inspect
 import os
 import textwrap
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -19,12 +18,18 @@ from ups_store.format.canonical import canonical_json, plain_json
 from ups_store.read.base import AnyStore
 from ups_store.system import files
 from ups_store.system.paths import path_of
-from ups_store.write.found_store import is_being_written, opened_if_same
+from ups_store.write.filling import HOW_TO_REPLACE
+from ups_store.write.found_store import (
+    check_left,
+    is_being_written,
+    is_unnamed,
+    opened_if_same,
+)
 from ups_store.write.from_iterable import target_of, write
+from ups_store.write.turn import Turn
 
 Arguments = ParamSpec("Arguments")
 
-_LOOK_S = 0.2  # while another process writes the store
 _NAME_DIGITS = 12
 
 
@@ -36,30 +41,43 @@ def cached(
 ) -> AnyStore:
     """The store at the path if it is of this identity; else it is made, and takes the place of what is there.
 
-    If another process makes it, this one waits: of many that call this at a time one does the work.
+    If another process makes it, this one waits: of many that call this at a time one does the work. One that
+    shows no sign of life for ten minutes, as it is stopped, is an error.
 
     Args:
         path: Where it is, or will be.
         identity: Everything that decides the samples, as for `write`.
         make: Called only where there is no such store; gives samples as `write` takes them.
-        options: As for `write`; `on_mismatch` is "restart" unless it is said.
+        options: As for `write`; `on_mismatch` is "restart" unless it is said, but only where it is said are
+            samples removed that an interrupted call of another identity committed.
     Returns:
         The store, open.
     Raises:
+        IdentityMismatchError: If there are such samples.
+        BuildLockedError: If the process that makes it is stopped.
         SpecError: As `write`; so do its other errors.
     """
-    target = target_of(path)
+    target, is_said = target_of(path), "on_mismatch" in options
     options = {"on_mismatch": "restart", **options}
-    while True:
-        store = opened_if_same(
-            target, identity, None, options.get("constants") or {}, on_mismatch=options["on_mismatch"]
-        )
-        if store is not None:
-            return store
-        with contextlib.suppress(BuildLockedError):  # another process was faster
-            if not is_being_written(target):
-                return write(target, make(), identity=identity, **options)
-        time.sleep(_LOOK_S)
+
+    def valid() -> AnyStore | None:
+        constants = options.get("constants") or {}
+        return opened_if_same(target, identity, None, constants, on_mismatch=options["on_mismatch"])
+
+    if (store := valid()) is not None:
+        return store
+    with Turn(target, is_shown=options.get("progress")) as turn:
+        while True:
+            if (store := valid()) is not None:
+                return store
+            with contextlib.suppress(BuildLockedError):  # a process that calls `write` was faster
+                if not is_being_written(target):
+                    if not is_said:
+                        hint = f"finish it with what it was begun with, or say {HOW_TO_REPLACE}"
+                        wanted = plain_json(dict(identity), what="identity")
+                        check_left(target, wanted, gives_way=is_unnamed, hint=hint)
+                    return write(target, make(), identity=identity, **options)
+            turn.wait()
 
 
 def cached_in(

@@ -19,7 +19,7 @@ from ups_store.format.layout import PAGE_BYTES, ArrayLayout
 from ups_store.format.stretches import stretches
 from ups_store.format.zip_records import pack_directory
 from ups_store.read.gather import Samples
-from ups_store.read.recovery import read_commits, read_committed
+from ups_store.read.recovery import read_commits, read_committed, read_records
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each
@@ -36,6 +36,15 @@ def committed_among(building: BuildingFile, samples: Samples) -> npt.NDArray[np.
     """Which of the samples are committed, shape (M,); samples sorted, at least one."""
     with building.reading():
         return read_committed(building.fd, building.layout, building.header, samples)
+
+
+def recorded_crcs(building: BuildingFile, samples: Samples) -> CrcTable:
+    """CRC-32 of every array of committed samples, by their records, shape (M, num_arrays); samples sorted."""
+    records = [
+        read_records(building.fd, building.layout, np.arange(first, first + num))
+        for first, num in stretches(samples)
+    ]
+    return np.concatenate(records)[:, 1:-1]
 
 
 def commit_pieces(
@@ -124,7 +133,7 @@ def _write_records(building: BuildingFile, samples: Samples, records: npt.NDArra
 
 
 def take_back(building: BuildingFile, samples: Samples) -> None:
-    """Clear the records of samples whose locks are held: they count as not committed, durably (spec 6.9).
+    """Clear the records of samples: they count as not committed, durably (spec 6.9).
 
     Args:
         building: The file.
@@ -134,7 +143,11 @@ def take_back(building: BuildingFile, samples: Samples) -> None:
     """
     layout, what = building.layout, f"commits of samples {int(samples[0])}.. were not taken back"
     records = np.zeros((len(samples), layout.record_nbytes), np.uint8)
-    with failures_as_errors(building.building_path, layout, what):
+    with (
+        building.gate(exclusive=False),
+        building.samples_locked(samples),
+        failures_as_errors(building.building_path, layout, what),
+    ):
         _write_rows(building.fd, layout.table_offset, layout.record_nbytes, samples, records)
         files.sync_data(building.fd)  # before anything is written in the samples' places
 

@@ -30,7 +30,7 @@ from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.identity import describe_differences, differences, identity_document
 from ups_store.format.layout import Layout, RaggedLayout
 from ups_store.format.ragged import Offsets
-from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
+from ups_store.read.file_reads import looks_like_store
 from ups_store.read.offsets import read_offsets
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
 from ups_store.system import files, locks
@@ -210,15 +210,14 @@ def check_replaceable(path: Path, *, force: bool) -> None:
         return
     check_not_read_only(path, hint=f"make it writable with chmod u+w, or say {HOW_TO_REPLACE}")
     with files.opened(path) as fd:
-        start = files.read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
-        end = files.read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
-    if not may_be_store(start, end):
+        is_store, start = looks_like_store(fd), files.read_at(fd, 0, 8)
+    if not is_store:
         raise FormatError(
             "there is another program's file",
             path=path,
             kind="foreign",
             clause="2.2",
-            found=start[:8].hex(" ") or "an empty file",
+            found=start.hex(" ") or "an empty file",
             hint=f"{TAKEN}, or say {HOW_TO_REPLACE}",
         )
 
@@ -273,16 +272,20 @@ def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: 
     if found.state is State.RESUMABLE:
         mended += mend_constants(fd, found.catalog.layout, blueprint)
     building = _building_file(path, fd, found, is_lazy=is_lazy)
-    _check_same_lengths(building, blueprint)
-    files.sync_data(fd)  # a record in the page cache only must not count before it is durable
-    # Nor must a commit, if the process that created the file died before its name was durable.
-    files.sync_folder(target.parent)
-    locks.unlock(fd, GATE_LOCK)
-    writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
-    if mended:
-        resuming.note(describe_mended(building, mended))
-    if resuming.check:
-        writer.check_committed(note=resuming.note)
+    try:
+        _check_same_lengths(building, blueprint)
+        files.sync_data(fd)  # a record in the page cache only must not count before it is durable
+        # Nor must a commit, if the process that created the file died before its name was durable.
+        files.sync_folder(target.parent)
+        locks.unlock(fd, GATE_LOCK)
+        writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
+        if mended:
+            resuming.note(describe_mended(building, mended))
+        if resuming.check:
+            writer.check_committed(note=resuming.note)
+    except BaseException:
+        building.fd = -1  # the caller closes it
+        raise
     return writer
 
 

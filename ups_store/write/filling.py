@@ -24,6 +24,7 @@ from ups_store.format.canonical import plain_json
 from ups_store.format.manifest import part_name
 from ups_store.format.stretches import ranges_of
 from ups_store.read.store_set import parts_folder
+from ups_store.write.commit import take_back
 from ups_store.write.create import create
 from ups_store.write.part_files import recipe_of
 from ups_store.write.parts import PartsWriter, write_parts
@@ -35,9 +36,12 @@ from ups_store.write.writer import StoreWriter
 OnMismatch = Literal["raise", "restart"]
 OnError = Literal["fail", "skip"]
 Sample = Mapping[str, Any]
+Waiting = tuple[int, Mapping[str, Any] | None]  # a number of samples, and attributes of their part
 
 PROBED_SAMPLES, PROBED_BYTES = 32, 64 << 20  # that specs are found from; never a matter of time
 BATCH_BYTES, MAX_BATCH = 16 << 20, 16384  # committed together
+COMPARED_SAMPLES = 8  # of those that an interrupted run committed
+HOW_TO_REPLACE = "on_mismatch='restart'"
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Plan:
             "dims": {name: dims for name, dims in self.dims.items() if name in self.constants},
             "identity": self.identity,
             "attrs": self.attrs,
-            "on_mismatch": self.on_mismatch if self.is_named else "restart",
+            "on_mismatch": self.on_mismatch,
         }
 
     def named_dims(self, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
@@ -99,7 +103,7 @@ def write_columns(plan: Plan, source: Columns, line: ProgressLine) -> None:
     specs = plan.named_dims(source.specs())
     nbytes = sum(array.nbytes for array in source.arrays.values()) // max(1, source.num_samples)
     with create(plan.target, specs, durability="lazy", **plan.options) as writer:
-        missing = writer.missing()
+        missing = _compared(plan, writer, lambda number: _row_of(source.block(number, number + 1)))
         line.begin_at(source.num_samples - len(missing))
         for run in ranges_of(missing, longest=max(1, min(MAX_BATCH, BATCH_BYTES // max(1, nbytes)))):
             block = source.block(run.start, run.stop)
@@ -117,11 +121,13 @@ def write_rows(plan: Plan, source: Rows, line: ProgressLine) -> None:
         probed = _probe(samples)
         specs = plan.named_dims(specs_of(probed, ragged=plan.ragged))
         if source.num_samples is not None and not any(spec.is_ragged for spec in specs.values()):
-            _write_directly(plan, source, specs, len(probed), line)
+            _write_directly(plan, source, specs, probed, line)
             return
     check = SampleCheck(specs, num_seen=len(probed))
     with write_parts(plan.target, specs, buffer_bytes=plan.buffer_bytes, **plan.options) as writer:
         first = 0
+        if source.can_skip:
+            _check_found(plan, source, writer, check)
         if source.can_skip and writer.num_found:
             first, samples, probed = writer.num_found, source.begin(writer.num_found), []
             writer.extend(lambda found: ())  # nothing is passed over
@@ -155,8 +161,8 @@ def _probe(samples: Iterator[Sample]) -> list[Sample]:
 
 
 def specs_of_parts(plan: Plan) -> dict[str, ArraySpec] | None:
-    """What an interrupted run of the same found; None if there was none."""
-    if not plan.is_named:
+    """What an interrupted run of the same found; None if there was none, or its samples may give way."""
+    if not plan.is_named or plan.on_mismatch == "restart":
         return None
     try:
         recipe = recipe_of(parts_folder(plan.target) / part_name(0))
@@ -182,33 +188,102 @@ class Clock:
 
 
 @contextlib.contextmanager
-def saving(plan: Plan, writer: PartsWriter, attrs: Callable[[], Any] = lambda: None) -> Iterator[None]:
-    """Has a failure of the samples themselves leave those before it as a part, for the next call."""
+def saving(plan: Plan, writer: PartsWriter, whole: Callable[[], Waiting] | None = None) -> Iterator[None]:
+    """Has a failure of the samples themselves leave those before it as a part, for the next call.
+
+    Args:
+        plan: Says whether there can be such a call.
+        writer: Whose samples they are.
+        whole: How many of those that wait may be in a part, and its attributes; by default all, and none.
+    """
     try:
         yield
     except (CommitError, IdentityMismatchError, OSError):
         raise
     except BaseException:
-        if plan.is_named and writer.fd >= 0:
-            writer.flush(attrs=attrs())
+        if plan.is_named:
+            num_waiting, attrs = whole() if whole else (writer.num_waiting, None)
+            writer.keep(num_waiting, attrs=attrs)
         raise
 
 
 def _write_directly(
-    plan: Plan, source: Rows, specs: Mapping[str, ArraySpec], num_seen: int, line: ProgressLine
+    plan: Plan, source: Rows, specs: Mapping[str, ArraySpec], probed: Sequence[Sample], line: ProgressLine
 ) -> None:
     """Samples of a known number, none ragged, in batches; those that are missing only."""
     assert source.num_samples is not None
-    check = SampleCheck(specs, num_seen=num_seen)
+    check = SampleCheck(specs, num_seen=len(probed))
+
+    def sample_of(number: int) -> Sample:
+        sample = probed[number] if number < len(probed) else next(source.begin(number))
+        return check(sample, number)
+
     arrays = counted_specs(specs, source.num_samples)
     with create(plan.target, arrays, durability="lazy", **plan.options) as writer:
-        missing = writer.missing()
+        missing = _compared(plan, writer, sample_of)
         line.begin_at(source.num_samples - len(missing))
         for run in ranges_of(missing, longest=source.num_samples):
             samples = itertools.islice(source.begin(run.start), len(run))
             numbered = ((number, check(sample, number)) for number, sample in zip(run, samples, strict=False))
             _commit(writer, numbered, line)
         writer.finish()
+
+
+def _spread(num: int) -> list[int]:
+    """The first, the last, and some between, of so many."""
+    return sorted({*np.linspace(0, num - 1, COMPARED_SAMPLES).astype(int).tolist()}) if num else []
+
+
+def _compared(plan: Plan, writer: StoreWriter, sample_of: Callable[[int], Sample]) -> npt.NDArray[np.int64]:
+    """The samples that are missing, once a spread of those that an interrupted run committed was compared.
+
+    Raises:
+        IdentityMismatchError: If one is another now, unless "restart" takes all of them back.
+    """
+    missing = writer.missing()
+    committed = np.setdiff1d(np.arange(writer.num_samples), missing)
+    for place in _spread(len(committed)):
+        number = int(committed[place])
+        try:
+            writer.commit(number, {name: np.asarray(value) for name, value in sample_of(number).items()})
+        except SpecError as error:
+            if error.kind != "committed":
+                raise
+            if plan.on_mismatch == "restart":
+                take_back(writer.building, committed)
+                return writer.missing()
+            raise IdentityMismatchError(
+                "the samples are others than in the run that this one continues",
+                kind="not_repeated",
+                path=writer.building.building_path,
+                array=error.array,
+                sample=number,
+                expected="what was committed",
+                found="other values",
+                hint=f"say another identity, or {HOW_TO_REPLACE}",
+            ) from error
+    return missing
+
+
+def _check_found(plan: Plan, source: Rows, writer: PartsWriter, check: SampleCheck) -> None:
+    """As `_compared` does, of samples in parts."""
+    num_samples = source.num_samples or 0
+    if num_samples < writer.num_found and plan.on_mismatch == "raise":
+        expected = f"{writer.num_found} samples or more"
+        raise writer.not_repeated(num_samples, expected, f"{num_samples} in all")
+    for number in _spread(writer.num_found):
+        is_there = number < num_samples
+        differing = writer.differing(number, check(next(source.begin(number)), number)) if is_there else ""
+        if differing is None:
+            continue
+        if plan.on_mismatch == "raise":
+            raise writer.not_repeated(number, "the sample that the part holds", f"another {differing!r}")
+        writer.drop_found()
+        return
+
+
+def _row_of(block: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    return {name: rows[0] for name, rows in block.items()}
 
 
 def _commit(writer: StoreWriter, samples: Iterable[tuple[int, Sample]], line: ProgressLine) -> None:

@@ -44,12 +44,15 @@ def write_mapped(plan: Plan, job: MapJob, on_error: OnError, line: ProgressLine)
         writer.extend(lambda found: ())
         line.begin_at(writer.num_found)
         clock = Clock(plan.save_every_s)
-        with saving(plan, writer, done.attrs):
+        whole = 0, done  # samples that wait of whole inputs, and these: changed in one step, for an interrupt
+        with saving(plan, writer, lambda: (whole[0], whole[1].attrs())):
             for each in itertools.chain(probed, results):
                 _add(writer, each, check, line)
-                done.take(each)
+                whole = writer.num_waiting, whole[1].after(each)
                 if writer.waiting_nbytes >= plan.buffer_bytes or clock.is_time(writer.num_waiting):
-                    writer.flush(attrs=done.attrs())
+                    writer.flush(attrs=whole[1].attrs())
+                    whole = 0, whole[1]
+        done = whole[1]
         line.say("merging parts")
         writer.flush(attrs=done.attrs())
         writer.finish(attrs={**plan.attrs, **({SKIPPED: done.skipped} if done.skipped else {})})
@@ -83,7 +86,7 @@ def _add(writer: PartsWriter, each: Mapped, check: SampleCheck, line: ProgressLi
     line.advance(len(samples), writer.waiting_nbytes - before)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Done:
     """Which inputs are done, and which of them failed; the attributes of a part."""
 
@@ -101,16 +104,17 @@ class _Done:
             raise _other_run(writer, "parts of a function of inputs", "parts of an iterable")
         return cls(int(found["num_inputs"]), str(found["last"]), list(found["skipped"]))
 
-    def take(self, each: Mapped) -> None:
-        """One input more is done."""
-        self.num_inputs, self.last = each.number + 1, each.input
+    def after(self, each: Mapped) -> _Done:
+        """The same with one input more."""
+        skipped = self.skipped
         if each.error is not None:
             found = f": {each.error.found}" if each.error.found else ""
-            self.skipped.append({"input": each.input, "error": f"{each.error.problem}{found}"})
+            skipped = [*skipped, {"input": each.input, "error": f"{each.error.problem}{found}"}]
+        return _Done(each.number + 1, each.input, skipped)
 
     def attrs(self) -> dict[str, Any]:
         """The attributes of a part that ends here."""
-        return {_DONE: {"num_inputs": self.num_inputs, "last": self.last, "skipped": list(self.skipped)}}
+        return {_DONE: {"num_inputs": self.num_inputs, "last": self.last, "skipped": self.skipped}}
 
     def same_inputs(self, inputs: Iterable[Any], writer: PartsWriter) -> Iterator[Any]:
         """The inputs, all; those that are done have to be what they were."""

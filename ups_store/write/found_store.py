@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,25 @@ import numpy.typing as npt
 
 from ups_store.errors import (
     BuildLockedError,
+    CommitError,
     FormatError,
     IdentityMismatchError,
     SpecError,
+    StoreNotFoundError,
 )
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.canonical import plain_json
 from ups_store.format.identity import describe_differences, differences
-from ups_store.format.manifest import number_of_part
+from ups_store.format.manifest import number_of_part, part_name
 from ups_store.read.base import AnyStore
+from ups_store.read.catalog import read_finished
 from ups_store.read.open import open_any
-from ups_store.read.recovery import building_path
+from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.system import files, locks
 from ups_store.write.encode import check_unmasked
-from ups_store.write.filling import OnMismatch
-from ups_store.write.part_files import LOCK_NAME, catalog_of, locked, unlock
-
-_HOW_TO_REPLACE = "on_mismatch='restart'"
+from ups_store.write.filling import HOW_TO_REPLACE, OnMismatch
+from ups_store.write.part_files import LOCK_NAME, locked, unlock
 
 
 def unnamed_identity() -> dict[str, Any]:
@@ -44,7 +45,7 @@ def check_free(target: Path, *, on_mismatch: OnMismatch) -> None:
         SpecError: Kind "exists".
     """
     if on_mismatch == "raise" and files.exists(target):
-        hint = f"say identity={{...}}, so that it can be told, or {_HOW_TO_REPLACE} to replace it"
+        hint = f"say identity={{...}}, so that it can be told, or {HOW_TO_REPLACE} to replace it"
         problem = "it exists, and nothing says whether it holds these samples"
         raise SpecError(problem, kind="exists", path=target, hint=hint)
 
@@ -87,7 +88,7 @@ def opened_if_same(
         differing = {"number of samples": (len(store), num_samples)}
     differing |= {} if differing else _other_constants(store, constants)
     if not differing:
-        remove_leftovers(target, store.config_hash)
+        remove_leftovers(target, store)
         return store
     store.close()
     if on_mismatch == "restart":
@@ -95,7 +96,7 @@ def opened_if_same(
     error = IdentityMismatchError(
         f"the store was made from something else (found -> expected):\n{describe_differences(differing)}\n",
         path=target,
-        hint=f"choose another path, or say {_HOW_TO_REPLACE} to replace it",
+        hint=f"choose another path, or say {HOW_TO_REPLACE} to replace it",
     )
     error.differences = differing
     raise error
@@ -114,28 +115,106 @@ def _other_constants(store: AnyStore, constants: Mapping[str, npt.ArrayLike]) ->
     return shown
 
 
-def remove_leftovers(target: Path, config_hash: str) -> None:
-    """Remove the parts that a kill between merging them and removing them left; not those of a set."""
+def check_left(
+    target: Path,
+    identity: Mapping[str, Any] | None,
+    *,
+    gives_way: Callable[[Mapping[str, Any]], bool],
+    hint: str,
+) -> None:
+    """Refuse to begin where an interrupted run of something else committed samples that would be removed.
+
+    Args:
+        target: Where the store will be.
+        identity: What the samples are made from, JSON values.
+        gives_way: Whether what was left of an identity may be removed.
+        hint: What to do.
+    Raises:
+        IdentityMismatchError: If there are such samples.
+    """
+    for path, content in _contents_left(target):
+        if content is not None and (content == identity or gives_way(content)):
+            continue
+        problem = "an interrupted run of something else committed samples here"
+        found = "a damaged file" if content is None else content
+        raise IdentityMismatchError(problem, path=path, expected=identity, found=found, hint=hint)
+
+
+def is_unnamed(content: Mapping[str, Any]) -> bool:
+    """Whether an identity is one that no other call can have."""
+    return content.keys() == {"unnamed"}
+
+
+def is_of_values(content: Mapping[str, Any]) -> bool:
+    """Whether an identity is a digest of values that lay in memory."""
+    return str(content.get("content", "")).startswith("blake2b:")
+
+
+def gives_way(target: Path) -> bool:
+    """Whether interrupted runs left something at the path, and no call can continue any of it."""
+    contents = [content for _, content in _contents_left(target)]
+    return bool(contents) and all(content is not None and is_unnamed(content) for content in contents)
+
+
+def _contents_left(target: Path) -> Iterator[tuple[Path, Mapping[str, Any] | None]]:
+    """What interrupted runs left at the path, and what it was made from; None where that can't be read."""
+    building, folder = building_path(target), parts_folder(target)
+    is_set = files.exists(manifest_path(target))
+    names = [] if is_set else [name for name in files.names_in(folder) if number_of_part(name) is not None]
+    for path in (building, *(folder / name for name in names)):
+        try:
+            with files.opened(path) as fd:
+                catalog = (
+                    read_building_file(fd, path).catalog if path == building else read_finished(fd, path)
+                )
+                yield path, catalog.root.identity["content"]
+        except StoreNotFoundError:
+            continue
+        except FormatError:
+            yield path, None
+
+
+def remove_leftovers(target: Path, store: AnyStore) -> None:
+    """Remove the parts that a kill between merging them and removing them left, as far as that is possible.
+
+    These begin with the first one, and their samples are the first of the store. Those of a set that isn't
+    finished may have the same identity, and stay.
+    """
     folder = parts_folder(target)
     if not files.exists(folder) or files.exists(manifest_path(target)):
         return
-    with contextlib.suppress(BuildLockedError):
+    with contextlib.suppress(BuildLockedError, CommitError, OSError):
         fd = locked(folder)
         try:
-            for name in sorted(files.names_in(folder), reverse=True):
-                if number_of_part(name) is not None and _hash_of(folder / name) == config_hash:
+            names = [name for name in files.names_in(folder) if number_of_part(name) is not None]
+            if names == [part_name(i) for i in range(len(names))] and _is_beginning(store, folder, names):
+                for name in reversed(names):
                     files.remove(folder / name)
         finally:
             unlock(fd, folder)
+
+
+def _is_beginning(store: AnyStore, folder: Path, names: Sequence[str]) -> bool:
+    """Whether parts are of a store's identity, and hold its first samples: of each the first and the last."""
+    first = 0
+    for name in names:
+        try:
+            part = open_any(folder / name)
+        except FormatError:
+            return False
+        with part:
+            end = first + len(part)
+            if part.config_hash != store.config_hash or end > len(store):
+                return False
+            for sample in (first, end - 1) if len(part) else ():
+                here, there = store[sample], part[sample - first]
+                if any(np.asarray(here[key]).tobytes() != np.asarray(there[key]).tobytes() for key in there):
+                    return False
+        first = end
+    return True
 
 
 def is_being_written(target: Path) -> bool:
     """Whether a process, this one included, writes the store, itself or in parts."""
     places = (parts_folder(target) / LOCK_NAME, building_path(target))
     return any(locks.is_held(place, BUILDER_LOCK) for place in places)
-
-
-def _hash_of(part: Path) -> str | None:
-    with contextlib.suppress(FormatError):
-        return catalog_of(part).root.config_hash
-    return None

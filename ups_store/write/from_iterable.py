@@ -20,7 +20,7 @@ from ups_store.system.paths import path_of
 from ups_store.system.replacement import real_place
 from ups_store.write.filling import OnError, OnMismatch, Plan, write_columns, write_rows
 from ups_store.write.filling_mapped import SKIPPED, write_mapped
-from ups_store.write.found_store import check_free, opened_if_same, unnamed_identity
+from ups_store.write.found_store import check_free, gives_way, opened_if_same, unnamed_identity
 from ups_store.write.parts import BUFFER_BYTES, PARTS_NBYTES
 from ups_store.write.progress_line import ProgressLine
 from ups_store.write.sample_sources import Columns, Rows, digest_of, source_of
@@ -140,7 +140,7 @@ def write(
         constants or {},
         dims or {},
         attrs or {},
-        on_mismatch,
+        "restart" if on_mismatch == "raise" and gives_way(target) else on_mismatch,
         buffer_bytes,
         save_every_s,
     )

@@ -27,7 +27,7 @@ class PartBuffer:
         self._blocks: list[dict[str, npt.NDArray[Any]]] = []
         self._rows = max(1, _BLOCK_BYTES // max(1, sum(meta.sample_nbytes for meta in self._fixed.values())))
         self._rows = min(self._rows, _MAX_ROWS)
-        self.ragged: dict[str, list[npt.NDArray[Any]]] = {n: [] for n, m in metas.items() if m.is_ragged}
+        self._ragged: dict[str, list[npt.NDArray[Any]]] = {n: [] for n, m in metas.items() if m.is_ragged}
         self.num_samples = self.nbytes = 0
 
     def add(self, sample: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -42,11 +42,20 @@ class PartBuffer:
             )
         for name, memory in self._blocks[number].items():
             memory[row] = sample[name]
-            self.nbytes += sample[name].nbytes
-        for name, samples in self.ragged.items():
+        for name, samples in self._ragged.items():
+            del samples[self.num_samples :]  # of a call that was interrupted
             samples.append(np.array(sample[name], order="C"))
-            self.nbytes += samples[-1].nbytes
-        self.num_samples += 1
+        self.nbytes += sum(value.nbytes for value in sample.values())
+        self.num_samples += 1  # from here on it counts
+
+    def cut(self, num: int) -> None:
+        """Forget the samples behind the first `num`."""
+        self.num_samples = min(self.num_samples, num)
+
+    @property
+    def lengths(self) -> dict[str, list[int]]:
+        """Numbers of rows of the samples of ragged arrays, by name."""
+        return {name: [len(rows) for rows in all[: self.num_samples]] for name, all in self._ragged.items()}
 
     def batches(self) -> Iterator[tuple[range, Arrays]]:
         """Numbers of samples and their arrays, as `commit_many` takes them."""
@@ -54,13 +63,13 @@ class PartBuffer:
             samples = range(first, min(first + self._rows, self.num_samples))
             block = self._blocks[first // self._rows]
             batch: dict[str, Any] = {name: memory[: len(samples)] for name, memory in block.items()}
-            batch |= {name: rows[first : samples.stop] for name, rows in self.ragged.items()}
+            batch |= {name: rows[first : samples.stop] for name, rows in self._ragged.items()}
             yield samples, batch
 
     def clear(self) -> None:
         """Forget the samples."""
         self.num_samples = self.nbytes = 0
-        for rows in self.ragged.values():
+        for rows in self._ragged.values():
             rows.clear()
 
 

@@ -166,12 +166,15 @@ def locked(folder: Path) -> int:
             fd = _opened_lock(folder)
             if fd is None:
                 continue
-            if not locks.try_lock(fd, BUILDER_LOCK):
+            try:
+                if not locks.try_lock(fd, BUILDER_LOCK):
+                    hint = "wait for it, or close the first writer"
+                    raise BuildLockedError("another writer writes these parts", path=folder, hint=hint)
+                if files.is_file_at(fd, folder / LOCK_NAME):
+                    return fd
+            except BaseException:
                 files.close(fd)
-                hint = "wait for it, or close the first writer"
-                raise BuildLockedError("another writer writes these parts", path=folder, hint=hint)
-            if files.is_file_at(fd, folder / LOCK_NAME):
-                return fd
+                raise
             files.close(fd)  # the writer before ended this moment
     except OSError as error:
         hint = "check the disk and your permissions of the folder"

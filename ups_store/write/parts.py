@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreClosedError
+from ups_store.errors import CommitError, FormatError, IdentityMismatchError, SpecError, StoreClosedError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_manifest, part_name
 from ups_store.read.catalog import check_regular
@@ -162,7 +162,6 @@ class PartsWriter:
     Attributes:
         path: What `finish` makes.
         num_found: Samples that an interrupted run left in finished parts; these are passed over.
-        num_samples: Samples so far, those passed over included.
         fd: Descriptor of the lock of the parts; -1 after closing, and in forked children.
     """
 
@@ -172,7 +171,7 @@ class PartsWriter:
         self._metas = metas_of(recipe)
         self._config_hash = recipe.blueprint(0, {name: [] for name in recipe.ragged}).root.config_hash
         self._is_set, self._restarts = goal == manifest_path(goal), restart
-        self._buffer, self.num_samples = PartBuffer(self._metas), 0
+        self._buffer, self._num_before, self._is_publishing = PartBuffer(self._metas), 0, False
         self.fd = locked(self._folder)
         locks.close_on_fork(self)
         try:
@@ -212,7 +211,8 @@ class PartsWriter:
             raise
         if self.num_samples >= self.num_found or not self._is_there(values):
             self._buffer.add(values)
-        self.num_samples += 1
+        else:
+            self._num_before += 1
         if self._buffer.nbytes >= self._buffer_bytes:
             self.flush()
 
@@ -225,7 +225,7 @@ class PartsWriter:
         """
         self._check_open()
         if callable(samples):
-            self.num_samples = max(self.num_samples, self.num_found)
+            self._num_before = max(self._num_before, self.num_found)
             samples = samples(self.num_samples)
         for sample in samples:
             self.add(sample)
@@ -235,11 +235,28 @@ class PartsWriter:
 
         Args:
             attrs: Root attributes of this part alone, `found_attrs` of the run that continues this one.
+        Raises:
+            CommitError: As `add`; the writer is of no use after any error or interrupt in here, for only a
+                new one can tell whether the part is there.
         """
         self._check_open()
         if self._buffer.num_samples:
+            self._is_publishing = True  # unless this returns
             self._publish(attrs)
+            self._num_before += self._buffer.num_samples
             self._buffer.clear()
+            self._is_publishing = False
+
+    def keep(self, num_waiting: int, *, attrs: Mapping[str, Any] | None = None) -> None:
+        """Publish the first that are waiting and forget the others; not after a `flush` that failed."""
+        if self.fd >= 0 and not self._is_publishing:
+            self._buffer.cut(num_waiting)
+            self.flush(attrs=attrs)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples so far, those passed over included."""
+        return self._num_before + self._buffer.num_samples
 
     @property
     def num_waiting(self) -> int:
@@ -271,7 +288,8 @@ class PartsWriter:
         """
         self._check_open()
         if self.num_samples < self.num_found:
-            raise self._not_repeated(f"{self.num_found} samples or more", f"the end after {self.num_samples}")
+            expected, found = f"{self.num_found} samples or more", f"the end after {self.num_samples}"
+            raise self.not_repeated(self.num_samples, expected, found)
         if attrs is not None:
             self._recipe = replace(self._recipe, attrs=attrs)
         self.flush()
@@ -288,6 +306,10 @@ class PartsWriter:
         if fd >= 0:
             unlock(fd, self._folder)
 
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:  # interrupted before anybody had it: the lock isn't kept
+            self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -297,6 +319,9 @@ class PartsWriter:
     def _check_open(self) -> None:
         if self.fd < 0:
             raise StoreClosedError("the writer is closed", path=self.path, hint="call `write_parts` again")
+        if self._is_publishing:
+            hint = "close it and call `write_parts` again to continue"
+            raise CommitError("an earlier part failed, or was interrupted", path=self.path, hint=hint)
 
     def _checked(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
         if not isinstance(sample, Mapping) or sample.keys() != self._metas.keys():
@@ -315,12 +340,11 @@ class PartsWriter:
         if number >= MAX_PARTS:
             hint = "use a larger `buffer_bytes`"
             raise SpecError("too many parts", kind="limits", clause="15.1", expected=MAX_PARTS, hint=hint)
-        lengths = {name: list(map(len, rows)) for name, rows in self._buffer.ragged.items()}
         recipe, path = self._recipe, self._folder / part_name(number)
         remove_left(building_path(path))  # what a killed run began: its samples may have been others
         with create(
             path,
-            recipe.specs(self._buffer.num_samples, lengths),
+            recipe.specs(self._buffer.num_samples, self._buffer.lengths),
             constants=recipe.constants,
             dims=recipe.dims,
             identity=recipe.identity,
@@ -374,17 +398,33 @@ class PartsWriter:
         first = self._ends[number] - self._parts[number].count
         if self.num_samples not in (first, self._ends[number] - 1):
             return True
-        path, sample = self._folder / self._parts[number].name, self.num_samples - first
-        layout = catalog_of(path).layout
+        differing = self.differing(self.num_samples, values)
+        if differing is None:
+            return True
+        if not self._restarts or self.num_samples != first:
+            raise self.not_repeated(
+                self.num_samples, "the sample that the part holds", f"another {differing!r}"
+            )
+        self._drop_parts(number)
+        return False
+
+    def differing(self, sample: int, values: Sample) -> str | None:
+        """The first array of which a finished part that was found holds another sample; None if none does."""
+        number = int(np.searchsorted(self._ends, sample, side="right"))
+        path, row = (
+            self._folder / self._parts[number].name,
+            sample - self._ends[number] + self._parts[number].count,
+        )
+        layout, checked = catalog_of(path).layout, self._checked(values)
         with files.opened(path) as fd:
-            for name, value in values.items():
-                if bytes_of(fd, layout, layout.arrays[name], sample) == value.tobytes():
-                    continue
-                if not self._restarts or sample:
-                    raise self._not_repeated("the sample that the part holds", f"another {name!r}")
-                self._drop_parts(number)
-                return False
-        return True
+            for name, value in checked.items():
+                if bytes_of(fd, layout, layout.arrays[name], row) != value.tobytes():
+                    return name
+        return None
+
+    def drop_found(self) -> None:
+        """Remove the parts of an interrupted run, before anything was added."""
+        self._drop_parts(0)
 
     def _drop_parts(self, number: int) -> None:
         """Remove the parts of an interrupted run from this one on, the last first."""
@@ -393,9 +433,10 @@ class PartsWriter:
         self._parts = self._parts[:number]
         self._count_found()
 
-    def _not_repeated(self, expected: str, found: str) -> IdentityMismatchError:
+    def not_repeated(self, sample: int, expected: str, found: str) -> IdentityMismatchError:
+        """The error for samples that aren't those of the run that this one continues."""
         return IdentityMismatchError(
-            f"the samples don't begin as in the run that this one continues, at sample {self.num_samples}",
+            f"the samples don't begin as in the run that this one continues, at sample {sample}",
             kind="not_repeated",
             path=self._folder,
             expected=expected,

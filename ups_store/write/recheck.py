@@ -117,8 +117,7 @@ def take_back_damaged(building: BuildingFile, progress: Progress) -> Samples:
         )
     damaged = samples[~parts.all(axis=1)]
     if len(damaged):
-        with building.gate(exclusive=False), building.samples_locked(damaged):
-            take_back(building, damaged)
+        take_back(building, damaged)
     return damaged
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy.typing as npt
 
 from ups_store.read.open import open_any
-from ups_store.write.from_iterable import write
+from ups_store.write.found_store import check_left, is_of_values, is_unnamed
+from ups_store.write.from_iterable import target_of, write
 
 
 def save(
@@ -35,8 +36,13 @@ def save(
         Absolute path of the store.
     Raises:
         SpecError: If an array has another number of samples, or can't be stored.
+        IdentityMismatchError: If an interrupted call that named its samples, by `identity`, left some here.
         DiskFullError: If there is no room.
     """
+    hint = "finish that call, or remove them with `ups-store gc --delete`"
+    check_left(
+        target_of(path), None, gives_way=lambda each: is_unnamed(each) or is_of_values(each), hint=hint
+    )
     with write(path, arrays, constants=constants, attrs=attrs, on_mismatch="restart") as store:
         return store.path
 

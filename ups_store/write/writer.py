@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
+from ups_store.format.build_tail import HOW_TO_REPLACE
 from ups_store.format.metadata import ArrayMeta
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits
@@ -21,7 +22,7 @@ from ups_store.system import locks
 from ups_store.system.progress import Progress
 from ups_store.write.batched import BUFFER_BYTES, SAVE_EVERY_S, BatchedCommits
 from ups_store.write.building import BuildingFile
-from ups_store.write.commit import commit_pieces, committed_among, finish, publish
+from ups_store.write.commit import commit_pieces, committed_among, finish, publish, recorded_crcs
 from ups_store.write.encode import (
     DURABLE_PIECE_BYTES,
     LAZY_PIECE_BYTES,
@@ -75,9 +76,10 @@ class Committer:
             arrays: Every per-sample array by name, each of its sample's shape and dtype; for a ragged array
                 with as many rows as `create` was given, as text a `str`.
         Returns:
-            True if it was written; False if the sample was committed before, and nothing happened.
+            True if it was written; False if the sample was committed before, with the same values.
         Raises:
-            SpecError: If an array is missing, unknown, of another shape or dtype, or has masked elements.
+            SpecError: If an array is missing, unknown, of another shape or dtype, or has masked elements; if
+                the sample was committed with other values, kind "committed".
             CommitError: If it didn't become durable; the writer is of no use afterwards.
         """
         return bool(self.commit_many([index], _as_batch(arrays))[0])
@@ -92,7 +94,7 @@ class Committer:
         Returns:
             Which were written, bool, shape (M,); False where a sample was committed before.
         Raises:
-            SpecError: If an array is missing, unknown, of another shape or dtype, or has masked elements.
+            SpecError: As for `commit`; then none of them was written.
             CommitError: If they didn't become durable; the writer is of no use afterwards.
         """
         building = self._usable()
@@ -103,7 +105,10 @@ class Committer:
         if not len(samples):
             return written
         with self._mutex, building.gate(exclusive=False), building.samples_locked(samples[order]):
-            fresh = order[~committed_among(building, samples[order])]
+            is_there = committed_among(building, samples[order])
+            there, fresh = order[is_there], order[~is_there]
+            if len(there):
+                self._check_same(samples[there], there, values)
             if len(fresh):
                 self._write(samples[fresh], fresh, values)
                 written[fresh] = True
@@ -137,6 +142,28 @@ class Committer:
         self._usable()
         return self._check_arrays(_as_batch(arrays), self._check_indices([index]))
 
+    def _check_same(self, samples: Samples, rows: Samples, values: Values) -> None:
+        """Refuse other values of committed samples: their checksums are recorded."""
+        layout, recorded = self.building.layout, recorded_crcs(self.building, samples)
+        for part in self._pieces(samples, rows, values, LAZY_PIECE_BYTES):
+            with self._scratches.lent() as scratch:
+                crcs = encode_piece(layout, samples[part], rows[part], values, scratch).crcs
+            for number, column in np.argwhere(crcs != recorded[part])[:1].tolist():
+                raise SpecError(
+                    "it was committed with other values",
+                    kind="committed",
+                    path=self.path,
+                    array=layout.per_sample[column].meta.name,
+                    sample=int(samples[part][number]),
+                    hint="a committed sample stays as it is: leave it out, or begin again with "
+                    f"{HOW_TO_REPLACE}",
+                )
+
+    def _pieces(self, samples: Samples, rows: Samples, values: Values, piece_bytes: int) -> list[slice]:
+        layout = self.building.layout
+        rows_nbytes = sum(values[name][row].nbytes for name in layout.ragged for row in rows.tolist())
+        return pieces_of(layout, len(samples), piece_bytes, rows_nbytes=rows_nbytes)
+
     def _write(self, samples: Samples, rows: Samples, values: Values) -> None:
         layout = self.building.layout
         piece_bytes = LAZY_PIECE_BYTES if self.building.is_lazy else DURABLE_PIECE_BYTES
@@ -146,8 +173,7 @@ class Committer:
             with self._scratches.lent() as scratch:
                 yield encode_piece(layout, samples[part], rows[part], values, scratch)
 
-        rows_nbytes = sum(values[name][row].nbytes for name in layout.ragged for row in rows.tolist())
-        pieces = pieces_of(layout, len(samples), piece_bytes, rows_nbytes=rows_nbytes)
+        pieces = self._pieces(samples, rows, values, piece_bytes)
         try:
             commit_pieces(self.building, samples, pieces, encoded)
         except BaseException:

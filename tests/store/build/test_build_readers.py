@@ -252,7 +252,7 @@ def test_bar_shows_what_is_waited_for_the_queue_and_the_rates(
         waits = staticmethod(bar.waits)  # type: ignore[assignment]
 
     build(settings(tmp_path, split="train"), Looking())
-    assert re.match(r"waits for commit; read [\d,]+/s, commit [\d,]+/s$", shown[-1])
+    assert re.match(r"waits for commit \(.* ready\); read [\d,]+/s, commit [\d,]+/s$", shown[-1])
     bar.watch(_Reading())  # type: ignore[arg-type]
     assert re.match(r"waits for finish \(reading 7\.\d s, idle 0\.\d s; 3 ready\); read ", bar.state())
 

@@ -72,7 +72,7 @@ def test_tuned_build_makes_the_same_bytes_and_loses_nothing_of_the_trials(
 def test_fastest_candidate_is_used_for_the_rest_and_told(
     source: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates(monkeypatch, {(0, 4): 10.0, (0, 1): 10.4, (0, 16): 20.0})
+    rates(monkeypatch, {(1, 4): 10.0, (1, 1): 10.4, (1, 16): 20.0})
     sizes: list[int | None] = []
     plain = fill.Filling.fill
     monkeypatch.setattr(
@@ -84,7 +84,7 @@ def test_fastest_candidate_is_used_for_the_rest_and_told(
     assert (store.tuning["batch_size"], sizes) == (16, [4, 1, 16, 16])
     assert store.tuning["why"] == "20 samples/s, the best of 3 tries"
     assert any(
-        note.startswith("reading 16 samples at a time in the build itself, chosen automatically (20 ")
+        note.startswith("reading 16 samples at a time with 1 reader process, chosen automatically (20 ")
         for note in watcher.notes
     )
 

@@ -140,9 +140,7 @@ def test_places_and_ways_of_reading_may_come_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRATCH", "/scratch")
-    found = read(
-        PLACES, tmp_path, "checkpoint.dir=${data.root}/runs", "logging.wandb.group=${oc.env:SCRATCH}"
-    )
+    found = read(PLACES, tmp_path, "checkpoint.dir=${data.root}/runs", "training.log_path=${oc.env:SCRATCH}")
     assert (found["data"]["root"], found["checkpoint"]["dir"]) == ("/scratch", "/scratch/runs")
 
 

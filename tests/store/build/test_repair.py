@@ -16,7 +16,7 @@ from small_stores import build as build_small
 import ups_store
 from tools.conformance import REFUSED
 from ups_store import ConfigError, FormatError, IdentityMismatchError
-from ups_store.build import store_build
+from ups_store.build import fill
 from ups_store.build.repair import repair_store
 from ups_store.check.doctor import Status, examine
 from ups_store.format.layout import Layout
@@ -63,13 +63,13 @@ def layout_of(path: Path) -> Layout:
 @pytest.fixture
 def rebuilt(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the samples that are read from the sources."""
-    read, samples = store_build.read_batches, []
+    read, samples = fill.read_batches, []
 
     def noting(plan: object, wanted: np.ndarray, **options: object) -> object:
         samples.extend(wanted.tolist())
         return read(plan, wanted, **options)
 
-    monkeypatch.setattr(store_build, "read_batches", noting)
+    monkeypatch.setattr(fill, "read_batches", noting)
     return samples
 
 

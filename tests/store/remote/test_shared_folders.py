@@ -141,7 +141,8 @@ def test_folder_that_may_not_be_written_to_is_an_error(
     def deny(path: Path) -> int:
         raise PermissionError(path)
 
-    monkeypatch.setattr(files, "open_or_create", deny)
+    for name in ("open_or_create", "create_new"):
+        monkeypatch.setattr(files, name, deny)
     with pytest.raises(RemoteError, match="can't write there") as caught:
         push(cache, store)
     assert (caught.value.kind, caught.value.path) == ("not_allowed", str(place))

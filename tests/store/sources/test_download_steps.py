@@ -177,13 +177,14 @@ def test_a_copy_that_another_one_finishes_meanwhile_is_taken(
 def test_a_copy_that_is_renamed_between_two_looks_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part, really = part_path(tmp_path, VERSION), files.open_existing
+    part, really = part_path(tmp_path, VERSION), files.open_or_create
     part.touch()
 
-    def renamed_this_moment(path: Path, *, writable: bool = False) -> int:
-        monkeypatch.setattr(files, "open_existing", really)
+    def renamed_this_moment(path: Path) -> int:
+        monkeypatch.setattr(files, "open_or_create", really)
+        fd = really(path)
         part.unlink()
-        return really(path, writable=writable)
+        return fd
 
-    monkeypatch.setattr(files, "open_existing", renamed_this_moment)
+    monkeypatch.setattr(files, "open_or_create", renamed_this_moment)
     assert copy(MemoryOrigin(), tmp_path) == len(DATA)

@@ -268,14 +268,14 @@ def test_virtual_dataset_of_parts_of_other_ranks_and_strides_is_that_of_hdf5(fol
         write_fields(folder / f"{i}.h5", np.repeat(FIELDS[i], 2, axis=0), chunks=(2, 5))
     path = write_source(folder / "main.h5")
     with h5py.File(path, "a") as file:
-        layout = h5py.VirtualLayout((SAMPLES + 1, T, X), "<f8")
+        layout = h5py.VirtualLayout((SAMPLES, T, X), "<f8")
         for i in range(SAMPLES):
             source = h5py.VirtualSource(f"{i}.h5", "u", (2 * T, X))
             layout[i, :, ::2], layout[i, :, 1::2] = source[::2, ::2], source[1::2, 1::2]
         file.create_virtual_dataset("tensor", layout, fillvalue=7)
     with h5py.File(path) as file:
         expected = file["tensor"][...]
-    np.testing.assert_array_equal(expected[:SAMPLES], FIELDS)
+    np.testing.assert_array_equal(expected, FIELDS)
     np.testing.assert_array_equal(fields_of(path, folder), expected)
     reduced = fields_of(path, folder, selection=Selection(3, 2))
     np.testing.assert_array_equal(reduced, expected[:, ::2, ::3])

@@ -332,11 +332,14 @@ def test_build_asks_for_whole_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.multi_process
 def test_memory_of_a_reader_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    # 2 GiB that were never written, in samples of 64 MiB, of which little is stored.
+    # 2 GiB of holes in samples of 64 MiB.
     (tmp_path / "source").mkdir()
     shape = (32, 64, 1 << 18)
     with h5py.File(tmp_path / "source" / BURGERS, "w") as file:
-        file.create_dataset("tensor", shape, "f4")
+        holes = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        holes.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        holes.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        h5py.h5d.create(file.id, b"tensor", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(shape), holes)
         file["x-coordinate"] = np.linspace(0, 1, shape[2], dtype="f4")
         file["t-coordinate"] = np.linspace(0, 1, shape[1] + 1, dtype="f4")
     peaks: list[int] = []

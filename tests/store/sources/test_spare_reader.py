@@ -15,7 +15,7 @@ from reader_faults import FakeRead, fake
 
 from ups_store.sources import reader_handle
 from ups_store.sources.pool import ReaderPool
-from ups_store.sources.reader_handle import start_spare, stop_spare
+from ups_store.sources.reader_handle import start_spare, stop_readers
 from ups_store.sources.source_files import USUAL_SLOT_NBYTES
 
 pytestmark = pytest.mark.multi_process
@@ -27,7 +27,8 @@ def spare() -> Iterator[int]:
     start_spare()
     (reader,) = reader_handle._spare
     yield reader.pid
-    stop_spare()
+    stop_readers(reader_handle._spare)
+    reader_handle._spare.clear()
 
 
 def pid_of(pool: ReaderPool) -> int:

@@ -15,12 +15,9 @@ import pytest
 from command_line import run_ups
 from vast_standin import KEY, serving
 
-from ups.config.stages import STAGE_NAMES
 from ups.errors import ConfigError, LaunchError
 from ups.output import discard
 from ups.pipeline.launch.job import Job, job_script, make_job, packed
-from ups.trained.corrected_files import candidate_of
-from ups.trained.specs import CORRECTOR_FILE, OPERATOR_FILE, PRIOR_FILE, STUDENT_FILE
 
 SECRETS = {"B2_KEY_ID": "id-of-b2", "B2_APP_KEY": "secret-of-b2", "WANDB_API_KEY": "secret-of-wandb"}
 PHASES = ["download", "precompute", "run", "upload"]
@@ -117,7 +114,7 @@ def machine(tmp_path: Path) -> Machine:
         (source / f"burgers1d_{split}.h5").write_text(split)
     work = tmp_path / "work"
     work.mkdir()
-    job = Job("mine", "one", "seed: 1\n", 1, ("burgers1d",), "out", ("out",), str(work), "B2TRAIN:full")
+    job = Job("mine", "one", "seed: 1\n", 1, ("burgers1d",), ("out",), str(work), "B2TRAIN:full")
     return Machine(tmp_path, replace(job, results="B2TRAIN:runs"))
 
 
@@ -178,7 +175,7 @@ def test_job_has_the_whole_configuration_and_wrong_ones_are_refused(tmp_path: Pa
     config.write_text("include: base.yaml\ndata: {tasks: burgers1d, root: here}\ncheckpoint: {dir: out}\n")
     options = {"num_gpus": 2, "workdir": "/w", "remote": "store:x/", "results": "", "note": discard}
     job = make_job(config, ["seed=3"], **options)
-    assert (job.name, job.tasks, job.checkpoints) == ("mine", ("burgers1d",), "out")
+    assert (job.name, job.tasks, job.result_folders[0]) == ("mine", ("burgers1d",), "out")
     assert "\nREMOTE=store:x\n" in job_script(job)
     for text in ("lr: 0.5", "root: data", "seed: 3", "num_processes: 2"):
         assert text in job.config_text
@@ -253,38 +250,6 @@ def test_stores_are_tried_with_smaller_batches_then_on_the_cpu(machine: Machine)
     code, said = machine.run(FAIL_STORES="3")
     assert code == 1, said
     assert machine.phases()[-2:] == [("precompute", "1"), ("upload", "0")]
-
-
-def test_checkpoints_of_another_launch_are_cleared_and_stores_kept(machine: Machine) -> None:
-    work = machine.root / "work"
-    kept = [
-        "out/autoencoder.safetensors",
-        "out/autoencoder.training.safetensors",
-        "out/best/operator.safetensors",
-        "out/run/nodes/autoencoder.json",
-    ]
-    later = {*STAGE_NAMES} - {"autoencoder"}
-    files = (OPERATOR_FILE, CORRECTOR_FILE, STUDENT_FILE, PRIOR_FILE)
-    cleared = [
-        "out/baselines/fno.safetensors",
-        *(f"out/{stage}.training.safetensors" for stage in sorted(later)),
-        *(f"out/{file}" for file in files),
-        *(f"out/{candidate_of(Path(file))}" for file in files[1:]),
-    ]
-    for name in (*kept, *cleared, "cache/burgers1d_train.zarr.zip"):
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / name).write_text("old")
-    machine.job = replace(machine.job, resume=True)
-    assert machine.run()[0] == 0
-    assert [name for name in (*kept, *cleared) if not (work / name).exists()] == []
-    machine.job = replace(machine.job, resume=False)
-    assert machine.run()[0] == 0  # the machine starts again: the same launch
-    assert [name for name in cleared if not (work / name).exists()] == []
-    machine.job = replace(machine.job, launch_id="two")
-    assert machine.run()[0] == 0
-    left = (name for name in cleared if (work / name).exists())
-    assert [name for name in left if (work / name).read_text() == "old"] == []  # one is made again
-    assert [name for name in (*kept, "cache/burgers1d_train.zarr.zip") if not (work / name).exists()] == []
 
 
 def test_a_run_that_fails_is_uploaded_and_the_instance_is_stopped(machine: Machine) -> None:

@@ -37,7 +37,7 @@ def api(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def launch(*words: str) -> Done:
-    return run_ups("launch", "vast", "--config", "demo", *words)
+    return run_ups("launch", "vast", "--config", "demo", "--package", "", *words)
 
 
 def test_the_cheapest_offer_becomes_an_instance_with_the_script_and_the_keys(api: StandIn) -> None:

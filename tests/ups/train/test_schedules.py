@@ -13,7 +13,7 @@ from ups.config import TrainingConfig
 from ups.config.training import QuerySamplingConfig
 from ups.train.autoencoder import make_autoencoder_stage
 from ups.train.joint import make_joint_stage
-from ups.train.schedules import StageLength, inverse_weights, num_queries
+from ups.train.schedules import Schedule, inverse_weights, num_queries
 
 CPU = torch.device("cpu")
 ONE = "data.tasks=[burgers1d]"
@@ -47,8 +47,8 @@ def test_query_points_go_from_the_first_number_to_the_last_and_stay() -> None:
 
 
 def test_length_of_a_stage_counts_optimiser_steps_not_batches() -> None:
-    length = StageLength(steps_per_epoch=10, epochs=4, accum_steps=3)
-    assert (length.step_of(59), length.epochs_before(60), length.progress(60)) == (19, 2.0, 0.5)
+    schedule = Schedule(steps_per_epoch=10, total_steps=40, accum_steps=3)
+    assert (schedule.step_of(59), schedule.epochs_before(60), schedule.progress(60)) == (19, 2.0, 0.5)
 
 
 def test_stage_autoencoder_asks_at_more_points_as_it_goes_on(run: Path) -> None:

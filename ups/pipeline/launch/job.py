@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import os
 import posixpath
 import secrets
 import shlex
@@ -21,6 +22,7 @@ from ups.output import Note
 
 # Where downloads go, in the machine's working directory.
 DATA_ROOT = "data"
+_BUCKET = "B2TRAIN"  # the remote that `job.sh` declares itself
 _BODY = "\n# --- what is done"  # how `job.sh` begins
 
 
@@ -34,14 +36,12 @@ class Job:
         config_text: The configuration, complete in itself, as YAML.
         num_gpus: That train together.
         tasks: Whose files are fetched, from `<remote>/<task>`.
-        checkpoints: Where the run's checkpoints go on the machine.
         result_folders: What is uploaded.
         workdir: Where everything lies on the machine.
         remote: Of rclone, such as "B2TRAIN:pdebench/full"; "" fetches nothing.
         results: Where results go; "" leaves them on the machine.
         package: What pip installs on the machine; "" if it is there.
         installs: Whether packages may be installed on the machine.
-        resume: Whether checkpoints of earlier launches stay.
         shuts_down: Whether the machine goes off at the end, however the run ended.
         requeues: Whether a run that was interrupted and has saved itself is queued again.
         max_hours: When the run is asked to save itself and end.
@@ -52,14 +52,12 @@ class Job:
     config_text: str
     num_gpus: int
     tasks: tuple[str, ...]
-    checkpoints: str
     result_folders: tuple[str, ...]
     workdir: str
     remote: str = ""
     results: str = ""
     package: str = ""
     installs: bool = False
-    resume: bool = False
     shuts_down: bool = False
     requeues: bool = False
     max_hours: float | None = None
@@ -92,18 +90,27 @@ def make_job(
         note(f"warning: latent.checkpoint = {config.latent.checkpoint} has to be on the machine")
     there = [f"data.root={DATA_ROOT}"] if remote else []
     together = [f"pipeline.num_processes={num}"] if num > 1 else []
-    checkpoints = str(config.checkpoint.dir)
+    for name in _missing_keys(config, remote, more.get("results", "")):
+        note(f"warning: {name} isn't set here, and the job needs it: export it before the launch")
     return Job(
         name=config_path.stem,
         launch_id=secrets.token_hex(4),
         config_text=write_standalone(config_path, overrides=[*overrides, *there, *together]),
         num_gpus=num,
         tasks=tuple(config.data.tasks),
-        checkpoints=checkpoints,
-        result_folders=(checkpoints, *_folders_elsewhere(config)),
+        result_folders=(str(config.checkpoint.dir), *_folders_elsewhere(config)),
         remote=remote,
         **more,
     )
+
+
+def _missing_keys(config: RunConfig, *remotes: str) -> list[str]:
+    """Variables with keys that the job would end for want of, and that aren't set where it is launched."""
+    has_bucket = any(remote.startswith(f"{_BUCKET}:") for remote in remotes)
+    wanted = ["B2_KEY_ID", "B2_APP_KEY"] if has_bucket else []
+    if config.logging.wandb.enabled and os.environ.get("WANDB_MODE") not in ("offline", "disabled"):
+        wanted.append("WANDB_API_KEY")
+    return [name for name in wanted if not os.environ.get(name)]
 
 
 def _folders_elsewhere(config: RunConfig) -> list[str]:
@@ -137,10 +144,8 @@ def _settings(job: Job) -> list[str]:
         "DATA_ROOT": f"{job.workdir.rstrip('/')}/{DATA_ROOT}",
         "REMOTE": job.remote.rstrip("/"),
         "RESULTS": job.results.rstrip("/"),
-        "CHECKPOINTS": job.checkpoints,
         "PACKAGE": job.package,
         "INSTALLS": str(int(job.installs)),
-        "RESUME": str(int(job.resume)),
         "SHUTS_DOWN": str(int(job.shuts_down)),
         "REQUEUES": str(int(job.requeues)),
         "MAX_SECONDS": seconds,

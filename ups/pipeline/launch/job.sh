@@ -112,38 +112,25 @@ download() {
   return "$is_bad"
 }
 
-# Names that earlier tools look for.
+# Names that earlier tools look for, where there is no file of that name.
 link_names() {
   [ -n "$REMOTE" ] || return 0
-  local file
+  local file name
   find "$DATA_ROOT" -name '*_val.h5' -o -name '*_train.h5' | while read -r file; do
-    case $file in
-      *_val.h5) ln -sfn "${file##*/}" "${file%_val.h5}_valid.h5" ;;
-      *) ln -sfn "${file##*/}" "${file%.h5}_000.h5" ;;
-    esac
+    case $file in *_val.h5) name=${file%_val.h5}_valid.h5 ;; *) name=${file%.h5}_000.h5 ;; esac
+    [ -e "$name" ] || ln -sfn "${file##*/}" "$name"
   done
 }
 
-# Stores are kept, and so are the best operator so far, the autoencoder, since latents in stores are its, and
-# the run's records, which are about files as they are. A machine that starts again goes on with its launch.
-clear_checkpoints() {
-  local marker=$CHECKPOINTS/.launch
-  mkdir -p "$CHECKPOINTS" || return
-  if [ "$RESUME" = 0 ] && [ "$(cat "$marker" 2> /dev/null)" != "$LAUNCH_ID" ]; then
-    (cd "$CHECKPOINTS" && rm -rf -- baselines joint* operator* fno* unet* diff_residual* corrector* \
-      consistency_distill* student* steady_prior* prior* seed-*) || return
-  fi
-  printf '%s\n' "$LAUNCH_ID" > "$marker"
-}
-
-# build_stores NODE: with smaller batches, then on the CPU, where the machine can't do it as it is told.
+# build_stores NODE: with smaller batches, then on the CPU, where the machine can't do it as it is told. That
+# helps nothing that a configuration, a source, a disk or another build is to blame for.
 build_stores() {
   local other words status=0
   for other in "" "reading.batch_size=1" "reading.batch_size=1 latent.device=cpu"; do
     read -ra words <<< "$other"
     status=0
     ups_in_time run "$CONFIG_FILE" --only "$1" "${words[@]}" || status=$?
-    case $status in 0 | 3 | 5 | 6 | 124) return "$status" ;; esac
+    case $status in 0 | 2 | 3 | 5 | 6 | 7 | 8 | 124) return "$status" ;; esac
     say "warning: $1 ended with exit code $status${other:+ ($other)}"
   done
   return "$status"
@@ -176,7 +163,6 @@ main() {
   set_remote || return
   phase download download || return
   link_names || return
-  clear_checkpoints || return
   phase precompute precompute || return
   phase run train
 }

@@ -1,0 +1,491 @@
+"""Write stores in every way, in processes that are interrupted, killed, or whose disk fails.
+
+After each trouble: what was committed is still there, each committed sample holds its own values, what a new
+store replaces is the old one or the new one. After some troubles in a row the same call has to end well, with
+every sample once, and nothing beside the store. Only public names are used, and calls of `os` fail: the storm
+doesn't know how a store is written. Results go to docs/results/reliability.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import ups_store
+
+N, OLD = 40, 7  # samples of the store, and of one that it replaces
+IDENTITY = {"name": "write storm"}
+BUFFER_BYTES = 40_000  # of ten samples
+WAYS: dict[str, Callable[[Path, Callable[[list[int]], None]], Any]] = {}
+TROUBLES = ("interrupt", "kill", "fail")
+FILE_CHANGES = ["pwrite", "fsync", "fdatasync", "ftruncate", "posix_fallocate", "copy_file_range"]
+CHANGES = [*FILE_CHANGES, "rename", "link", "unlink", "mkdir", "rmdir", "chmod"]
+READS = ["pread", "preadv", "open", "fstat", "fstatvfs"]
+MAX_IN_A_ROW = 3
+FINISHED, INTERRUPTED, TYPED, OTHER = 0, 130, 3, 4  # exit codes
+
+
+def sample_of(i: int) -> dict[str, Any]:
+    """A sample, a function of its number."""
+    return {"u": np.full((30, 30), i, "f4"), "r": np.full((i % 6 + 1, 3), i, "f8"), "t": "x" * (i % 9)}
+
+
+def fixed_of(i: int) -> dict[str, Any]:
+    """The same where no array is ragged."""
+    return {"u": np.full((30, 30), i, "f4"), "n": np.int64(i)}
+
+
+class Data:
+    """A data set that is asked for samples by number."""
+
+    def __init__(self, sample: Callable[[int], dict[str, Any]]) -> None:
+        self._sample = sample
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self._sample(i)
+
+
+def specs(*, ragged: bool, counted: bool) -> dict[str, ups_store.ArraySpec]:
+    """Specs of the samples above."""
+    num, spec = N if counted else None, ups_store.ArraySpec
+    arrays = {"u": spec((num, 30, 30), "float32")}
+    if not ragged:
+        return {**arrays, "n": spec((num,), "int64")}
+    rows = [i % 6 + 1 for i in range(N)] if counted else None
+    text = [i % 9 for i in range(N)] if counted else None
+    r, t = (
+        spec((num, None, 3), "float64", lengths=rows),
+        spec((num, None), "uint8", encoding="utf-8", lengths=text),
+    )
+    return {**arrays, "r": r, "t": t}
+
+
+def way(function: Callable[[Path, Callable[[list[int]], None]], Any]) -> Callable[..., Any]:
+    """Register a way of writing: given a path, and what is told which samples are committed."""
+    WAYS[function.__name__] = function
+    return function
+
+
+def write(path: Path, samples: Any = None, **options: Any) -> None:
+    """`ups_store.write` with small parts."""
+    options = {"identity": IDENTITY, "buffer_bytes": BUFFER_BYTES, "progress": False, **options}
+    ups_store.write(path, samples, **options).close()
+
+
+@way
+def of_list(path: Path, done: Callable[[list[int]], None]) -> None:
+    write(path, Data(sample_of))
+
+
+@way
+def of_iterable(path: Path, done: Callable[[list[int]], None]) -> None:
+    write(path, map(sample_of, range(N)))
+
+
+@way
+def of_dataset(path: Path, done: Callable[[list[int]], None]) -> None:
+    write(path, Data(fixed_of))
+
+
+@way
+def of_arrays(path: Path, done: Callable[[list[int]], None]) -> None:
+    samples = [fixed_of(i) for i in range(N)]
+    write(path, {name: np.stack([sample[name] for sample in samples]) for name in samples[0]})
+
+
+def pair(i: int) -> Iterator[dict[str, Any]]:
+    """What `write(map=...)` calls."""
+    yield sample_of(2 * i)
+    yield sample_of(2 * i + 1)
+
+
+@way
+def of_map(path: Path, done: Callable[[list[int]], None]) -> None:
+    write(path, map=pair, inputs=range(N // 2), num_workers=0)
+
+
+@way
+def batched(path: Path, done: Callable[[list[int]], None]) -> None:
+    with ups_store.create(path, specs(ragged=True, counted=True), identity=IDENTITY) as writer:
+        with writer.batched(buffer_bytes=BUFFER_BYTES, save_every_s=1e9) as batch:
+            for i in writer.missing().tolist():
+                done(batch.commit(i, sample_of(i)).tolist())
+            done(batch.flush().tolist())
+        writer.finish()
+
+
+@way
+def commits(path: Path, done: Callable[[list[int]], None]) -> None:
+    with ups_store.create(path, specs(ragged=False, counted=True), identity=IDENTITY) as writer:
+        missing = writer.missing().tolist()
+        for i in missing[::2]:
+            writer.commit(i, fixed_of(i))
+            done([i])
+        for first in range(1, len(missing), 8):
+            block = missing[first : first + 8 : 2]
+            samples = [fixed_of(i) for i in block]
+            writer.commit_many(block, {name: np.stack([s[name] for s in samples]) for name in samples[0]})
+            done(block)
+        writer.finish()
+
+
+@way
+def parts(path: Path, done: Callable[[list[int]], None]) -> None:
+    options = {"identity": IDENTITY, "buffer_bytes": BUFFER_BYTES}
+    with ups_store.write_parts(path, specs(ragged=True, counted=False), **options) as writer:
+        writer.extend(lambda first: map(sample_of, range(first, N)))
+        writer.finish()
+
+
+@way
+def append(path: Path, done: Callable[[list[int]], None]) -> None:
+    manifest = path.with_suffix(".json")
+    options = {"identity": IDENTITY, "buffer_bytes": BUFFER_BYTES}
+    num = len(ups_store.open(manifest)) if manifest.exists() else 0
+    if num < N // 2:
+        with ups_store.write_parts(path, specs(ragged=True, counted=False), merge=False, **options) as writer:
+            writer.extend(lambda first: map(sample_of, range(first, N // 2)))
+            writer.finish()
+    if num < N:
+        with ups_store.append(manifest, **options) as writer:
+            writer.extend(lambda first: map(sample_of, range(N // 2 + first, N)))
+            writer.finish()
+
+
+@way
+def save(path: Path, done: Callable[[list[int]], None]) -> None:
+    samples = [sample_of(i) for i in range(N)]
+    ups_store.save(
+        path, u=np.stack([s["u"] for s in samples]), r=[s["r"] for s in samples], t=[s["t"] for s in samples]
+    )
+
+
+@way
+def cached(path: Path, done: Callable[[list[int]], None]) -> None:
+    options = {"buffer_bytes": BUFFER_BYTES, "progress": False}
+    ups_store.cached(path, IDENTITY, lambda: map(sample_of, range(N)), **options).close()
+
+
+REPLACING = ("save", "cached")  # ways that replace a store
+
+
+@dataclass
+class Outcome:
+    """What a storm did and found.
+
+    Attributes:
+        num_troubles: Interrupts, kills or failing calls that ended a call.
+        num_samples_checked: Committed samples that were compared after them.
+        num_stores_checked: Stores that were finished in spite of them, each compared as a whole.
+        num_lost: Samples, or stores that are to be replaced, that had been committed and were gone.
+        num_wrong: Samples or stores with other values, or of another number of samples.
+        num_blocked: Times that the same call, undisturbed, raised an error.
+        num_left: Stores beside which a file was left.
+        num_untyped: Troubles that ended in another error than one of ours, or were hidden by one.
+        notes: What was found, with what `--only` takes to see it again.
+    """
+
+    num_troubles: int = 0
+    num_samples_checked: int = 0
+    num_stores_checked: int = 0
+    num_lost: int = 0
+    num_wrong: int = 0
+    num_blocked: int = 0
+    num_left: int = 0
+    num_untyped: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, counter: str, where: str, sentence: str) -> None:
+        """Count a finding."""
+        setattr(self, counter, getattr(self, counter) + 1)
+        self.notes.append(f"{where}: {counter}: {sentence}")
+
+
+# --- trouble ------------------------------------------------------------------------------------------
+
+
+class Hail:
+    """Trouble at a moment of a call, in the process that makes it; counts the moments where it is never."""
+
+    def __init__(self, trouble: str, moment: int, chance: random.Random) -> None:
+        self.trouble, self.moment, self.chance, self.num = trouble, moment, chance, 0
+
+    def begin(self) -> None:
+        """From now on there may be trouble."""
+        if self.trouble == "interrupt":
+            sys.settrace(self._trace)
+            return
+        for name in CHANGES + (READS if self.trouble == "fail" else []):
+            setattr(os, name, self._wrapped(name, getattr(os, name)))
+
+    def end(self) -> None:
+        """From now on there is none."""
+        sys.settrace(None)
+        self.moment = -1
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Raise what Python raises for Ctrl-C before a line of the package is run."""
+        if "/ups_store/" not in frame.f_code.co_filename or frame.f_code.co_name == "__del__":
+            return None  # what is raised in `__del__` is dropped by Python
+        if event in ("line", "call"):
+            self.num += 1
+            if self.num == self.moment:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._trace
+
+    def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if self.moment < 0:
+                return real(*args, **options)
+            self.num += 1
+            if self.num != self.moment:
+                return real(*args, **options)
+            if self.trouble == "fail":
+                code = self.chance.choice([errno.EIO, errno.ENOSPC]) if name in CHANGES else errno.EIO
+                raise OSError(code, os.strerror(code))
+            torn = self.chance.random()
+            if name == "pwrite" and torn < 0.5:
+                real(args[0], args[1][: int(len(args[1]) * torn)], args[2])
+            elif torn < 0.75:
+                real(*args, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return call
+
+
+Timer = tuple[Any, float]  # handler of SIGALRM, and seconds until it comes
+
+
+def run_in_child(name: str, path: Path, hail: Hail | None, timer: Timer | None) -> tuple[int, str, list[int]]:
+    """Write in another process; how it ended, what it said, and which samples it was told are committed."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        os.close(reading)
+        os._exit(_child(name, path, hail, timer, writing))
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        lines = pipe.read().decode().splitlines(keepends=True)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    committed, said = list[int](), ""
+    for line in lines:
+        if line.startswith("[") and line.endswith("\n"):  # one that a kill cut was never acknowledged
+            committed += json.loads(line)
+        elif line.startswith("#"):
+            said = line[1:].strip()
+    return status, said, committed
+
+
+def _child(name: str, path: Path, hail: Hail | None, timer: Timer | None, writing: int) -> int:
+    real_write, code, said = os.write, FINISHED, ""
+
+    def done(samples: list[int]) -> None:
+        real_write(writing, f"{json.dumps(samples)}\n".encode())
+
+    try:
+        warnings.simplefilter("ignore")
+        if timer:
+            signal.signal(signal.SIGALRM, timer[0])
+            signal.setitimer(signal.ITIMER_REAL, timer[1])
+        if hail:
+            hail.begin()
+        WAYS[name](path, done)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except ups_store.StoreError as error:
+        code, said = TYPED, f"{type(error).__name__} {error.kind}: {error}"
+    except BaseException as error:
+        code, said = OTHER, f"{type(error).__name__}: {error} {traceback.format_exc()[-1500:]!r}"
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if hail:
+        hail.end()
+        if hail.moment == -1 and not said:
+            said = str(hail.num)
+    real_write(writing, ("#" + said.replace("\n", " ") + "\n").encode())
+    return code
+
+
+# --- checks -------------------------------------------------------------------------------------------
+
+
+def numbers_of(store: Any, *, samples: list[int]) -> list[int]:
+    """The numbers of the samples that a store holds, -1 for one that isn't any whole sample."""
+    got = store.gather(samples)
+    numbers = []
+    for row in range(len(samples)):
+        number = int(got["u"][row].flat[0])
+        wanted = sample_of(number) if "t" in got else fixed_of(number)
+        same = all(np.array_equal(np.asarray(got[key][row]), np.asarray(wanted[key])) for key in wanted)
+        numbers.append(number if same else -1)
+    return numbers
+
+
+def check(name: str, path: Path, expected: set[int], outcome: Outcome, where: str) -> set[int]:
+    """Compare what is left with what was committed before; the samples that are committed now."""
+    place = path.with_suffix(".json") if name == "append" else path
+    there: list[tuple[int, int]] = []  # number that a sample should have, number that it has
+    replaced = False
+    if place.exists():
+        with ups_store.open(place) as store:
+            replaced = store.attrs.get("old", False)
+            if not replaced:
+                there = list(enumerate(numbers_of(store, samples=list(range(len(store))))))
+            elif [int(n) for n in store["old"]] != list(range(OLD)):
+                outcome.note("num_wrong", where, "the store that is to be replaced has changed")
+    elif name in REPLACING:
+        outcome.note("num_lost", where, "the store that is to be replaced is gone")
+    building = path.with_name(f"{path.name}.building")
+    if building.exists():
+        with ups_store.open(building, partial=True) as store:
+            committed = np.flatnonzero(store.committed).tolist()
+            there += zip(committed, numbers_of(store, samples=committed), strict=True)
+    elif len(there) < N:
+        loose = sorted((path.parent / "x.parts").glob("?????.zarr.zip"))
+        first = 0
+        for part in loose:
+            with ups_store.open(part) as store:
+                there += enumerate(numbers_of(store, samples=list(range(len(store)))), first)
+                first += len(store)
+    wrong = sorted({number for number, found in there if number != found})
+    if wrong:
+        outcome.note("num_wrong", where, f"samples {wrong} are others: {there}")
+    committed = {number for number, _ in there}
+    lost = expected - committed
+    if lost:
+        outcome.note("num_lost", where, f"samples {sorted(lost)} are gone, {sorted(committed)} are there")
+    outcome.num_samples_checked += len(there)
+    return committed
+
+
+def check_end(name: str, path: Path, outcome: Outcome, where: str) -> None:
+    """Compare the store that the same call, undisturbed, has made."""
+    place = path.with_suffix(".json") if name == "append" else path
+    with ups_store.open(place) as store:
+        found = numbers_of(store, samples=list(range(len(store)))) if "u" in store.metas else []
+        if found != list(range(N)) or not store.verify().ok:
+            outcome.note("num_wrong", where, f"the store holds {found}")
+    outcome.num_stores_checked += 1
+    left = {str(p.relative_to(path.parent)) for p in path.parent.rglob("*")} - {place.name}
+    if name == "append":
+        left = {each for each in left if not each.endswith(".zarr.zip") and each != "x.parts"}
+    if left:
+        outcome.note("num_left", where, f"{sorted(left)}")
+
+
+def moments_of(folder: Path, name: str, trouble: str) -> int:
+    """How many moments an undisturbed call has."""
+    path = begin(folder, name)
+    status, said, _ = run_in_child(name, path, Hail(trouble, 0, random.Random()), None)
+    assert status == FINISHED, said
+    return int(said)
+
+
+def begin(folder: Path, name: str) -> Path:
+    """A new folder, with a store that is to be replaced where the way replaces one."""
+    shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / name).mkdir()
+    path = folder / name / "x.zarr.zip"
+    if name in REPLACING:
+        ups_store.save(path, old=np.arange(OLD), attrs={"old": True})
+    return path
+
+
+def chain(
+    folder: Path, name: str, trouble: str, number: int, seed: int, moments: int, outcome: Outcome
+) -> None:
+    """Troubles in a row on one store, and then the same call undisturbed."""
+    chance, where = random.Random(f"{seed}/{trouble}/{name}/{number}"), f"{trouble}/{name}/{number}"
+    path = begin(folder, name)
+    committed = set[int]()
+    for _ in range(chance.randint(1, MAX_IN_A_ROW)):
+        hail, timer = Hail(trouble, chance.randint(1, moments), chance), None
+        if trouble != "fail" and chance.random() < 0.3:
+            handler = signal.default_int_handler if trouble == "interrupt" else signal.SIG_DFL
+            hail, timer = None, (handler, chance.uniform(0.0005, 0.05))
+        status, said, acknowledged = run_in_child(name, path, hail, timer)
+        if status == FINISHED:
+            break
+        outcome.num_troubles += 1
+        if status == OTHER or (trouble != "fail" and status == TYPED):
+            outcome.note("num_untyped", where, said)
+        committed = check(name, path, committed | set(acknowledged), outcome, where)
+    status, said, _ = run_in_child(name, path, None, None)
+    if status != FINISHED:
+        outcome.note("num_blocked", where, said)
+        return
+    check_end(name, path, outcome, where)
+
+
+def storm(
+    folder: Path, *, trouble: str, num_troubles: int, seed: int, ways: list[str], state: Path | None = None
+) -> Outcome:
+    """Make trouble `num_troubles` times, spread over the ways; goes on where `state` says that it was."""
+    warnings.simplefilter("ignore")
+    outcome, number = Outcome(), 0
+    if state and state.exists():
+        saved = json.loads(state.read_text())
+        outcome, number = Outcome(**saved["outcome"]), saved["number"]
+    for name in ways:  # once here, so that no child imports anything
+        WAYS[name](begin(folder, name), lambda samples: None)
+    moments = {name: moments_of(folder, name, trouble) for name in ways}
+    while outcome.num_troubles < num_troubles:
+        name = ways[number % len(ways)]
+        chain(folder, name, trouble, number, seed, moments[name], outcome)
+        number += 1
+        if state:
+            state.write_text(json.dumps({"outcome": asdict(outcome), "number": number}))
+    return outcome
+
+
+def main(
+    troubles: Annotated[
+        list[str] | None, typer.Option("--trouble", help="interrupt, kill, fail; all")
+    ] = None,
+    num: Annotated[int, typer.Option(help="of each trouble")] = 1000,
+    seed: Annotated[int, typer.Option(help="of the moments")] = 0,
+    ways: Annotated[list[str] | None, typer.Option("--way", help=f"some of {', '.join(WAYS)}; all")] = None,
+    only: Annotated[str | None, typer.Option(help="TROUBLE/WAY/NUMBER of a note, to see it again")] = None,
+    folder: Annotated[Path | None, typer.Option(help="where to write; a temporary folder by default")] = None,
+    state: Annotated[Path | None, typer.Option(help="folder of what was done, to go on there")] = None,
+) -> None:
+    """Run the storm and print what it found as JSON; exit code 1 if anything was found."""
+    results = {}
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        if only:
+            trouble, name, number = only.split("/")
+            results[only] = Outcome()
+            WAYS[name](begin(Path(place), name), lambda samples: None)
+            moments = moments_of(Path(place), name, trouble)
+            chain(Path(place), name, trouble, int(number), seed, moments, results[only])
+        for trouble in [] if only else troubles or TROUBLES:
+            kept = state / f"{trouble}-{seed}-{num}.json" if state else None
+            chosen = ways or list(WAYS)
+            results[trouble] = storm(
+                Path(place), trouble=trouble, num_troubles=num, seed=seed, ways=chosen, state=kept
+            )
+    print(json.dumps({"seed": seed, **{key: asdict(each) for key, each in results.items()}}, indent=2))
+    raise typer.Exit(int(any(each.notes for each in results.values())))
+
+
+if __name__ == "__main__":
+    typer.run(main)

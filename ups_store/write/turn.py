@@ -1,0 +1,110 @@
+"""One maker at a time of what several processes want: the others wait, as long as it shows signs of life."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ups_store.errors import BuildLockedError, FormatError
+from ups_store.read.recovery import building_path
+from ups_store.read.store_set import parts_folder
+from ups_store.system import files, locks
+from ups_store.write.progress_line import ProgressLine
+
+SILENT_S = 600.0  # without a sign of life, until a maker is given up
+_BEAT_S = 5.0  # between signs of life
+_LOOK_S = 0.1
+_MAX_NAME_BYTES = 300  # of a process and its machine
+
+
+class Turn:
+    """The right to make a store, held in a context; waits for the process that has it.
+
+    Whoever has it holds a lock on `.NAME.making` and writes that file's time every few seconds. In a folder
+    that can't be written to, or without locks, nothing is waited for.
+
+    Args:
+        target: The store.
+        is_shown: Whether to say that it waits; None: if stderr is a terminal.
+    Raises:
+        BuildLockedError: If the other process shows no sign of life for ten minutes.
+    """
+
+    def __init__(self, target: Path, *, is_shown: bool | None = None) -> None:
+        self._target, self._path = target, target.with_name(f".{target.name}.making")
+        self._is_shown, self.fd = is_shown, -1
+        self._signs: list[Any] = []
+        self._since_s = time.monotonic()
+        self._has_ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        with ProgressLine(self._target.name, is_wanted=self._is_shown) as line:
+            while not self._take():
+                line.say("waiting for another process, which makes it")
+                self.wait()
+        if self.fd >= 0:
+            locks.close_on_fork(self)
+            threading.Thread(target=self._beat, name="ups_store turn", daemon=True).start()
+        return self
+
+    def _take(self) -> bool:
+        """Take the lock; also true where there can be none."""
+        try:
+            fd = files.open_or_create(self._path)
+        except (OSError, FormatError):
+            return True
+        try:
+            is_ours = locks.try_lock(fd, 0)
+            if is_ours and files.is_file_at(fd, self._path):  # else the maker before ended this moment
+                files.truncate(fd, 0)
+                files.write_at(fd, 0, f"process {os.getpid()} of {socket.gethostname()}".encode())
+                self.fd, fd = fd, -1
+                return True
+            return False
+        except OSError:  # a file system without locks
+            return True
+        finally:
+            if fd >= 0:
+                files.close(fd)
+
+    def wait(self) -> None:
+        """Wait a moment for the process that makes the store, with or without this lock."""
+        places = (self._path, parts_folder(self._target), building_path(self._target))
+        signs = [files.last_write(place) for place in places]
+        if self.fd >= 0:
+            signs[0] = None  # that is our own
+        if signs != self._signs:
+            self._signs, self._since_s = signs, time.monotonic()
+        if time.monotonic() - self._since_s > SILENT_S:
+            raise BuildLockedError(
+                f"another process makes it, and hasn't got on for {SILENT_S:g} s",
+                path=self._target,
+                found=None if self.fd >= 0 else self._maker(),
+                hint="it may be stopped: end it, and run again",
+            )
+        time.sleep(_LOOK_S)
+
+    def _maker(self) -> str | None:
+        try:
+            with files.opened(self._path) as fd:
+                return files.read_at(fd, 0, _MAX_NAME_BYTES).decode("utf-8", "replace") or None
+        except OSError:
+            return None
+
+    def _beat(self) -> None:
+        while not self._has_ended.wait(_BEAT_S):
+            files.touch(self.fd)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._has_ended.set()
+        if self.fd >= 0:
+            files.remove(self._path)
+            files.close(self.fd)
+            self.fd = -1
