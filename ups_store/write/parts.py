@@ -126,8 +126,8 @@ def append(
     """
     manifest = manifest_path(path_of(real_place(path_of(path)), suffix_nbytes=PARTS_NBYTES))
     if not files.exists(manifest) and files.exists(whole := whole_path(manifest)):
-        hint = "write the new samples as a store and join both by `ups-store concat`; what is to grow is begun "
-        hint += "by `write_parts(..., merge=False)`"
+        hint = "write the new samples as a store and join both by `ups-store concat`; what is to grow is "
+        hint += "begun by `write_parts(..., merge=False)`"
         raise SpecError("a store of one file can't grow", kind="not_growing", path=whole, hint=hint)
     named = read_manifest(manifest)
     if on_mismatch != "restart":
