@@ -26,7 +26,7 @@ from benchmarks.models.data import make_all_data, training_identity
 from benchmarks.models.patched import full_resolution_lift, with_input_added
 from benchmarks.models.questions import BURGERS, DARCY, SHOCKS, TEST, VORTICITY, Question
 from benchmarks.models.table import WORDS, shown_interval, values_of
-from benchmarks.models.timed import Timed, time_ratio
+from benchmarks.models.timed import Timed, ratio_of_times
 from benchmarks.models.train import known_scores, train_and_score
 from ups.config import RunConfig, load_config
 from ups.eval.intervals import Paired, Resamples, compare
@@ -252,7 +252,7 @@ def _steps(name: str, question: Question, folder: Path, stage: str, config: RunC
     path = folder / question.name / "run.yaml"
     unit = Timed(MODEL, load_config(path, overrides=[*base.overrides, f"seed={config.seed}"], note=discard))
     identity = training_identity(ablation.of(question))
-    ratio = time_ratio(
+    ratio = ratio_of_times(
         Timed(stage, config, ablation.patched),
         unit,
         folder / "ratios" / f"{question.name}-{name}-{stage}-{identity}.json",

@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks.models.data import make_all_data, training_identity
 from benchmarks.models.questions import SMALL, TEST, Question
 from benchmarks.models.table import LABELS, PEERS, WORDS, Row, rows_of, shown_interval, summary
-from benchmarks.models.timed import Timed, time_ratio
+from benchmarks.models.timed import Timed, ratio_of_times
 from benchmarks.models.train import MODELS, known_scores, train_and_score
 from ups.config import load_config
 from ups.output import discard, write_atomically
@@ -70,7 +70,7 @@ def scores_of(
     found: dict[str, Scores] = {limit: {UNIT: unit} for limit in LIMITS}
     for model in models:
         timed = (Timed(name, config) for name in (model, UNIT))
-        ratio = time_ratio(*timed, folder / "ratios" / f"{question.name}-{model}-{identity}.json")
+        ratio = ratio_of_times(*timed, folder / "ratios" / f"{question.name}-{model}-{identity}.json")
         for limit in LIMITS:
             for seed in seeds:
                 steps = round(unit[seed]["steps"] / (ratio if limit == "seconds" else 1.0))

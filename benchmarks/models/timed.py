@@ -31,7 +31,7 @@ class Timed:
     patched: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def time_ratio(one: Timed, unit: Timed, kept: Path) -> float:
+def ratio_of_times(one: Timed, unit: Timed, kept: Path) -> float:
     """How much longer a step takes than the unit's: the median over steps that are timed in turns.
 
     It is kept in a file, so that a benchmark that goes on has the steps that it began with.

@@ -98,6 +98,14 @@ def test_every_file_of_operations_is_run() -> None:
     assert set(run.OPERATIONS) == set(TRIED)
 
 
+@pytest.mark.multi_process
+def test_asv_takes_every_benchmark_for_one() -> None:
+    pytest.importorskip("asv")
+    command = [sys.executable, "-m", "asv", "check", "--python=same"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_sparse_store_has_all_its_samples_and_takes_the_room_of_the_real_ones(tmp_path: Path) -> None:
     path = tmp_path / "large.zarr.zip"
     large.make_sparse(path, 200_000, 4096)

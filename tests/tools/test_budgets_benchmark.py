@@ -24,7 +24,7 @@ def test_others_have_the_samples_of_fno_or_its_time_and_nothing_is_trained_twice
     (kept,) = ratios.iterdir()
     ratio = json.loads(kept.read_text())
     assert ratio > 0
-    assert budgets.time_ratio(TINY, "operator", config, tmp_path) == ratio
+    assert budgets.ratio_of_times(TINY, "operator", config, tmp_path) == ratio
     assert found["seconds"]["operator"][0]["steps"] == round(steps / ratio)
     assert found["seconds"]["fno"] == found["samples"]["fno"]
     monkeypatch.setattr(budgets, "train_and_score", lambda *args, **options: pytest.fail("trained again"))

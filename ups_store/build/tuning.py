@@ -164,7 +164,10 @@ class Tuner:
 
 
 def rate_of(progress: Sequence[tuple[float, int]], seconds: float) -> float:
-    """Samples per second of commits `(when, how many)`: from the first, before which readers started."""
+    """Samples per second of commits `(when, how many)`: from the first, before which readers started.
+
+    The last isn't counted: with an encoder each waits for the batch behind it, and the last for none.
+    """
     if len(progress) < 3:
         return sum(num for _, num in progress) / seconds
-    return sum(num for _, num in progress[1:]) / max(1e-9, progress[-1][0] - progress[0][0])
+    return sum(num for _, num in progress[1:-1]) / max(1e-9, progress[-2][0] - progress[0][0])

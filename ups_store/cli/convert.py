@@ -200,9 +200,13 @@ def _ranges(num_samples: int, fractions: str | None, samples: str | None) -> lis
         return [(int(first), int(end)) for first, end in edges]
     except SpecError:
         raise
-    except ValueError as error:
-        hint = "--fractions" if fractions is not None else "--samples"
-        raise typer.BadParameter(str(error), param_hint=hint) from error
+    except ValueError:
+        expected, found, option = (
+            ("numbers such as 0.8,0.1,0.1", fractions, "--fractions")
+            if fractions is not None
+            else ("FIRST:PAST_LAST for each OUT, such as 0:80,80:100", samples, "--samples")
+        )
+        raise typer.BadParameter(f"expected {expected}, found {found!r}", param_hint=option) from None
 
 
 def pack(

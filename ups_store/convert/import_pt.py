@@ -186,11 +186,19 @@ def import_pt(
 
 def folder_nbytes(folder: Path, pattern: str = PATTERN) -> int:
     """Bytes of the regular files that an import would read."""
-    return sum(path.stat().st_size for path in folder.glob(pattern) if path.is_file())
+    return sum(path.stat().st_size for path in _matching(folder, pattern) if path.is_file())
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return list(folder.glob(pattern))
+    except (ValueError, NotImplementedError, IndexError, RecursionError):  # as pathlib refuses a pattern
+        expected = "one of files in the folder, such as '*.pt'"
+        raise SpecError("pattern", expected=expected, found=repr(pattern)[:140]) from None
 
 
 def _files_in(folder: Path, pattern: str) -> list[Path]:
-    found = sorted(folder.glob(pattern), key=_number_key)
+    found = sorted(_matching(folder, pattern), key=_number_key)
     if not found:
         hint = "check the path, or say which files by --pattern '*.pt'"
         raise SourceError("no samples", path=folder, expected=f"files {pattern}", found="none", hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -15,13 +16,29 @@ from ups_store.system import files
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: struct flock on 64-bit Linux
 _LOCK_POLL_S = 0.01
+_UNSUPPORTED = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL))
+
+
+class NoLocksError(OSError):
+    """A file system doesn't have them, such as Lustre that is mounted without `flock`."""
+
+
+def _call(command: int, fd: int, kind: int, offset: int, length: int) -> int:
+    """Ask for a lock, and return the kind of the one that is in the way, if that is what was asked."""
+    try:
+        answer = fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, offset, length, 0))
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            raise NoLocksError(error.errno, f"no locks on this file system: {error.strerror}") from error
+        raise
+    return int(_FLOCK.unpack(answer)[0])
 
 
 def try_lock(fd: int, offset: int, length: int = 1, *, exclusive: bool = True) -> bool:
     """Try to lock bytes for this open file; they may lie past its end (Linux OFD locks)."""
     kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, length, 0))
+        _call(fcntl.F_OFD_SETLK, fd, kind, offset, length)
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another process holds it
         return False
     return True
@@ -44,9 +61,7 @@ def lock(
 
 def is_locked(fd: int, offset: int, length: int = 1) -> bool:
     """Whether another open file holds a lock on any of the bytes; takes none itself."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, length, 0)
-    kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
-    return bool(kind != fcntl.F_UNLCK)
+    return _call(fcntl.F_OFD_GETLK, fd, fcntl.F_WRLCK, offset, length) != fcntl.F_UNLCK
 
 
 def is_held(path: Path, offset: int) -> bool:
@@ -60,7 +75,7 @@ def is_held(path: Path, offset: int) -> bool:
 
 def unlock(fd: int, offset: int, length: int = 1) -> None:
     """Release bytes that `lock` or `try_lock` took."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, length, 0))
+    _call(fcntl.F_OFD_SETLK, fd, fcntl.F_UNLCK, offset, length)
 
 
 class HoldsDescriptor(Protocol):

@@ -171,14 +171,18 @@ def failures_as_errors(
     except passing:
         raise
     except ReadError as error:
-        raise _not_done(what, path, error) from error
+        raise not_done(what, path, error) from error
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        raise _not_done(what, path, error) from error
+        raise not_done(what, path, error) from error
 
 
-def _not_done(what: str, path: Path, error: OSError) -> CommitError:
+def not_done(what: str, path: Path, error: OSError) -> CommitError:
+    """Make the error for what the file system didn't do."""
+    if isinstance(error, locks.NoLocksError):
+        hint = "write to a local disk, and copy the finished store here: reading needs no locks"
+        return CommitError(f"{what} ({error.strerror})", kind="no_locks", path=path, hint=hint)
     hint = "check the disk and your permissions, and run again: it continues with the last good commit"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "this user may not write there: check the permissions of file and folder, or take another"

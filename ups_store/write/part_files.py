@@ -25,6 +25,7 @@ from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.store_file import read_constant
 from ups_store.system import files, locks
 from ups_store.write.blueprint import Blueprint, blueprint_of
+from ups_store.write.building import not_done
 
 LOCK_NAME = "lock"
 _BEGUN = re.compile(r"\d{5}\.zarr\.zip" + re.escape(BUILDING_SUFFIX) + r"(\.[0-9a-f]{16})?")
@@ -175,8 +176,7 @@ def locked(folder: Path) -> int:
                 raise
             files.close(fd)  # the writer before ended this moment
     except OSError as error:
-        hint = "check the disk and your permissions of the folder"
-        raise CommitError(f"the parts were not begun ({error.strerror})", path=folder, hint=hint) from error
+        raise not_done("the parts were not begun", folder, error) from error
     problem = "the parts were not begun: other writers begin and end, or a link there points to nothing"
     raise CommitError(problem, path=folder, hint="look into the folder, and try again")
 

@@ -119,11 +119,16 @@ def append(
         on_mismatch: See `write_parts`; what an interrupted `append` left is continued like what it left.
     Raises:
         StoreNotFoundError: If there is no set.
+        SpecError: If there is a finished file instead, kind "not_growing".
         FormatError: If the manifest isn't one.
         IdentityMismatchError: If an interrupted `append` added something else.
         BuildLockedError: If another process writes to the set.
     """
     manifest = manifest_path(path_of(real_place(path_of(path)), suffix_nbytes=PARTS_NBYTES))
+    if not files.exists(manifest) and files.exists(whole := whole_path(manifest)):
+        hint = "write the new samples as a store and join both by `ups-store concat`; what is to grow is "
+        hint += "begun by `write_parts(..., merge=False)`"
+        raise SpecError("a store of one file can't grow", kind="not_growing", path=whole, hint=hint)
     named = read_manifest(manifest)
     if on_mismatch != "restart":
         check_not_read_only(manifest, hint=f"`chmod u+w` it, or say {_RESTART}")

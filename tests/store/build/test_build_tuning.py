@@ -163,6 +163,6 @@ def test_batch_size_that_is_none_is_refused(value: str, tmp_path: Path) -> None:
 
 
 def test_rate_counts_from_the_first_commit() -> None:
-    assert rate_of([(10.0, 5), (11.0, 4), (12.0, 6)], seconds=60.0) == 5.0
+    assert rate_of([(10.0, 5), (11.0, 4), (12.0, 6)], seconds=60.0) == 4.0
     assert rate_of([(10.0, 5), (11.0, 4)], seconds=3.0) == 3.0
     assert rate_of([], seconds=3.0) == 0.0
