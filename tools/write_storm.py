@@ -438,53 +438,63 @@ def chain(
 
 def storm(
     folder: Path, *, trouble: str, num_troubles: int, seed: int, ways: list[str], state: Path | None = None
-) -> Outcome:
-    """Make trouble `num_troubles` times, spread over the ways; goes on where `state` says that it was."""
+) -> tuple[int, Outcome]:
+    """Make trouble `num_troubles` times, spread over the ways; seed and outcome.
+
+    Goes on where the file `state` says that it was, with the seed that it had.
+    """
     warnings.simplefilter("ignore")
     outcome, number = Outcome(), 0
     if state and state.exists():
         saved = json.loads(state.read_text())
-        outcome, number = Outcome(**saved["outcome"]), saved["number"]
+        outcome, number, seed = Outcome(**saved["outcome"]), saved["number"], saved["seed"]
     for name in ways:  # once here, so that no child imports anything
         WAYS[name](begin(folder, name), lambda samples: None)
     moments = {name: moments_of(folder, name, trouble) for name in ways}
+    print(
+        f"{trouble}: seed {seed}, from {outcome.num_troubles} of {num_troubles}", file=sys.stderr, flush=True
+    )
     while outcome.num_troubles < num_troubles:
         name = ways[number % len(ways)]
         chain(folder, name, trouble, number, seed, moments[name], outcome)
         number += 1
         if state:
-            state.write_text(json.dumps({"outcome": asdict(outcome), "number": number}))
-    return outcome
+            saved = {"outcome": asdict(outcome), "number": number, "seed": seed}
+            replace_text(state, json.dumps(saved))
+    return seed, outcome
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file in one step."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
 
 
 def main(
-    troubles: Annotated[
-        list[str] | None, typer.Option("--trouble", help="interrupt, kill, fail; all")
-    ] = None,
+    troubles: Annotated[list[str] | None, typer.Option("--trouble", help=", ".join(TROUBLES))] = None,
     num: Annotated[int, typer.Option(help="of each trouble")] = 1000,
-    seed: Annotated[int, typer.Option(help="of the moments")] = 0,
+    seed: Annotated[int | None, typer.Option(help="of the moments; any by default")] = None,
     ways: Annotated[list[str] | None, typer.Option("--way", help=f"some of {', '.join(WAYS)}; all")] = None,
     only: Annotated[str | None, typer.Option(help="TROUBLE/WAY/NUMBER of a note, to see it again")] = None,
     folder: Annotated[Path | None, typer.Option(help="where to write; a temporary folder by default")] = None,
     state: Annotated[Path | None, typer.Option(help="folder of what was done, to go on there")] = None,
 ) -> None:
     """Run the storm and print what it found as JSON; exit code 1 if anything was found."""
-    results = {}
+    results, seed = {}, random.SystemRandom().randrange(1 << 31) if seed is None else seed
     with tempfile.TemporaryDirectory(dir=folder) as place:
         if only:
             trouble, name, number = only.split("/")
-            results[only] = Outcome()
+            results[only] = (seed, Outcome())
             WAYS[name](begin(Path(place), name), lambda samples: None)
             moments = moments_of(Path(place), name, trouble)
-            chain(Path(place), name, trouble, int(number), seed, moments, results[only])
+            chain(Path(place), name, trouble, int(number), seed, moments, results[only][1])
         for trouble in [] if only else troubles or TROUBLES:
-            kept = state / f"{trouble}-{seed}-{num}.json" if state else None
-            chosen = ways or list(WAYS)
-            results[trouble] = storm(
-                Path(place), trouble=trouble, num_troubles=num, seed=seed, ways=chosen, state=kept
-            )
-    print(json.dumps({"seed": seed, **{key: asdict(each) for key, each in results.items()}}, indent=2))
-    raise typer.Exit(int(any(each.notes for each in results.values())))
+            kept, chosen = state / f"{trouble}-{num}.json" if state else None, ways or list(WAYS)
+            options: dict[str, Any] = {"num_troubles": num, "seed": seed, "ways": chosen, "state": kept}
+            results[trouble] = storm(Path(place), trouble=trouble, **options)
+    shown = {key: {"seed": own, **asdict(each)} for key, (own, each) in results.items()}
+    print(json.dumps(shown, indent=2))
+    raise typer.Exit(int(any(each.notes for _, each in results.values())))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""BuildRank that are killed at random moments on a real file system; the script does it a thousand times.
+"""Writers that are interrupted, killed, or whose disk fails, at random moments on a real file system.
 
-The storm forks its builders, which only a process without threads may do: so it gets a process of its own.
+The storms fork writers, which only a process without threads may do: so each gets a process of its own.
 """
 
 from __future__ import annotations
@@ -58,3 +58,41 @@ def test_storm_in_the_background_of_a_shell_counts_interrupts_too(tmp_path: Path
     finally:
         signal.signal(signal.SIGINT, previous)
     assert outcome["kills_by_signal"] == {"SIGKILL": 3, "SIGTERM": 1, "SIGINT": 1}
+
+
+WRITE_STORM = SCRIPT.with_name("write_storm.py")
+FOUND = ("num_lost", "num_wrong", "num_blocked", "num_left", "num_untyped", "notes")
+
+
+def write_storm(trouble: str, num: int, *arguments: Any, timeout: float) -> dict[str, Any]:
+    """What the script found, which ends with 0 only if that is nothing; it prints its seed."""
+    command = [sys.executable, WRITE_STORM, "--trouble", trouble, "--num", num, *arguments]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=timeout)
+    print(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = json.loads(done.stdout)[trouble]
+    assert outcome["num_troubles"] >= num
+    assert [outcome[name] for name in FOUND] == [0, 0, 0, 0, 0, []]
+    return dict(outcome)
+
+
+@pytest.mark.parametrize("trouble", ["interrupt", "kill", "fail"])
+def test_every_way_of_writing_in_trouble_ends_with_each_sample_once_and_nothing_beside(
+    tmp_path: Path, trouble: str
+) -> None:
+    """Interrupts are at any line of the package, kills and failures at any call of the system."""
+    outcome = write_storm(trouble, 40, "--folder", tmp_path, timeout=170)
+    assert outcome["num_samples_checked"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("trouble", "num"), [("interrupt", 2000), ("kill", 1500), ("fail", 2000)])
+def test_every_way_of_writing_in_trouble_for_long_is_as_right(
+    tmp_path: Path, pytestconfig: pytest.Config, trouble: str, num: int
+) -> None:
+    """Begun again it goes on where it was."""
+    assert pytestconfig.cache is not None
+    state = pytestconfig.cache.mkdir("write_storm")
+    write_storm(trouble, num, "--folder", tmp_path, "--state", state, timeout=7200)
+    (state / f"{trouble}-{num}.json").unlink()
