@@ -111,7 +111,10 @@ def _variable(store: _Store, meta: ArrayMeta, dims: tuple[str, ...], array: Lazy
     if SAMPLE_DIM in dims:
         encoding["preferred_chunks"] = {SAMPLE_DIM: _chunk_samples(store)}
     lazy = indexing.LazilyIndexedArray(array)
-    return xr.Variable(dims, lazy, attrs=dict(meta.attrs), encoding=encoding)
+    variable = xr.Variable(dims, lazy, attrs=dict(meta.attrs), encoding=encoding)
+    if str(meta.attrs.get("units", "")).startswith("nanoseconds"):  # times, as `write` keeps them
+        variable = xr.conventions.decode_cf_variable(meta.name, variable, decode_timedelta=True)
+    return variable
 
 
 def _copied_on_write(variable: xr.Variable) -> xr.Variable:

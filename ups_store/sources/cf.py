@@ -65,10 +65,9 @@ class CfEncoding:
         """The numbers, NaN where there are none; new memory."""
         if self.is_unsigned:
             stored = stored.view(f"{stored.dtype.byteorder}u{stored.dtype.itemsize}")
-        if (self.scale, self.offset) == (1.0, 0.0):
-            numbers: npt.NDArray[Any] = stored.astype(self.dtype(stored.dtype))
-        else:
-            numbers = (stored * np.float64(self.scale) + self.offset).astype(self.dtype(stored.dtype))
+        is_scaled = (self.scale, self.offset) != (1.0, 0.0)
+        exact = stored * np.float64(self.scale) + self.offset if is_scaled else stored
+        numbers: npt.NDArray[Any] = np.array(exact, self.dtype(stored.dtype))
         for fill in self.fills:
             numbers[stored == fill] = np.nan
         return numbers

@@ -105,7 +105,7 @@ def describe(
         parameters=layout.parameters(file),
         channels=contents.channels,
         boundary=dict(layout.boundary(file, task)),
-        attrs=layout.attributes(file),
+        attrs=_said(file, contents) | layout.attributes(file),
         decoded=_decoded(file, contents),
     )
     _check_distinct_names(info)
@@ -160,6 +160,31 @@ def _decoded(file: h5py.File, contents: Contents) -> tuple[str, ...]:
     names = [contents.dataset_path(part) for part in parts if not isinstance(part, NumberPart)]
     encodings = [encoding_of(get_dataset(file, name), name, path=file.filename) for name in names]
     return tuple(sorted({name for encoding in encodings if encoding for name in encoding.names}))
+
+
+def _said(file: h5py.File, contents: Contents) -> dict[str, dict[str, str]]:
+    """Units and long names that datasets have: of channels, of other arrays, and of coordinates by axis."""
+    named = [(axis, part) for axis, part in contents.coordinates.items()]
+    said: dict[str, dict[str, str]] = {}
+    for name, array in contents.arrays.items():
+        channels = list(contents.channels)
+        for part in array.parts:
+            if isinstance(part, NumberPart):
+                continue
+            if name != "fields":
+                named.append((name, part))
+                continue
+            count = part.num_channels(get_dataset(file, contents.dataset_path(part)).shape)
+            named += [(channel, part) for channel in channels[:count]]
+            del channels[:count]
+    for name, part in named:
+        attrs = get_dataset(file, contents.dataset_path(part)).attrs
+        for key in ("units", "long_name"):
+            value = attrs.get(key)
+            text = value.decode(errors="replace") if isinstance(value, bytes) else value
+            if isinstance(text, str):
+                said.setdefault(key if key == "units" else "long_names", {})[name] = str(text)
+    return said
 
 
 def _check_distinct_names(info: SourceInfo) -> None:

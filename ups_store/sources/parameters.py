@@ -44,10 +44,11 @@ class NumberPart(Part):
             owner = name.rstrip("/") or "/"
             return read_attribute(file, owner, self.attribute, asked_by=self.asked_by, sample=sample)
         dataset = get_dataset(file, name, sample=sample)
-        value: Any = f"shape {dataset.shape}"
-        if dataset.size == 1:
-            value = read_whole(dataset, name, path=file.filename, sample=sample)
-        return _number(file, f"dataset {name!r}", value, dataset=name, sample=sample)
+        what = f"dataset {name!r}"
+        if dataset.size != 1:
+            raise _no_number(file, what, f"shape {dataset.shape}", dataset=name, sample=sample)
+        value = read_whole(dataset, name, path=file.filename, sample=sample)
+        return _number(file, what, value, dataset=name, sample=sample)
 
 
 def root_parameters(file: h5py.File) -> dict[str, float]:
@@ -130,14 +131,13 @@ def _number(file: h5py.File, what: str, value: Any, *, dataset: str, sample: int
     number: np.ndarray[Any, Any] = np.asarray(value)
     if number.size == 1 and number.dtype.kind in "fiub":
         return float(number.item())
-    raise source_error(
-        what,
-        kind="bad_parameter",
-        path=file.filename,
-        dataset=dataset,
-        sample=sample,
-        expected="one number",
-        found=f"text {value!r}" if isinstance(value, str | bytes) else number.tolist(),
+    found = f"text {value!r}" if isinstance(value, str | bytes) else number.tolist()
+    raise _no_number(file, what, found, dataset=dataset, sample=sample)
+
+
+def _no_number(file: h5py.File, what: str, found: object, **facts: Any) -> SourceError:
+    return source_error(
+        what, kind="bad_parameter", path=file.filename, expected="one number", found=found, **facts
     )
 
 

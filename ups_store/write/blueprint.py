@@ -32,6 +32,7 @@ from ups_store.format.metadata import (
 from ups_store.format.ragged import LENGTHS, MAX_ROWS, companion_names, offsets_of
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
 from ups_store.read.gather import int64_of
+from ups_store.write.described import Described, described
 from ups_store.write.encode import as_payload, check_unmasked
 
 MAX_FILE_BYTES = 2**62 - 1  # lock bytes lie behind it (spec 6.3, 9.1)
@@ -77,7 +78,9 @@ def blueprint_of(
         metas.append(_ragged_meta(name, spec) if spec.is_ragged else _array_meta(name, spec))
     for name, value in constants.items():
         check_unmasked(value, name)
-        meta, payload = _constant(name, np.asarray(value), dims.get(name))
+        given = described(name, value)
+        meta, payload = _constant(name, np.asarray(given), dims.get(name))
+        meta = replace(meta, attrs=dict(given.attrs)) if isinstance(given, Described) else meta
         metas.append(meta)
         payloads[name] = payload
     digests = {name: constant_digest(payload) for name, payload in payloads.items()}

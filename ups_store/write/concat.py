@@ -21,6 +21,7 @@ from ups_store.read.partitioned import parts_of
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
 from ups_store.write.create import create, identity_of
+from ups_store.write.described import Described
 from ups_store.write.target import check_not_source, check_sound, check_target
 from ups_store.write.writer import StoreWriter
 
@@ -237,7 +238,7 @@ def _create_arguments(parts: list[StoreSlice], kind: str) -> dict[str, Any]:
     num_samples = sum(map(len, parts))
     return {
         "arrays": {name: _spec(name, num_samples, parts) for name in model.arrays},
-        "constants": model.constants,
+        "constants": {n: Described(value, model.metas[n].attrs) for n, value in model.constants.items()},
         "dims": {name: model.dims[name] for name in model.constants},
         "identity": {"kind": kind, "parents": [part.to_json() for part in parts]},
         "attrs": _common([part.store.attrs for part in parts]),

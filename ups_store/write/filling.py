@@ -124,7 +124,9 @@ def write_rows(plan: Plan, source: Rows, line: ProgressLine) -> None:
     probed: list[Sample] = []
     if specs is None:
         probed = _probe(samples)
-        specs = plan.named_dims(specs_of(probed, ragged=plan.ragged))
+        found = specs_of(probed, ragged=plan.ragged)
+        attrs = source.array_attrs
+        specs = plan.named_dims({name: replace(spec, attrs=attrs.get(name)) for name, spec in found.items()})
         if source.num_samples is not None and not any(spec.is_ragged for spec in specs.values()):
             _write_directly(plan, source, specs, probed, line)
             return

@@ -18,6 +18,7 @@ from ups_store.system.memory import num_cores
 from ups_store.system.memory_file import IN_MEMORY
 from ups_store.system.paths import path_of
 from ups_store.system.replacement import real_place
+from ups_store.write.described import described
 from ups_store.write.filling import OnError, OnMismatch, Plan, write_columns, write_rows
 from ups_store.write.filling_mapped import SKIPPED, write_mapped
 from ups_store.write.found_store import (
@@ -114,6 +115,7 @@ def write(
     _check_one_of("on_mismatch", on_mismatch, ("raise", "restart"))
     _check_one_of("on_error", on_error, ("fail", "skip"))
     _check_names(names, ragged)
+    constants = {name: described(name, value) for name, value in (constants or {}).items()}
     job, source = None, None
     if map is not None or inputs is not None:
         if samples is not None or map is None or inputs is None:

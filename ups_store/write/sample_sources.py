@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,8 +13,8 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.format.array_spec import ArraySpec
-from ups_store.format.canonical import plain_json
 from ups_store.format.metadata import SAMPLE_DIM, dtype_name
+from ups_store.write.described import TIME_UNITS, Described, described, json_attrs
 from ups_store.write.encode import check_unmasked
 from ups_store.write.sample_values import ONLY_NAME, Names, arrays_of_names, named_values
 
@@ -53,6 +52,7 @@ class Columns:
                 tuple(array.shape),
                 dtype_name(array.dtype),
                 dims=(SAMPLE_DIM, *self.dims[name]) if name in self.dims else None,
+                attrs=array.attrs if isinstance(array, Described) else None,
             )
             for name, array in self.arrays.items()
         }
@@ -89,12 +89,14 @@ class Rows:
         begin: Gives the samples, named, from a number on.
         can_skip: Whether those before the number aren't made at all.
         default_identity: What the samples say of themselves; None where they say nothing.
+        array_attrs: Attributes by array.
     """
 
     num_samples: int | None
     begin: Callable[[int], Iterator[dict[str, Any]]]
     can_skip: bool
     default_identity: Identity = lambda: None
+    array_attrs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
@@ -104,7 +106,7 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
         SpecError: If they are neither; if columns differ in their number of samples.
     """
     _check_no_table(samples)
-    if hasattr(samples, "data_vars") and hasattr(samples, "coords"):
+    if hasattr(samples, "coords") and (hasattr(samples, "data_vars") or hasattr(samples, "to_dataset")):
         return _of_xarray(samples, names)
     if hasattr(samples, "arrays") and hasattr(samples, "attrs") and callable(samples.arrays):
         return _of_zarr(samples, names)
@@ -160,10 +162,14 @@ def _counted(samples: Iterable[Any], names: Names | None, first: int) -> Iterato
 
 
 def _of_dataset(samples: Any, names: Names | None) -> Rows:
-    """A sequence, a torch data set, or one of Hugging Face, whose NumPy format has its features' dtypes."""
+    """A sequence, a torch data set, or one of Hugging Face, whose features have dtypes and names."""
     fingerprint = getattr(samples, "_fingerprint", None)
+    attrs: dict[str, dict[str, Any]] = {}
     if fingerprint is not None and hasattr(samples, "features") and hasattr(samples, "with_format"):
-        samples = samples.with_format("numpy")
+        for name, feature in samples.features.items():
+            classes = getattr(getattr(feature, "feature", feature), "names", None)  # of lists of labels, too
+            attrs |= {name: {"names": list(classes)}} if classes else {}
+        samples = samples.with_format("numpy", dtype=None)  # else float64 becomes float32, int32 int64
 
     def begin(first: int) -> Iterator[dict[str, Any]]:
         for number in range(first, len(samples)):
@@ -172,7 +178,7 @@ def _of_dataset(samples: Any, names: Names | None) -> Rows:
     def identity() -> Mapping[str, Any] | None:
         return None if fingerprint is None else {"huggingface_fingerprint": str(fingerprint)}
 
-    return Rows(len(samples), begin, can_skip=True, default_identity=identity)
+    return Rows(len(samples), begin, can_skip=True, default_identity=identity, array_attrs=attrs)
 
 
 def _of_columns(columns: Mapping[str, Any], names: Names | None) -> Columns | Rows:
@@ -182,6 +188,7 @@ def _of_columns(columns: Mapping[str, Any], names: Names | None) -> Columns | Ro
         raise SpecError("samples", kind="argument", expected="at least one array", found="an empty dict")
     if any(hasattr(column, "detach") for column in columns.values()):
         columns = {name: _as_array(column) for name, column in columns.items()}
+    columns = {name: described(str(name), column) for name, column in columns.items()}
     for name, column in columns.items():
         check_unmasked(column, str(name))
     counts = {name: _length(name, column) for name, column in columns.items()}
@@ -205,7 +212,8 @@ def _of_columns(columns: Mapping[str, Any], names: Names | None) -> Columns | Ro
             sample = {name: column[number] for name, column in columns.items()}
             yield named_values(sample, None, number=number)
 
-    return Rows(num_samples, begin, can_skip=True, default_identity=lambda: _digest_of_rows(begin))
+    attrs = {name: column.attrs for name, column in columns.items() if isinstance(column, Described)}
+    return Rows(num_samples, begin, True, default_identity=lambda: _digest_of_rows(begin), array_attrs=attrs)
 
 
 def _length(name: str, column: Any) -> int:
@@ -248,46 +256,46 @@ def _of_zarr(group: Any, names: Names | None) -> Columns:
     dims = {}
     for name, array in found.items():
         named = getattr(getattr(array, "metadata", None), "dimension_names", None)
+        named = named or array.attrs.get("_ARRAY_DIMENSIONS")
         if named and all(named):
             dims[name] = tuple(named[1:])
-    return Columns(made.num_samples, found, dims=dims, attrs=_json_attrs(group.attrs), is_digested=False)
+    attrs = json_attrs(group.attrs)
+    return Columns(made.num_samples, made.arrays, dims=dims, attrs=attrs, is_digested=False)
 
 
 def _of_xarray(dataset: Any, names: Names | None) -> Columns:
     """An xarray data set: variables along its sample dimension, the others as constants.
 
-    The dimension is "sample" if there is one, else the first one of the first variable.
+    The dimension is "sample" if there is one, else the first one of the first variable. Times become whole
+    nanoseconds, with units that xarray decodes; coordinates that are text are kept among the attributes.
     """
-    wanted = arrays_of_names(names, {str(name): dataset[name] for name in dataset.data_vars})
+    if not hasattr(dataset, "data_vars"):
+        dataset = dataset.to_dataset(
+            name=dataset.name if dataset.name and names is None else _only_name(names)
+        )
+    chosen = dataset if names is None else dataset[list(arrays_of_names(names, dict(dataset.variables)))]
+    wanted = [name for name in (names or dataset.data_vars) if name not in chosen.coords]
     if not wanted:
         raise SpecError("samples", kind="argument", expected="at least one variable", found="none")
-    first = next((variable for variable in wanted.values() if variable.dims), None)
+    first = next((chosen[name] for name in wanted if chosen[name].dims), None)
     along = "sample" if "sample" in dataset.dims else first.dims[0] if first is not None else "sample"
-    variables = {**wanted, **({str(n): dataset[n] for n in dataset.coords} if names is None else {})}
-    arrays, dims, constants, constant_dims = {}, {}, {}, {}
-    for name, variable in variables.items():
-        if not _is_numbers(variable.variable):
+    arrays, dims, constants, constant_dims, texts = {}, {}, {}, {}, {}
+    for name in (*wanted, *chosen.coords):
+        variable = chosen[name].variable
+        rest = tuple(map(str, (dim for dim in variable.dims if dim != along)))
+        name = str(name)
+        if variable.dtype.kind in "OUT" and name not in wanted and along not in variable.dims:
+            texts[name] = {"dims": list(rest), "values": variable.values.tolist()}
+        elif not _is_numbers(variable) and variable.dtype.kind not in TIME_UNITS:
             expected, found = "numbers", f"dtype {variable.dtype}"
-            hint = "convert it first, or leave it out with names=[...]"
+            hint = "convert it first, or leave it out"
             raise SpecError(
                 "it can't be stored", kind="dtype", array=name, expected=expected, found=found, hint=hint
             )
-        rest = tuple(map(str, (dim for dim in variable.dims if dim != along)))
-        if along in variable.dims:
-            arrays[name], dims[name] = variable.transpose(along, ...).variable, rest
+        elif along in variable.dims:
+            arrays[name], dims[name] = described(name, variable.transpose(along, ...)), rest
         elif name != along:
-            constants[name], constant_dims[name] = np.asarray(variable.values), rest
+            constants[name], constant_dims[name] = described(name, variable), rest
+    attrs = json_attrs(dataset.attrs) | ({"text_coordinates": json_attrs(texts)} if texts else {})
     num_samples = int(dataset.sizes[along])
-    attrs = _json_attrs(dataset.attrs)
     return Columns(num_samples, arrays, dims, constants, constant_dims, attrs, is_digested=False)
-
-
-def _json_attrs(attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Attributes as JSON values; what JSON can't hold, and our own, is left out."""
-    kept = {}
-    for key, value in attrs.items():
-        with contextlib.suppress(SpecError):
-            plain = value.tolist() if hasattr(value, "tolist") else value
-            kept[str(key)] = plain_json(plain, what="attrs")
-    kept.pop("ups_store", None)
-    return kept

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -145,11 +145,11 @@ def test_image_is_what_numpy_makes_of_it(tmp_path: Path) -> None:
 
 def test_hugging_face_data_set_has_its_dtypes_and_its_fingerprint(tmp_path: Path) -> None:
     class Data(list[dict[str, Any]]):
-        features = ("u", "y")
+        features: ClassVar = {"u": None, "y": None}
         _fingerprint = "f00"
 
-        def with_format(self, name: str) -> Any:
-            assert name == "numpy"
+        def with_format(self, name: str, **options: Any) -> Any:
+            assert (name, options) == ("numpy", {"dtype": None})
             return list(fixed())
 
     plain = Data({"u": s["u"].tolist(), "y": s["y"]} for s in fixed())
