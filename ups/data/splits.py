@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 import ups_store
+from ups.config import RunConfig
 from ups.data.fields import (
     TIMES,
     Array,
@@ -21,8 +23,16 @@ from ups.data.fields import (
     info_of,
 )
 from ups.data.origins import identity_of_sources
-from ups.data.stores import UNREADABLE, Store, differing_selection, place_of, store_path
-from ups.errors import ConfigError
+from ups.data.stores import (
+    UNREADABLE,
+    Store,
+    StoreError,
+    differing_selection,
+    open_latents,
+    place_of,
+    store_path,
+)
+from ups.errors import ConfigError, UpsError
 from ups.grid import FIELDS
 from ups_store.build import Build, BuildConfig, DataConfig, Readers, open_build
 from ups_store.printable import printable
@@ -148,6 +158,23 @@ def open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:
             return None, problem
         stack.pop_all()
     return store, ""
+
+
+def are_there(config: RunConfig, *, latents: bool) -> bool:
+    """Whether all stores of training and validation are there, of latents or of fields, as configured."""
+    for task, split in itertools.product(config.data.tasks, ("train", "val")):
+        try:
+            if latents:
+                options = {"allow_unknown_encoder": config.training.allow_unknown_encoder}
+                open_latents(config, task, split, autoencoder_path=config.autoencoder_path, **options).close()
+                continue
+            store, _ = open_suitable(store_path(config.cache.dir, task, split), config.data)
+        except (UpsError, StoreError):
+            return False
+        if store is None:
+            return False
+        store.close()
+    return True
 
 
 def _problem_with(store: Store, data: DataConfig) -> str:

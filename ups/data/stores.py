@@ -265,6 +265,11 @@ def differing_selection(store: Store, data: DataConfig) -> dict[str, tuple[Any, 
     return {key: (content.get(key), value) for key, value in wanted.items() if content.get(key) != value}
 
 
+def shown_place(store: Store) -> str:
+    """Where a store is, for people: the path of one in memory means nothing to them."""
+    return "in memory" if store.path.is_relative_to("/proc") else str(store.path)
+
+
 def are_reused(manifest: Path) -> bool:
     """Whether a build has found all stores valid.
 
