@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -237,7 +238,7 @@ def place_of(path: Path) -> Path | None:
     if path.exists():
         return path
     name = path.name.removesuffix(_SUFFIX)
-    partitions = sorted(path.parent.glob(f"{name}-*-of-*{_SUFFIX}"))
+    partitions = sorted(path.parent.glob(f"{glob.escape(name)}-*-of-*{_SUFFIX}"))
     if not partitions:
         return None
     count = partitions[0].name.rpartition("-of-")[2]

@@ -60,4 +60,5 @@ def test_latents_in_memory_are_not_reused_and_have_no_path(run: Path) -> None:
 def test_age_is_that_of_the_file(run: Path) -> None:
     build_latents(load_config(run), config_path=run, overrides=[], is_first=True, note=discard)
     (text,) = (line.text for line in check_config(run).checks if line.text.startswith("burgers1d train: "))
-    assert "written" in text and "ago, latents" in text
+    assert "written" in text
+    assert "ago, latents" in text
