@@ -114,8 +114,9 @@ def _open_stored(
         return StoreFields(store, limit=config.data.limit)
     if source == "store":
         command = "`ups-store build --config ... latent.encoder=none`"
-        hint = f"build it with {command}, or say training.field_source=hdf5"
-        raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
+        hint = f"build it with {command}, which says so if the split has no samples, or say training.field_source=hdf5"
+        problem = f"no field store of {task} {split} as configured ({problem})"
+        raise ConfigError(problem, kind="no_store", path=path, hint=hint)
     build, arrays = read_split(config, task, split)
     sources = [part.path for part in build.plan.parts]
     origin = ", ".join(dict.fromkeys(path.name for path in sources))
@@ -182,7 +183,7 @@ def _problem_with(store: Store, data: DataConfig) -> str:
     if FIELDS not in store:
         return "it holds no fields"
     differing = differing_selection(store, data)
-    return ", ".join(f"{key} is {found}" for key, (found, _) in differing.items())
+    return ", ".join(f"its {key} is {found}, not {wanted}" for key, (found, wanted) in differing.items())
 
 
 def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[str, Array]]:
