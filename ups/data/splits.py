@@ -114,7 +114,7 @@ def _open_stored(
         return StoreFields(store, limit=config.data.limit)
     if source == "store":
         command = "`ups-store build --config ... latent.encoder=none`"
-        hint = f"build it with {command}, which says so if the split has no samples, or say training.field_source=hdf5"
+        hint = f"{command} builds it, or says if it has no samples; or say training.field_source=hdf5"
         problem = f"no field store of {task} {split} as configured ({problem})"
         raise ConfigError(problem, kind="no_store", path=path, hint=hint)
     build, arrays = read_split(config, task, split)

@@ -253,12 +253,12 @@ def encoder_of(store: Store) -> Mapping[str, Any] | None:
 def differing_selection(store: Store, data: DataConfig) -> dict[str, tuple[Any, Any]]:
     """In what a store holds another selection of the data than the configured one.
 
-    What its identity doesn't say isn't compared: of a store that no build made, or of a split that wasn't drawn.
+    What its identity doesn't say isn't compared: of a store that no build made, of a split that wasn't drawn.
 
     Returns:
         By key of `data` what the store says, and what is wanted.
     """
-    wanted = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
+    wanted: dict[str, Any] = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
     wanted |= {"split_fractions": list(data.split_fractions)}
     found = {key: store.identity.get(key) for key in wanted}
     return {key: (found[key], value) for key, value in wanted.items() if found[key] not in (None, value)}
