@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 import ups_store
+from ups.config import RunConfig
 from ups.data.fields import (
     TIMES,
     Array,
@@ -21,8 +23,16 @@ from ups.data.fields import (
     info_of,
 )
 from ups.data.origins import identity_of_sources
-from ups.data.stores import UNREADABLE, Store, differing_selection, place_of, store_path
-from ups.errors import ConfigError
+from ups.data.stores import (
+    UNREADABLE,
+    Store,
+    StoreError,
+    differing_selection,
+    open_latents,
+    place_of,
+    store_path,
+)
+from ups.errors import ConfigError, UpsError
 from ups.grid import FIELDS
 from ups_store.build import Build, BuildConfig, DataConfig, Readers, open_build
 from ups_store.printable import printable
@@ -113,8 +123,9 @@ def _open_stored(
         return StoreFields(store, limit=config.data.limit)
     if source == "store":
         command = "`ups-store build --config ... latent.encoder=none`"
-        hint = f"build it with {command}, or say training.field_source=hdf5"
-        raise ConfigError(f"no field store to train on ({problem})", kind="no_store", path=path, hint=hint)
+        hint = f"{command} builds it, or says if it has no samples; or say training.field_source=hdf5"
+        problem = f"no field store of {task} {split} as configured ({problem})"
+        raise ConfigError(problem, kind="no_store", path=path, hint=hint)
     build, arrays = read_split(config, task, split)
     sources = [part.path for part in build.plan.parts]
     origin = ", ".join(dict.fromkeys(path.name for path in sources))
@@ -163,12 +174,29 @@ def open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:
     return store, ""
 
 
+def are_there(config: RunConfig, *, latents: bool) -> bool:
+    """Whether all stores of training and validation are there, of latents or of fields, as configured."""
+    for task, split in itertools.product(config.data.tasks, ("train", "val")):
+        try:
+            if latents:
+                options = {"allow_unknown_encoder": config.training.allow_unknown_encoder}
+                open_latents(config, task, split, autoencoder_path=config.autoencoder_path, **options).close()
+                continue
+            store, _ = open_suitable(store_path(config.cache.dir, task, split), config.data)
+        except (UpsError, StoreError):
+            return False
+        if store is None:
+            return False
+        store.close()
+    return True
+
+
 def _problem_with(store: Store, data: DataConfig) -> str:
     """Why a store can't serve; empty if it can."""
     if FIELDS not in store:
         return "it holds no fields"
     differing = differing_selection(store, data)
-    return ", ".join(f"{key} is {found}" for key, (found, _) in differing.items())
+    return ", ".join(f"its {key} is {found}, not {wanted}" for key, (found, wanted) in differing.items())
 
 
 def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[str, Array]]:

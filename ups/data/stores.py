@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -198,8 +199,7 @@ def _open(folder: Path, task: str, split: str, *, holds: str) -> Store:
 
 def _check_same_data(store: Store, data: DataConfig) -> None:
     """Fail if the store was made by another selection; what it doesn't say isn't compared."""
-    said = differing_selection(store, data)
-    differing = {key: (found, wanted) for key, (found, wanted) in said.items() if found is not None}
+    differing = differing_selection(store, data)
     if differing:
         raise ConfigError(
             "the store holds another selection of the data",
@@ -237,7 +237,7 @@ def place_of(path: Path) -> Path | None:
     if path.exists():
         return path
     name = path.name.removesuffix(_SUFFIX)
-    partitions = sorted(path.parent.glob(f"{name}-*-of-*{_SUFFIX}"))
+    partitions = sorted(path.parent.glob(f"{glob.escape(name)}-*-of-*{_SUFFIX}"))
     if not partitions:
         return None
     count = partitions[0].name.rpartition("-of-")[2]
@@ -253,16 +253,20 @@ def encoder_of(store: Store) -> Mapping[str, Any] | None:
 def differing_selection(store: Store, data: DataConfig) -> dict[str, tuple[Any, Any]]:
     """In what a store holds another selection of the data than the configured one.
 
-    Only a store of a split that was drawn has split fractions.
+    What its identity doesn't say isn't compared: of a store that no build made, of a split that wasn't drawn.
 
     Returns:
-        By key of `data` what the store says, None if it doesn't, and what is wanted.
+        By key of `data` what the store says, and what is wanted.
     """
-    content = store.identity
     wanted: dict[str, Any] = {"reduce_space": data.reduce_space, "reduce_time": data.reduce_time}
-    if content.get("split_fractions") is not None:
-        wanted["split_fractions"] = list(data.split_fractions)
-    return {key: (content.get(key), value) for key, value in wanted.items() if content.get(key) != value}
+    wanted |= {"split_fractions": list(data.split_fractions)}
+    found = {key: store.identity.get(key) for key in wanted}
+    return {key: (found[key], value) for key, value in wanted.items() if found[key] not in (None, value)}
+
+
+def shown_place(store: Store) -> str:
+    """Where a store is, for people: the path of one in memory means nothing to them."""
+    return "in memory" if store.path.is_relative_to("/proc") else str(store.path)
 
 
 def are_reused(manifest: Path) -> bool:

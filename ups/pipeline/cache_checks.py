@@ -152,7 +152,7 @@ def _check_store(
         return
     with store:
         age = _age(wanted.place if wanted.place.exists() else wanted.path.parent)
-        text = f"{title}: {store.config_hash[:12]}, {age} old, {wanted.place}"
+        text = f"{title}: {store.config_hash[:12]}, written {age} ago, {wanted.place}"
         facts = {"hash": store.config_hash, "path": str(wanted.place)}
         if wanted.split not in task.builds:
             checks.warn(group, f"{text}: taken as it is, there are no sources to compare it with", **facts)

@@ -274,7 +274,7 @@ def _listed(values: object) -> list[Mapping[str, Any]]:
 def _place_of(path: Path) -> Path | None:
     """As `place_of`; a store's partitions may also be named by the pattern that opens them."""
     if "-*-of-" in path.name:
-        return path if any(path.parent.glob(path.name)) else None
+        return path if any(path.parent.glob(escape(path.name).replace("[*]", "*"))) else None
     return place_of(path)
 
 

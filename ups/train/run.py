@@ -10,6 +10,7 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.checks import check_optimizer
+from ups.data.splits import are_there
 from ups.device import compile_cache, matmul_precision
 from ups.errors import CheckpointError, ConfigError
 from ups.locks import TRAINING_LOCK, locked
@@ -114,9 +115,10 @@ def run_stage(
 
 
 def _of_cache(config: RunConfig, stage: str) -> dict[str, float]:
-    """Of a stage whose command builds no stores: it reads some that are there, or encodes for itself."""
-    is_of_latents = stage == "operator" and config.operator.state == "latent"
-    return of_stores(0.0, is_reused=builds_latents(config) if is_of_latents else builds_fields(config))
+    """Of a stage whose command builds no stores: whether all that it would read are there already."""
+    latents = stage == "operator" and config.operator.state == "latent"
+    are_wanted = builds_latents(config) if latents else builds_fields(config)
+    return of_stores(0.0, is_reused=are_wanted and are_there(config, latents=latents))
 
 
 def _train(trainer: Trainer) -> dict[str, Any]:

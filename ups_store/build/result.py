@@ -39,7 +39,7 @@ class BuildResult:
         num_committed: Samples committed by this run.
         source_sample_nbytes: Bytes of a sample as it is read.
         nbytes: Length of the file, or files.
-        age_s: Seconds since it was written.
+        age_s: Seconds since its file was written, here: of a copy since it was copied.
         codec: How it is packed: "none", "blosc" or "pcodec".
         num_files: In how many files it is; `path` is their pattern if there are several.
         mapped_nbytes: Length of the mapped form.
@@ -90,7 +90,7 @@ class BuildResult:
         if self.codec != "none":
             size += f", packed by {self.codec} {self.mapped_nbytes / max(1, self.nbytes):.2f} times smaller"
         took = f"built in {self.seconds['total']:.1f} s"
-        done = f"valid, made {format_age(self.age_s)}" if self.reused else took
+        done = f"valid, written {format_age(self.age_s)}" if self.reused else took
         if self.reused and "pack" in self.seconds:
             what = "unpacked" if self.codec == "none" else "packed"
             done = f"valid, {what} in {self.seconds['pack']:.1f} s"

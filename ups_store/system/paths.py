@@ -202,7 +202,8 @@ def named_partitions(pattern: Path) -> tuple[list[Path], list[Path]]:
         StoreNotFoundError: If there is none.
         SpecError: If the pattern matches other files, or partitions of several stores.
     """
-    found = {Path(name): _NAME.fullmatch(os.path.basename(name)) for name in glob.glob(os.fspath(pattern))}
+    names = glob.escape(pattern.name).replace("[*]", "*")  # a star is all that means something, in the name
+    found = {path: _NAME.fullmatch(path.name) for path in pattern.parent.glob(names)}
     if not found:
         raise StoreNotFoundError("no file matches", path=pattern, hint="check the path, or build it")
     named = {(match["stem"], int(match["count"]), match["suffix"]) for match in found.values() if match}

@@ -75,7 +75,7 @@ def test_build_prints_a_line_a_store_to_stdout_and_nothing_else(invoke: Invoke, 
     assert lines[0].startswith("burgers1d train: 16 samples, ")
     assert lines[2].endswith(", cache/burgers1d_test.zarr.zip")
     again = invoke("--tasks burgers1d --root source").out.splitlines()
-    assert all("valid, made just now" in line for line in again)
+    assert all("valid, written just now" in line for line in again)
 
 
 def test_json_is_one_document_on_stdout_and_notes_go_to_stderr(invoke: Invoke, tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ finally:
     print(sorted(heavy), file=sys.stderr)
 """
     flags = ["--tasks", "burgers1d", "--root", source.parent, "--cache-dir", tmp_path / "cache"]
-    for expected in ("built in", "valid, made"):
+    for expected in ("built in", "valid, written"):
         with start(code, *flags) as process:
             out, err = process.communicate(timeout=60)
         assert (process.returncode, without_first_line(err)) == (0, "[]\n")

@@ -143,7 +143,7 @@ def test_age_of_a_valid_store_is_that_of_its_file(config: BuildConfig) -> None:
     os.utime(store_of(config), (time.time() - 7200, time.time() - 7200))
     (result,) = build(config).stores
     assert 7200 <= result.age_s < 7260
-    assert "valid, made 2 hours ago" in result.summary()
+    assert "valid, written 2 hours ago" in result.summary()
     os.utime(store_of(config), (time.time() + 7200, time.time() + 7200))  # by a clock that is ahead
     assert build(config).stores[0].age_s == 0
 
@@ -650,7 +650,7 @@ def test_summary_is_one_line() -> None:
     assert result_of(seconds={"total": 2.345}).summary() == (
         "burgers1d train: 16 samples, 12.1 kB, built in 2.3 s, abababababab, cache/burgers1d_train.zarr.zip"
     )
-    assert "valid, made 3 days ago" in result_of(reused=True, age_s=300_000.0).summary()
+    assert "valid, written 3 days ago" in result_of(reused=True, age_s=300_000.0).summary()
 
 
 # --- the console's watcher ----------------------------------------------------------------------------

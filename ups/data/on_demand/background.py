@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ups.data.on_demand.order import in_turns
+from ups.data.stores import shown_place
 from ups.data.windows import Items
 from ups.errors import UpsError
 from ups.output import Note
@@ -211,7 +212,7 @@ class _Work:
             self._state.wake()
         for job in self._jobs.values():
             if (store := job.finish()) is not None:
-                self._note(f"{job.title}: all {job.num_samples} encoded, {store.path}")
+                self._note(f"{job.title}: all {job.num_samples} encoded, {shown_place(store)}")
 
 
 class Progress(QuietWatcher):

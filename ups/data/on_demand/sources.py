@@ -19,7 +19,7 @@ from ups.data.on_demand.background import BackgroundBuild
 from ups.data.on_demand.latent_builds import arrivals_of
 from ups.data.on_demand.order import ArrivalOrder, Arrivals, PassDraws, count_batches, most_ahead
 from ups.data.on_demand.unkept import FirstWindows, UnkeptJob, ranges_by_file
-from ups.data.stores import Store
+from ups.data.stores import Store, shown_place
 from ups.data.windows import Items, Preload, TaskWindows, WindowBatch, WindowSource
 from ups.output import Note
 from ups_store.build import Build, BuildRank, ReadingConfig
@@ -229,7 +229,7 @@ class FilledStores(LiveSource):
     def _preload(self, task: str) -> None:
         windows = self._windows[task]
         why = windows.preload(self._settings.preload, device=self._settings.device)
-        self._note(f"{windows.store.path}: {len(windows.store)} trajectories, {why}")
+        self._note(f"{shown_place(windows.store)}: {len(windows.store)} trajectories, {why}")
 
 
 class UnkeptWindows(LiveSource):
