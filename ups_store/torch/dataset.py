@@ -50,8 +50,8 @@ class BatchSource(Protocol):
 class StoreDataset(Dataset[Any]):
     """Samples of one or several stores, one after the other.
 
-    `dataset[i]` is a `Sample`, `dataset[2:5]` and `dataset[[4, 2]]` a `Batch`; negative numbers count from the
-    end. What a `DataLoader` asks for is copied as a whole `Batch`, which its workers then write to memory
+    `dataset[i]` is a `Sample`, `dataset[2:5]` and `dataset[[4, 2]]` a `Batch`; negative numbers count from
+    the end. What a `DataLoader` asks for is copied as a whole `Batch`, which its workers then write to memory
     that is shared with the main process. Picklable; workers may be forked or spawned.
 
     Args:
