@@ -56,8 +56,8 @@ def diff(
         )
     else:
         why_not = "they lie in other numbers of files" if is_finished else "one is unfinished"
-        before, after = (f"{num:,}" for num in num_samples)
-        print_lines(f"samples: {before} -> {after}" if before != after else f"samples: {before} in both")
+        if num_samples[0] != num_samples[1]:
+            print_lines(f"samples: {num_samples[0]:,} -> {num_samples[1]:,}")
         _show_differences(differing, attrs, same_content, why_not)
     return DIFFERENT if differing or num_samples[0] != num_samples[1] else 0
 

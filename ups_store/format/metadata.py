@@ -11,7 +11,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -41,6 +41,7 @@ LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 
 MAX_JSON_BYTES = 16 << 20
 MAX_ARRAYS = 4096
 MAX_RANK = 32
+_KEPT_PARSED_BYTES = 4 << 10  # of a document whose attributes are kept as objects
 MAX_ELEMENTS = 1 << 60  # not reached, axes of length 0 counted as 1: NumPy addresses bytes below 2^63
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -71,6 +72,37 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
+class StoredAttrs(Mapping[str, Any]):
+    """Attributes of an array whose document is long, parsed when they are asked for.
+
+    As Python's objects they may take fifty times the room of their text, of which a file has up to 16 MiB for
+    every array.
+
+    Args:
+        document: The text of the array's `zarr.json`, which was checked.
+    """
+
+    def __init__(self, document: bytes) -> None:
+        self._document = document
+
+    def _parsed(self) -> dict[str, Any]:
+        attrs: dict[str, Any] = parse_json(self._document)["attributes"]
+        attrs.pop("ups_store", None)  # of a ragged array, not the caller's (spec 14.2)
+        return attrs
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parsed()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parsed())
+
+    def __len__(self) -> int:
+        return len(self._parsed())
+
+    def __repr__(self) -> str:
+        return f"<attributes of {len(self._document):,} bytes>"
+
+
 @dataclass(frozen=True)
 class ArrayMeta:
     """One array of a store.
@@ -90,7 +122,7 @@ class ArrayMeta:
     shape: tuple[int, ...]
     dtype: str
     dims: tuple[str, ...]
-    attrs: dict[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
     part: RaggedPart | None = None
     encoding: Encoding | None = None
 
@@ -156,7 +188,7 @@ class ArrayMeta:
     def document(self) -> dict[str, Any]:
         """The array's `zarr.json` as JSON values (spec 4.4)."""
         chunk_shape = [max(1, n) for n in self.shape]
-        attributes = self.attrs
+        attributes = dict(self.attrs)
         if self.is_ragged:
             chunk_shape[0] = self.row_geometry.chunk_rows
             attributes = {**attributes, "ups_store": attribute_of(self.name, self.encoding)}
@@ -271,13 +303,13 @@ def parse_array(
     meta = _of_part(ArrayMeta(name, shape, dtype, dims, attrs), bad)
     expected = document_of(meta)
     if is_text_of(expected, attrs, raw):
-        return meta
+        return meta if len(raw) <= _KEPT_PARSED_BYTES else replace(meta, attrs=StoredAttrs(raw))
     read_document(raw, path=path, entry=entry)
     for key in sorted(expected.keys() | document.keys()):
         wanted = json.dumps(expected.get(key), sort_keys=True)  # unlike `==` it tells `false` from 0
         if key != "attributes" and json.dumps(document.get(key), sort_keys=True) != wanted:
             raise bad(key, wanted, kind="codec" if key == "codecs" else "array_metadata")
-    return meta
+    return meta if len(raw) <= _KEPT_PARSED_BYTES else replace(meta, attrs=StoredAttrs(raw))
 
 
 def _of_part(meta: ArrayMeta, bad: Callable[..., FormatError]) -> ArrayMeta:

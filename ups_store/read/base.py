@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import ArrayNotFoundError, SpecError, StoreReplacedError
+from ups_store.errors import ArrayNotFoundError, FormatError, SpecError, StoreReplacedError
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import LENGTHS
@@ -19,6 +19,8 @@ from ups_store.format.root_metadata import RootMeta
 from ups_store.printable import counted
 from ups_store.read.gather import Indices, Samples, WindowArguments, check_effect, check_indices, names_of
 from ups_store.read.ragged_batch import Form, check_form, check_no_window, in_form
+
+_SAMPLES_WITHOUT_BYTES = 1 << 28  # a file may claim any number of samples that have none
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -103,7 +105,20 @@ class AnyStore(ABC):
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
-        """Which samples are there, bool, shape (N,)."""
+        """Which samples are there, bool, shape (N,).
+
+        Raises:
+            FormatError: If it has more samples than bytes, and too many for this: kind "limits".
+        """
+        if len(self) > max(self.nbytes, _SAMPLES_WITHOUT_BYTES):
+            raise FormatError(
+                "more samples than bytes",
+                path=self.path,
+                kind="limits",
+                expected=f"at most {_SAMPLES_WITHOUT_BYTES:,} samples of which none has a byte",
+                found=f"{len(self):,}",
+                hint="whoever wrote it is mistaken, or means harm",
+            )
         return np.ones(len(self), bool)
 
     @overload

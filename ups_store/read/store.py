@@ -108,7 +108,7 @@ class Store(AnyStore):
     def committed(self) -> npt.NDArray[np.bool_]:
         """Which samples are there, bool, shape (N,); of a store under construction as of now."""
         if self._building is None or self._building.header is None:
-            return np.ones(len(self), bool)
+            return super().committed
         fd = self._file.fd
         committed, _ = read_commits(fd, self._catalog.layout, self._building.header)
         if files.size(fd) == self.nbytes:  # finished meanwhile, so all were, and the table is cut off
