@@ -7,6 +7,7 @@ beside `ups.data` that asks `ups_store`, for the free memory of a container.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import platform
 import threading
@@ -29,6 +30,13 @@ with needs("train"):
 MatmulPrecision = Literal["highest", "high", "medium"]
 Module = TypeVar("Module", bound="nn.Module")
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # which Inductor reads whenever it looks for what it compiled
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what nothing holds any more, also where objects refer to each other."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def choose_device(name: str, *, note: Note, key: str = "training.device") -> torch.device:

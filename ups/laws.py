@@ -33,6 +33,8 @@ class Laws:
         divergence_free: Channels of a velocity without divergence, in the order x, y, z; none elsewhere.
         equation: One of `EQUATIONS`, whose parameters the task has; None where there is none of these.
         at_walls: Channels that `dirichlet` and `neumann` are about; empty for all.
+        is_forced: Whether something has its place in space, such as a source: then a solution that is shifted
+            or reflected is none.
     """
 
     conserved: tuple[str, ...] = ()
@@ -40,6 +42,7 @@ class Laws:
     divergence_free: tuple[str, ...] = ()
     equation: str | None = None
     at_walls: tuple[str, ...] = ()
+    is_forced: bool = False
 
     def conserved_with(self, boundary: Sequence[str]) -> tuple[str, ...]:
         """What is conserved where the axes have these boundary types."""

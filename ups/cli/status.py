@@ -88,7 +88,8 @@ def _stage_lines(name: str, stage: StageStatus) -> Iterator[str]:
     if stage.total_steps is not None:
         steps += f" of {stage.total_steps} ({stage.step / max(stage.total_steps, 1):.0%})"
     left = f", {format_duration(stage.seconds_left)} left" if stage.seconds_left is not None else ""
-    yield f"{name}: {_words(stage.state)}, {steps}{left}"
+    by = f" by {stage.ended_by}" if stage.ended_by is not None else ""
+    yield f"{name}: {_words(stage.state)}{by}, {steps}{left}"
     for parts in (_rates(stage), _memory(stage), _errors(stage), _ages(stage)):
         if shown := ", ".join(parts):
             yield f"  {shown}"

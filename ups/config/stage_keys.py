@@ -129,6 +129,9 @@ _OF_EARLIER_STAGES = (
     *("training.query_sampling.", "training.reconstruction_loss", "training.max_val_frames"),
 )
 
+# What of laws a stage reads that has no losses by them.
+_AUGMENTED, _SYMMETRIES = ("autoencoder", "steady_prior", *BASELINES), (".equation", ".is_forced")
+
 # Settings of the operator and of the encoder's use, which an autoencoder's training doesn't look at.
 _FREE_KEYS_OF_STAGE = {
     "autoencoder": (
@@ -145,7 +148,6 @@ _FREE_KEYS_OF_STAGE = {
         "training.use_inverse_losses",
         "training.inverse_loss_",
         "training.physics_priors.",
-        "laws.",
         "training.allow_unknown_encoder",
         "training.cache_mode",
     ),
@@ -161,7 +163,7 @@ _FREE_KEYS_OF_STAGE = {
     "steady_prior": (
         *_FREE_OF_GENERATIVE,
         *("diffusion.lead_times", "diffusion.residual_", "diffusion.num_pairs"),
-        *("operator.noise", "operator.curriculum", "operator.val_trajectories", "decoder.", "laws."),
+        *("operator.noise", "operator.curriculum", "operator.val_trajectories", "decoder."),
         *("latent.checkpoint", "latent.device", "latent.encoder", "latent.compute_dtype"),
         *("latent.micro_batch", "latent.compile"),
         *("training.stride", "training.horizon", "training.pushforward", "training.rollout_loss"),
@@ -212,6 +214,8 @@ def _matters(key: str, stage: str) -> bool:
     of_other_stage = key.startswith("stages.") and not key.startswith(f"stages.{stage}.")
     if stage in BASELINES and key.startswith(_OTHER_MODELS):
         return key.startswith((*_SHARED_BY_BASELINES, f"baselines.{stage}."))
+    if stage in _AUGMENTED and key.startswith("laws."):
+        return key.endswith(_SYMMETRIES)
     if stage != _STUDENT and key.startswith(_OF_STUDENT):
         return False
     if key.startswith("baselines.") or (stage not in _GENERATIVE and key.startswith(_OF_GENERATIVE)):

@@ -86,6 +86,9 @@ class LawsConfig(Section):
         None, description="whose residual is taken; the task has its parameters, under the same names"
     )
     at_walls: tuple[str, ...] = Field((), description="channels that walls are about; by default all")
+    is_forced: bool = Field(
+        False, description="something has its place, such as a source: no augmentation by shifts, reflections"
+    )
 
 
 class TtcConfig(Section):

@@ -5,14 +5,47 @@ Letters: B batch, T time steps, X the axes of the grid, C channels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# Tasks whose equation is the same for -u(-x): the velocity changes its sign with the axis.
+from ups.conditions import has_boundary_values
+from ups.laws import Laws
+
+# Equations that are the same for -u(-x): the velocity changes its sign with the axis.
 _ODD_REFLECTION = frozenset({"burgers1d"})
+
+
+@dataclass(frozen=True)
+class Symmetries:
+    """How solutions of a task may be changed, and be solutions.
+
+    Attributes:
+        shifts: Whether along each axis of the grid.
+        reflects: Whether along the first one, with the sign.
+    """
+
+    shifts: tuple[bool, ...]
+    reflects: bool = False
+
+    @classmethod
+    def of(
+        cls, laws: Laws, *, periodic: tuple[bool, ...], conditions: Iterable[str], has_source: bool = False
+    ) -> Symmetries:
+        """Say what the laws of a task leave.
+
+        Args:
+            periodic: Whether each axis is.
+            conditions: Of a sample; a boundary value belongs to one end of an axis.
+            has_source: Whether samples have a field beside the solution, which isn't changed with it.
+        """
+        if laws.is_forced or has_source:
+            return cls((False,) * len(periodic))
+        reflects = laws.equation in _ODD_REFLECTION and not has_boundary_values(conditions)
+        return cls(periodic, reflects)
 
 
 @dataclass(frozen=True)
@@ -67,47 +100,37 @@ class Draws:
         return values[self.first : self.first + self.num]
 
 
-def augment(
-    values_BXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws: Draws, reflects: bool = True
-) -> Tensor:
-    """Shift every frame along its periodic axes by a random number of points, and reflect half of them.
+def augment(values_BXC: Tensor, symmetries: Symmetries, *, draws: Draws) -> Tensor:
+    """Shift every frame by a random number of points, and reflect half of them, where that may be.
 
     Args:
         values_BXC: Frames in physical units, shape (B, X..., C).
-        task: Decides about reflections.
         draws: Random numbers for these rows.
-        reflects: Whether frames may be reflected: not where a condition belongs to one end of an axis.
 
     Returns:
-        Frames of the same shape; new ones, or `values_BXC` itself where the task has no symmetry of these.
+        Frames of the same shape; new ones, or `values_BXC` itself where there is no symmetry.
     """
-    values_BXC = shift_periodic(values_BXC, periodic, first_axis=1, draws=draws)
-    if reflects and task in _ODD_REFLECTION:
+    values_BXC = shift_periodic(values_BXC, symmetries.shifts, first_axis=1, draws=draws)
+    if symmetries.reflects:
         chosen_B = draws.uniform().to(values_BXC.device) < 0.5
         chosen = chosen_B.reshape(-1, *(1,) * (values_BXC.ndim - 1))
         values_BXC = torch.where(chosen, -values_BXC.flip(1), values_BXC)
     return values_BXC
 
 
-def augment_trajectories(
-    values_BTXC: Tensor, *, task: str, periodic: tuple[bool, ...], draws: Draws, reflects: bool = True
-) -> Tensor:
+def augment_trajectories(values_BTXC: Tensor, symmetries: Symmetries, *, draws: Draws) -> Tensor:
     """As `augment`, all frames of a trajectory alike.
 
     Args:
         values_BTXC: Trajectories, or windows of them, in physical units, shape (B, T, X..., C).
-        task: Decides about reflections.
-        periodic: Whether each axis of the grid is.
         draws: Random numbers for these rows.
-        reflects: As in `augment`.
 
     Returns:
         Trajectories of the same shape; they share the memory of `values_BTXC` where nothing is changed.
     """
     # Time steps are channels meanwhile, so that all of a trajectory share their shift.
     values_BXTC = values_BTXC.movedim(1, -2)
-    flat = values_BXTC.flatten(-2)
-    changed = augment(flat, task=task, periodic=periodic, draws=draws, reflects=reflects)
+    changed = augment(values_BXTC.flatten(-2), symmetries, draws=draws)
     return changed.unflatten(-1, values_BXTC.shape[-2:]).movedim(-2, 1)
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.augment import augment
+from ups.data.augment import Symmetries, augment
 from ups.data.batches import TaskBatch, TrainingData, random_order
 from ups.data.fields import Fields
 from ups.data.statistics import frame_items, spread_frames
@@ -180,10 +180,9 @@ def frame_data(
     return TrainingData(source, order, seed=seed)
 
 
-def augmented(batch: FrameBatch, *, periodic: tuple[bool, ...], reflects: bool = True) -> FrameBatch:
-    """With its frames shifted, and reflected unless a condition belongs to one end of an axis, at random."""
-    values = augment(batch.values, task=batch.task, periodic=periodic, draws=batch.draws, reflects=reflects)
-    return dataclasses.replace(batch, values=values)
+def augmented(batch: FrameBatch, symmetries: Symmetries) -> FrameBatch:
+    """With its frames shifted and reflected at random."""
+    return dataclasses.replace(batch, values=augment(batch.values, symmetries, draws=batch.draws))
 
 
 def spread_batches(

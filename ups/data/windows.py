@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 import ups_store
-from ups.conditions import NUM_STEPS, conditions_among, has_boundary_values
-from ups.data.augment import augment_trajectories, shift_periodic
+from ups.conditions import NUM_STEPS, conditions_among
+from ups.data.augment import Symmetries, augment_trajectories, shift_periodic
 from ups.data.batches import TaskBatch, TrainingData, random_order
 from ups.data.fields import CONSTANT_FIELDS, STEP_TOLERANCE, TIMES, stored_parameters, too_short
 from ups.data.stores import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, LATENT_INPUT
+from ups.laws import Laws, laws_of
 from ups.trained.specs import SimulatedTask
 from ups_store.torch import Allocate, Window, WindowIndex, new_tensor
 
@@ -359,12 +360,11 @@ def parameter_table(known: Mapping[str, npt.ArrayLike], names: Sequence[str], nu
 def augment_windows(
     batch: WindowBatch,
     *,
+    symmetries: Symmetries,
     tokens: tuple[int, ...],
-    periodic: tuple[bool, ...],
     is_latent: bool,
-    reflects: bool = True,
 ) -> WindowBatch:
-    """Shift every window along its periodic axes; fields are reflected too where the equation allows it.
+    """Shift every window, and reflect half of them if they are fields, where that may be.
 
     Latents are shifted by whole tokens, with which encoder and decoder commute.
 
@@ -372,24 +372,23 @@ def augment_windows(
         batch: Windows of a task.
         tokens: Tokens along each axis.
         is_latent: Whether the states are latents, not fields.
-        reflects: As in `ups.data.augment.augment`.
     """
     if not is_latent:
-        moved = augment_trajectories(
-            batch.states, task=batch.task, periodic=periodic, draws=batch.draws, reflects=reflects
-        )
+        moved = augment_trajectories(batch.states, symmetries, draws=batch.draws)
         return dataclasses.replace(batch, states=moved)
     states = batch.states.unflatten(2, tokens)
-    states = shift_periodic(states, periodic, first_axis=2, draws=batch.draws)
+    states = shift_periodic(states, symmetries.shifts, first_axis=2, draws=batch.draws)
     return dataclasses.replace(batch, states=states.flatten(2, 1 + len(tokens)))
 
 
-def augment_windows_of(task: SimulatedTask, batch: WindowBatch, *, is_latent: bool = False) -> WindowBatch:
-    """As `augment_windows`, by what is known of the windows' task."""
-    return augment_windows(
-        batch,
-        tokens=task.tokens,
+def augment_windows_of(
+    task: SimulatedTask, batch: WindowBatch, *, laws: Mapping[str, Laws], is_latent: bool = False
+) -> WindowBatch:
+    """As `augment_windows`, by what is known of the windows' task, and by a configuration's own laws."""
+    symmetries = Symmetries.of(
+        laws_of(batch.task, laws),
         periodic=task.grid.periodic,
-        is_latent=is_latent,
-        reflects=not has_boundary_values(task.parameters),
+        conditions=task.parameters,
+        has_source=not task.steady and len(task.grid.arrays) > 1,
     )
+    return augment_windows(batch, symmetries=symmetries, tokens=task.tokens, is_latent=is_latent)

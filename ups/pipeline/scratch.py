@@ -5,7 +5,6 @@ Everything that a stage writes goes there, so a run's own folders stay as they a
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import resource
@@ -24,7 +23,7 @@ from ups.config.stages import BASELINES
 from ups.data.batches import batch_size_of
 from ups.data.held_out import HeldOutPart, Items, divided
 from ups.data.stores import latent_build, latent_folder
-from ups.device import matmul_precision
+from ups.device import free_memory, matmul_precision
 from ups.errors import needs
 from ups.output import discard
 from ups.pipeline.planned_ranks import ALONE, PlannedRanks
@@ -277,9 +276,8 @@ def _nbytes(tensors: Mapping[str, Any]) -> int:
 
 
 def _forget_peak(device: torch.device) -> None:
-    gc.collect()
+    free_memory(device)
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -50,6 +50,7 @@ class StageStatus:
         silent_s: Seconds since the last line.
         warning: The last one.
         error: What it failed by.
+        ended_by: "patience", if that ended it before its last step.
     """
 
     stage: str
@@ -70,6 +71,7 @@ class StageStatus:
     silent_s: float
     warning: str | None
     error: str | None
+    ended_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ def _stage(log: Path) -> StageStatus | None:
         silent_s=max(time.time() - last["time"], 0.0),
         warning=_newest(begun, "warning", "text"),
         error=last.get("error"),
+        ended_by=last.get("ended_by"),
     )
 
 

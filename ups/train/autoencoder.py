@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ups.conditions import has_boundary_values
 from ups.config import RunConfig
+from ups.data.augment import Symmetries
 from ups.data.batches import batch_size_of
 from ups.data.field_batches import FrameBatch, augmented, frame_data, spread_batches
 from ups.data.fields import Fields, parameter_names
@@ -33,6 +33,7 @@ from ups.eval.reconstruction import (
     measure_spectra,
     write_figure,
 )
+from ups.laws import laws_of
 from ups.losses import reconstruction_error
 from ups.models.any_point_decoder import grid_queries
 from ups.train.meter import startup_phase
@@ -115,7 +116,7 @@ class AutoencoderStage(Stage):
     ) -> None:
         self.model, self._config, self._val, self._device = model, config, val, device
         self.gradients = "all" if model.spec.has_one_array else "some"
-        self._batch_size = batch_size_of(config.stage(self.name))
+        self._batch_size, self._laws = batch_size_of(config.stage(self.name)), config.own_laws
         self._data = {task: fields.identity for task, fields in train.items()}
         data = frame_data(
             train,
@@ -233,8 +234,8 @@ class AutoencoderStage(Stage):
         training, num_points = self._config.training, len(self._queries[batch.task])
         if training.augment:
             spec = self.model.spec
-            reflects = not has_boundary_values(spec.parameters)
-            batch = augmented(batch, periodic=spec.tasks[batch.task].grid.periodic, reflects=reflects)
+            laws, periodic = laws_of(batch.task, self._laws), spec.tasks[batch.task].grid.periodic
+            batch = augmented(batch, Symmetries.of(laws, periodic=periodic, conditions=spec.parameters))
         progress = self._schedule.progress(number)
         num_queried = num_queries(training.query_sampling, progress=progress, num_points=num_points)
         return dataclasses.replace(batch, points=batch.draws.order(num_points)[:num_queried])

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.conditions import has_boundary_values
 from ups.config import RunConfig
+from ups.data.augment import Symmetries
 from ups.data.batches import batch_size_of
 from ups.data.field_batches import FieldWindowSource, field_window_data
 from ups.data.trajectories import Trajectories, open_trajectories
@@ -27,6 +27,7 @@ from ups.eval.baseline_model import BASELINE, Baseline, Effort, load_baseline, s
 from ups.eval.baseline_spec import BaselineSpec, Kind, check_kinds, make_spec
 from ups.eval.training_logs import log_path, read_stage_log
 from ups.grid import FIELDS
+from ups.laws import laws_of
 from ups.losses import rollout_losses
 from ups.train.meter import startup_phase
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
@@ -126,6 +127,12 @@ class BaselineStage(Stage):
         schedule = Schedule.of(settings, num_batches=len(self.loader), accum_steps=accum_steps)
         share = config.operator.curriculum if own.curriculum is None else own.curriculum
         self.curriculum = Curriculum(horizon, share, schedule.num_batches)
+        self._symmetries = Symmetries.of(
+            laws_of(model.spec.task, config.own_laws),
+            periodic=model.spec.grid.periodic,
+            conditions=model.spec.parameters,
+            has_source=not trajectories.info.steady and len(trajectories.info.grid.arrays) > 1,
+        )
         self.path = config.checkpoint.dir / f"{self.name}.safetensors"
 
     def _prepare(self, batch: WindowBatch, number: int) -> WindowBatch:
@@ -138,10 +145,9 @@ class BaselineStage(Stage):
         if self._config.training.augment:
             batch = augment_windows(
                 batch,
+                symmetries=self._symmetries,
                 tokens=(),
-                periodic=spec.grid.periodic,
                 is_latent=False,
-                reflects=not has_boundary_values(spec.parameters),
             )
         return pushed(batch) if self._config.training.pushforward else batch
 

@@ -122,7 +122,7 @@ class JointStage(Stage):
         device: torch.device,
         priors: PhysicsPriors | None = None,
     ) -> None:
-        self.priors = priors
+        self.priors, self._laws = priors, config.own_laws
         assert model.autoencoder is not None
         self.model, self.autoencoder = model, model.autoencoder
         if (
@@ -149,7 +149,7 @@ class JointStage(Stage):
         """Augmented, with what the schedules say of its step."""
         training, schedule = self._config.training, self._schedule
         if training.augment:
-            batch = augment_windows_of(self.model.spec.tasks[batch.task], batch)
+            batch = augment_windows_of(self.model.spec.tasks[batch.task], batch, laws=self._laws)
         is_inverse = schedule.step_of(number) % training.inverse_loss_frequency == 0
         weights = inverse_weights(training, schedule.epochs_before(number)) if is_inverse else {}
         num_points = len(self.model.queries.get_buffer(batch.task))

@@ -188,7 +188,7 @@ class OperatorStage(Stage):
         priors: PhysicsPriors | None = None,
     ) -> None:
         self.model, self._config, self._validation, self._device = model, config, validation, device
-        self.priors = priors
+        self.priors, self._laws = priors, config.own_laws
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
         settings = config.stage(self.name)
@@ -223,7 +223,8 @@ class OperatorStage(Stage):
     def _augmented(self, batch: WindowBatch) -> WindowBatch:
         if self._config.training.augment:
             spec = self.model.spec
-            batch = augment_windows_of(spec.tasks[batch.task], batch, is_latent=spec.states == "latent")
+            task, is_latent = spec.tasks[batch.task], spec.states == "latent"
+            batch = augment_windows_of(task, batch, laws=self._laws, is_latent=is_latent)
         return batch
 
     def losses(self, forward: Callable[..., Tensor], batch: WindowBatch) -> Losses:

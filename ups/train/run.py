@@ -11,7 +11,7 @@ from typing import Any
 from ups.config import RunConfig
 from ups.config.checks import check_optimizer
 from ups.data.splits import are_there
-from ups.device import compile_cache, matmul_precision
+from ups.device import compile_cache, free_memory, matmul_precision
 from ups.errors import CheckpointError, ConfigError
 from ups.locks import TRAINING_LOCK, locked
 from ups.output import Note
@@ -79,6 +79,7 @@ def run_stage(
     ):
         check_num_ranks(training, ranks, note=note)
         check_switches(config, name, device=device, num_ranks=ranks.world_size)
+        free_memory(device)  # that a stage before in this process held
         for text in unused_settings(config, name) if ranks.is_first else ():
             note(f"warning: {text}")
         if ranks.is_first:

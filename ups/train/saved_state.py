@@ -16,6 +16,7 @@ from ups.config import RunConfig, StageConfig
 from ups.config.loading import with_present_names
 from ups.config.stage_keys import flat_keys, stage_keys
 from ups.config.stages import BASELINES
+from ups.config.training import LawsConfig
 from ups.errors import CheckpointError, ConfigError
 from ups.trained.checkpoint import read_document
 
@@ -152,10 +153,12 @@ def differing_keys(saved: Mapping[str, Any], config: RunConfig, *, stage: str) -
 
 
 def _with_stage(values: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """Name a stage under `stages` that has its defaults because nothing is said of it."""
+    """Fill in the defaults of a stage, and of laws, that weren't said, or weren't known then."""
     stages = values.get("stages", {})
     own = {**StageConfig().model_dump(mode="json"), **stages.get(stage, {})}
-    return {**values, "stages": {**stages, stage: own}}
+    plain = LawsConfig().model_dump(mode="json")
+    laws = {task: {**plain, **said} for task, said in values.get("laws", {}).items()}
+    return {**values, "stages": {**stages, stage: own}, "laws": laws}
 
 
 def _length_keys(stage: str) -> tuple[str, ...]:

@@ -112,6 +112,7 @@ class SteadyPriorStage(Stage):
         device: torch.device,
     ) -> None:
         self.model, self._config, self._device = model, config, device
+        self._laws = config.own_laws
         self._val, self._origins = val, data
         self._loss_name, self._is_flow = model.prior_spec.method, model.prior_spec.method == "flow"
         if len(model.spec.tasks) == 1:
@@ -181,7 +182,7 @@ class SteadyPriorStage(Stage):
         """Augmented, with noise, flow times and the points that are observed."""
         task = self.model.spec.tasks[batch.task]
         if self._config.training.augment:
-            batch = augment_windows_of(task, batch)
+            batch = augment_windows_of(task, batch, laws=self._laws)
         draws, num = batch.draws, self.model.prior_spec.observed_points
         observed = None if num is None else drawn_masks(draws, task.grid.points, num=num)
         noise = draws.normal(self._state_shape(batch.task))

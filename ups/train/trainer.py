@@ -235,7 +235,8 @@ class Trainer:
                 self.files.close()
                 self.stage.close()  # first, or closing the loader waits for a batch that may never come
             exports = {str(path): kind for path, kind in self.stage.exports().items() if path.exists()}
-            log.record("end", step=self.step, report=report, exports=exports, **self.peak.read())
+            early = {"ended_by": "patience"} if self.step < self.total_steps else {}
+            log.record("end", step=self.step, report=report, exports=exports, **early, **self.peak.read())
         if not self.config.checkpoint.keep_training_state and self.ranks.is_first:
             remove_state(self.state_path)
         return dict(report)
@@ -282,6 +283,9 @@ class Trainer:
             self._run_epoch(stop, agreement)
         agreement.end()
         self.watch.rest()
+        if self.step < self.total_steps:
+            why = f"no epoch was better than {self.settings.patience} before"
+            self.log.note(f"ended by patience after step {self.step} of {self.total_steps}: {why}")
         return self.stage.finish()
 
     def _run_epoch(self, stop: StopRequest, agreement: Agreement) -> None:

@@ -13,6 +13,7 @@ from on_demand_helpers import BURGERS, checkpoint, make_folder, make_steady_fold
 
 from ups.data.on_demand.augmented import AugmentingEncoder
 from ups.data.windows import WindowBatch
+from ups.laws import LAWS
 from ups.trained.autoencoder import load_autoencoder
 
 NONE = "training.cache_mode=none"
@@ -73,7 +74,7 @@ def test_sample_is_augmented_alike_whatever_lies_beside_it() -> None:
         def begin(self, batch: dict[str, np.ndarray], *, samples: np.ndarray) -> object:
             return lambda: batch
 
-    encoder = AugmentingEncoder(Plain(), task="burgers1d", periodic=(True,), seed=3)
+    encoder = AugmentingEncoder(Plain(), laws=LAWS["burgers1d"], periodic=(True,), seed=3)
     fields = np.random.default_rng(0).standard_normal((4, 3, 8, 1)).astype(np.float32)
     together = encoder.encode({"fields": fields}, samples=np.array([5, 2, 9, 7]))["fields"]
     alone = encoder.encode({"fields": fields[2:3]}, samples=np.array([9]))["fields"]

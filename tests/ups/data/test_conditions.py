@@ -15,12 +15,13 @@ from operator_runs import configure, own_copy, shared_run
 import ups_store
 from ups.conditions import arrays_of, condition_of, conditions_among, has_boundary_values
 from ups.config import load_config
-from ups.data.augment import Draws, augment
+from ups.data.augment import Draws, Symmetries, augment
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.data.stores import store_path
 from ups.data.trajectories import open_trajectories
 from ups.data.windows import TaskWindows, WindowSource
+from ups.laws import LAWS
 from ups.train.operator import make_operator_stage
 from ups_store.torch import new_tensor
 
@@ -152,9 +153,10 @@ def test_operator_is_conditioned_on_boundary_values(
 def test_samples_with_boundary_values_are_not_reflected() -> None:
     values = torch.rand(64, 16, 1)
     draws = Draws.of_batch(64, seed=0)
-    kept = augment(values, task="burgers1d", periodic=(False,), draws=draws, reflects=False)
+    known = {"laws": LAWS["burgers1d"], "periodic": (False,)}
+    kept = augment(values, Symmetries.of(**known, conditions=["bc_left"]), draws=draws)
     torch.testing.assert_close(kept, values)
-    reflected = augment(values, task="burgers1d", periodic=(False,), draws=draws)
+    reflected = augment(values, Symmetries.of(**known, conditions=["nu"]), draws=draws)
     assert (reflected != values).any()
 
 

@@ -18,7 +18,7 @@ from numbered_batches import batch_of
 from typer.testing import CliRunner
 
 import ups_store
-from ups.data.augment import Draws, augment, shift_frames
+from ups.data.augment import Draws, Symmetries, augment, shift_frames
 from ups.data.batches import TrainingData
 from ups.data.field_batches import FrameBatch, FrameSource, frame_data, spread_batches
 from ups.data.fields import Fields, MemoryFields, StoreFields, parameter_names
@@ -26,6 +26,7 @@ from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
 from ups.errors import ConfigError
+from ups.laws import LAWS
 from ups_store.build import BuildConfig, CacheConfig, DataConfig
 from ups_store.build.command import app as build
 from ups_store.errors import SourceError
@@ -277,23 +278,27 @@ def test_shift_moves_each_frame_by_its_own_number() -> None:
     torch.testing.assert_close(shifted[1], values[1].roll(3, dims=1))
 
 
+def symmetries_of(task: str, *periodic: bool) -> Symmetries:
+    return Symmetries.of(LAWS[task], periodic=periodic, conditions=())
+
+
 def test_burgers_is_reflected_with_its_sign_and_others_never() -> None:
     values = torch.arange(6.0).reshape(1, 6, 1).expand(64, -1, -1) + 1
     draws = Draws.of_batch(64, seed=0)
     seen = {
         tuple(frame[:, 0].sign().tolist())
-        for frame in augment(values, task="burgers1d", periodic=(True,), draws=draws)
+        for frame in augment(values, symmetries_of("burgers1d", True), draws=draws)
     }
     assert seen == {(1.0,) * 6, (-1.0,) * 6}
-    assert augment(values, task="advection1d", periodic=(True,), draws=draws).min() > 0
-    reflected = augment(values, task="burgers1d", periodic=(False,), draws=draws)
+    assert augment(values, symmetries_of("advection1d", True), draws=draws).min() > 0
+    reflected = augment(values, symmetries_of("burgers1d", False), draws=draws)
     torch.testing.assert_close(reflected[reflected[:, 0, 0] < 0][0], -values[0].flip(0))
 
 
 def test_axes_with_ends_are_left_alone() -> None:
     values = torch.randn(8, 4, 5, 1, generator=torch.Generator().manual_seed(0))
     draws = Draws.of_batch(8, seed=0)
-    moved = augment(values, task="darcy2d", periodic=(False, False), draws=draws)
+    moved = augment(values, symmetries_of("darcy2d", False, False), draws=draws)
     torch.testing.assert_close(moved, values, rtol=0, atol=0)
 
 

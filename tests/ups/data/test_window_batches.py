@@ -11,7 +11,7 @@ import torch
 from numbered_batches import batch_of
 
 import ups_store
-from ups.data.augment import Draws
+from ups.data.augment import Draws, Symmetries
 from ups.data.batches import TrainingData
 from ups.data.statistics import measure_state_statistics
 from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
@@ -301,7 +301,8 @@ def make_batch(states: torch.Tensor, task: str = "burgers1d") -> WindowBatch:
 
 def test_latents_are_shifted_by_whole_tokens_all_frames_of_a_window_alike() -> None:
     states = torch.randn(16, 3, 8 * 4, D)
-    batch = augment_windows(make_batch(states), tokens=(8, 4), periodic=(True, False), is_latent=True)
+    both = Symmetries((True, False))
+    batch = augment_windows(make_batch(states), symmetries=both, tokens=(8, 4), is_latent=True)
     shifts = set()
     for before, after in zip(states.unflatten(2, (8, 4)), batch.states.unflatten(2, (8, 4)), strict=True):
         matching = [shift for shift in range(8) if torch.equal(before.roll(shift, 1), after)]
@@ -312,7 +313,8 @@ def test_latents_are_shifted_by_whole_tokens_all_frames_of_a_window_alike() -> N
 
 def test_fields_are_shifted_and_reflected_all_frames_of_a_window_alike() -> None:
     states = torch.randn(16, 3, 8, D)
-    batch = augment_windows(make_batch(states), tokens=(4,), periodic=(True,), is_latent=False)
+    both = Symmetries((True,), reflects=True)
+    batch = augment_windows(make_batch(states), symmetries=both, tokens=(4,), is_latent=False)
     seen = set()
     for before, after in zip(states, batch.states, strict=True):
         candidates = {False: before, True: -before.flip(1)}

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ups.conditions import conditions_among, has_boundary_values
-from ups.data.augment import Draws, augment_trajectories
+from ups.conditions import conditions_among
+from ups.data.augment import Draws, Symmetries, augment_trajectories
 from ups.data.batches import seed_of
 from ups.data.fields import CONSTANT_FIELDS
 from ups.data.windows import Items
 from ups.grid import FIELDS, PERIODIC, boundary_types
+from ups.laws import Laws
 from ups_store.build import Build, Filling
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -31,13 +32,13 @@ class AugmentingEncoder:
 
     Args:
         encoder: What encodes.
-        task: Decides about reflections.
+        laws: Of the task.
         periodic: Whether each axis of the grid is.
         seed: With a sample's number it decides what becomes of the sample, whatever lies beside it.
     """
 
-    def __init__(self, encoder: Any, *, task: str, periodic: tuple[bool, ...], seed: int) -> None:
-        self._encoder, self._task, self._periodic, self._seed = encoder, task, periodic, seed
+    def __init__(self, encoder: Any, *, laws: Laws, periodic: tuple[bool, ...], seed: int) -> None:
+        self._encoder, self._laws, self._periodic, self._seed = encoder, laws, periodic, seed
 
     @property
     def latent_shape(self) -> tuple[int, int]:
@@ -73,24 +74,24 @@ class AugmentingEncoder:
 
     def begin(self, batch: Arrays, *, samples: Items) -> Callable[[], dict[str, npt.NDArray[Any]]]:
         """Begin to encode augmented samples; returns what waits for their latents."""
-        reflects = not has_boundary_values(conditions_among(batch))
-        moved = {**batch, FIELDS: self._moved(batch[FIELDS], samples, reflects=reflects)}
+        symmetries = Symmetries.of(self._laws, periodic=self._periodic, conditions=conditions_among(batch))
+        moved = {**batch, FIELDS: self._moved(batch[FIELDS], samples, symmetries)}
         begun: Callable[[], dict[str, npt.NDArray[Any]]] = self._encoder.begin(moved, samples=samples)
         return begun
 
-    def _moved(self, fields_BTXC: npt.NDArray[Any], samples: Items, *, reflects: bool) -> npt.NDArray[Any]:
+    def _moved(
+        self, fields_BTXC: npt.NDArray[Any], samples: Items, symmetries: Symmetries
+    ) -> npt.NDArray[Any]:
         """Each trajectory by what is drawn for it."""
         moved = np.empty_like(fields_BTXC)
         for row, sample in enumerate(samples.tolist()):
             draws = Draws.of_batch(1, seed=seed_of(self._seed, sample))
             one = torch.from_numpy(np.array(fields_BTXC[row : row + 1]))
-            moved[row] = augment_trajectories(
-                one, task=self._task, periodic=self._periodic, draws=draws, reflects=reflects
-            )[0]
+            moved[row] = augment_trajectories(one, symmetries, draws=draws)[0]
         return moved
 
 
-def augmented_filling(filling: Filling, build: Build, *, task: str, seed: int) -> Filling:
+def augmented_filling(filling: Filling, build: Build, *, laws: Laws, seed: int) -> Filling:
     """Let a filling augment what it encodes; one of a task without symmetries stays as it is.
 
     A steady task's input and a force would have to move with the fields, so such tasks aren't augmented.
@@ -101,6 +102,6 @@ def augmented_filling(filling: Filling, build: Build, *, task: str, seed: int) -
     if is_alone and hasattr(plan.encoder, "begin"):
         kinds = boundary_types(plan.attrs.get("boundary") or {}, ndim=len(shape) - 3)
         periodic = tuple(kind == PERIODIC for kind in kinds)
-        encoder = AugmentingEncoder(plan.encoder, task=task, periodic=periodic, seed=seed)
+        encoder = AugmentingEncoder(plan.encoder, laws=laws, periodic=periodic, seed=seed)
         filling.plan = dataclasses.replace(plan, encoder=encoder)
     return filling

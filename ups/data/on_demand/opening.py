@@ -76,6 +76,7 @@ def open_training_windows(
         preload=training.preload,
         device=device,
         augment=training.augment,
+        laws=config.own_laws,
     )
     if mode == "store" or (mode == "auto" and not _may_be_made(config, split)):
         return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)

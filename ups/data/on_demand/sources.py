@@ -7,7 +7,7 @@ pass again. The loader has one thread here: batches are waited for in their orde
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from ups.data.on_demand.order import ArrivalOrder, Arrivals, PassDraws, count_ba
 from ups.data.on_demand.unkept import FirstWindows, UnkeptJob, ranges_by_file
 from ups.data.stores import Store, shown_place
 from ups.data.windows import Items, Preload, TaskWindows, WindowBatch, WindowSource
+from ups.laws import Laws, laws_of
 from ups.output import Note
 from ups_store.build import Build, BuildRank, ReadingConfig
 from ups_store.torch import Allocate
@@ -44,6 +45,7 @@ class WindowSettings:
         preload: How a finished store is brought into memory.
         device: Where it will be used.
         augment: Whether fields that are encoded in every pass are shifted and reflected before.
+        laws: What the configuration says of tasks.
     """
 
     global_batch_size: int
@@ -54,6 +56,7 @@ class WindowSettings:
     preload: Preload
     device: str
     augment: bool = False
+    laws: Mapping[str, Laws] = field(default_factory=dict)
 
     def windows(self, store: Any, *, is_complete: bool) -> TaskWindows:
         """Windows of a store, complete or not, or of what stands for one."""
@@ -303,7 +306,8 @@ class UnkeptWindows(LiveSource):
         """What encodes a task in one pass."""
         if not self._settings.augment:
             return UnkeptJob(wanted)
-        return UnkeptJob(wanted, prepare=partial(augmented_filling, build=wanted, task=task, seed=seed))
+        laws = laws_of(task, self._settings.laws)
+        return UnkeptJob(wanted, prepare=partial(augmented_filling, build=wanted, laws=laws, seed=seed))
 
     def _wait(self, task: str, trajectories: Items, *, stretch: int = 0) -> None:
         """Have the build go on to the last stretch that is needed."""
