@@ -22,11 +22,11 @@ from ups.eval.intervals import Interval, Paired, Resampled, Resamples, Values, a
 from ups.eval.metrics import BANDS, means_of_defined
 from ups.eval.scores import Scores
 
-Numbers = Callable[[EnsembleErrors], torch.Tensor | Values]  # of trajectories, shape (B, ...)
+Numbers = Callable[[EnsembleErrors], torch.Tensor]  # of trajectories, shape (B, ...)
 Statistic = Callable[[Values], Values]  # of means over trajectories
 Resample = Callable[..., Resampled]  # takes numbers, and a statistic of their means
 
-_MEANS: dict[str, Numbers] = {  # (B, T)
+_MEANS: dict[str, Callable[[EnsembleErrors], torch.Tensor | Values]] = {  # (B, T)
     "mean_nrmse": lambda errors: means_of_defined(errors.nrmse, errors.undefined, 2),
     "crps": lambda errors: errors.crps.mean(2),
     "energy_score": lambda errors: errors.energy_score,
@@ -145,7 +145,9 @@ def _resampled(
 ) -> tuple[dict[str, Resampled], dict[str, Resampled]]:
     """Scores over all time steps, one number each, and by time step, (T,)."""
 
-    def of(numbers: Numbers, statistic: Statistic = lambda means: means) -> Resampled:
+    def of(
+        numbers: Callable[[EnsembleErrors], torch.Tensor | Values], statistic: Statistic = lambda means: means
+    ) -> Resampled:
         parts = (numbers(each) for each in errors)
         arrays = [part.flatten(1).numpy() if isinstance(part, torch.Tensor) else part for part in parts]
         return resamples.of(arrays, statistic, row=row)

@@ -31,6 +31,7 @@ from ups.eval.ensemble_files import kind_of
 from ups.eval.ensemble_rows import EnsembleRequest, with_ensembles
 from ups.eval.figures import errors_in_time, run_figures, task_figures
 from ups.eval.intervals import Resamples
+from ups.eval.physics import residual_floor, shown_floor
 from ups.eval.report import Report, Row, TaskReport
 from ups.eval.rollout import Rollout, roll_out
 from ups.eval.scores import LATENT_METRICS, score
@@ -123,8 +124,10 @@ def _of_other_data(
     for run in runs:
         for label, model in (("operator", run.simulator), *((model.label, model) for model in run.baselines)):
             is_of_task = not isinstance(model, Baseline) or model.spec.task == task
-            given = {"train": comparison.train.identity, "latents": latent_folder(config)}
-            if model.path is not None and is_of_task and is_of_other_data(model.path, task, **given):
+            if model.path is None or not is_of_task:
+                continue
+            now = comparison.train.identity
+            if is_of_other_data(model.path, task, train=now, latents=latent_folder(config)):
                 found.append(label)
     if not found:
         return ""
@@ -183,6 +186,8 @@ def _evaluate_task(
             f" The truth is zero throughout in {left_out:,} of {undefined.numel():,} frames and channels, "
             "which nRMSE leaves out."
         )
+    if not trajectories.info.steady and "residual" in config.training.physics_priors.weights:
+        protocol += f" {shown_floor(residual_floor(config, trajectories.fields))}"
     return TaskReport(
         task=task,
         protocol=protocol,

@@ -206,9 +206,9 @@ class Resamples:
             statistic: Of means (N, F), to be mapped to (N, M); by default the means themselves.
             row: Name of the row, whose seeds are drawn independently of other rows'; not needed for one seed.
         """
-        missing = np.ma.getmaskarray(values[0])
+        missing: npt.NDArray[np.bool_] = np.ma.getmaskarray(np.ma.asarray(values[0]))
         if missing.any():  # of all seeds alike, as the truth decides it
-            plain, num_numbers = statistic, missing.shape[1]
+            plain, num_numbers = statistic, int(missing.shape[-1])
             values = [np.hstack([np.ma.filled(values_BF, 0.0), ~missing]) for values_BF in values]
 
             def statistic(means: Values) -> Values:

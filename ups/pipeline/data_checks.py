@@ -13,6 +13,7 @@ import ups_store
 from ups.config import RunConfig
 from ups.config.loading import load_leniently
 from ups.data.fields import too_short
+from ups.data.splits import open_fields
 from ups.data.stores import Store, latent_folder, place_of, store_path
 from ups.errors import ConfigError, UpsError
 from ups.grid import FIELDS, LATENT
@@ -26,6 +27,8 @@ from ups_store.build import Readers
 from ups_store.errors import ReadTimeoutError, SourceError, StoreError
 from ups_store.printable import counted
 from ups_store.sources import find_sources
+
+_FEW_SAMPLES = 8
 
 
 def check_data(config_path: Path | None, overrides: Sequence[str] = ()) -> Report:
@@ -61,6 +64,8 @@ def _check_all(config: RunConfig, readers: Readers, checks: Checks) -> None:
         for store in _stores_instead(config, task, checks):
             _check_store(name, store, config, checks)
         _check_dimensions(config, task, checks)
+        if "residual" in config.training.physics_priors.weights and not checks.has_problem(name):
+            _check_equation(config, task, checks)
 
 
 def _check_files(
@@ -144,6 +149,19 @@ def _check_store(name: str, store: Store, config: RunConfig, checks: Checks) -> 
 
 def _channels(store: Store) -> tuple[str, ...]:
     return tuple(store.attrs.get("channels") or ())
+
+
+def _check_equation(config: RunConfig, task: TaskSources, checks: Checks) -> None:
+    """How well the data keep the equation of a residual prior."""
+    from ups.eval.physics import check_residual_floor, residual_floor, shown_floor  # which need torch
+
+    few = config.build.data.model_copy(update={"limit": _FEW_SAMPLES})
+    with checks.collecting(task.task):
+        fields = open_fields(config.build.model_copy(update={"data": few}), task.task, "train")
+        floor = residual_floor(config, fields)
+        check_residual_floor(floor, task=task.task)
+        if floor is not None:
+            checks.ok(task.task, shown_floor(floor))
 
 
 def _check_dimensions(config: RunConfig, task: TaskSources, checks: Checks) -> None:

@@ -33,7 +33,7 @@ from ups.train.autoencoder import make_spec as make_autoencoder_spec
 from ups.train.meter import startup_phase
 from ups.train.operator import as_stores, data_hashes, open_field_windows, operator_part, preload_windows
 from ups.train.operator_spec import make_spec
-from ups.train.physics_priors import PhysicsPriors, make_priors
+from ups.train.physics_priors import PhysicsPriors, check_floors, make_priors
 from ups.train.schedules import INVERSE_LOSSES, Schedule, inverse_weights, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import RolloutValidation, open_validation, scored
@@ -95,6 +95,7 @@ def make_joint_stage(
     with startup_phase("preload"):
         preload_windows(config, windows, device=device, note=start.note)
     priors = make_priors(config, model.spec, windows, note=start.note)
+    check_floors(config, windows, note=start.note)
     return JointStage(config, model, windows=windows, validation=validation, device=device, priors=priors)
 
 

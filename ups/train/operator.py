@@ -31,7 +31,7 @@ from ups.output import Note
 from ups.train.flops import count_flops
 from ups.train.meter import startup_phase
 from ups.train.operator_spec import make_spec, window_parameters
-from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, make_priors
+from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, check_floors, make_priors
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.schedules import Schedule
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
@@ -160,6 +160,7 @@ def make_operator_stage(
         torch.manual_seed(config.seed)
         simulator = Simulator(spec, autoencoder).to(device)
     priors = make_priors(config, spec, windows, note=start.note)
+    check_floors(config, windows, note=start.note)
     return OperatorStage(config, simulator, data=data, validation=validation, device=device, priors=priors)
 
 

@@ -5,7 +5,7 @@ Letters: B batch, K steps, X the axes of the grid, C channels, L tokens, D chann
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
+from ups.data.splits import open_fields
 from ups.data.windows import TaskWindows, WindowBatch
 from ups.distributed.sharding import is_sharded
 from ups.errors import ConfigError
-from ups.eval.physics import physics_of
+from ups.eval.physics import check_residual_floor, physics_of, residual_floor, shown_floor
 from ups.grid import FIELDS, directed_lengths
 from ups.laws import PRIORS, check_priors
 from ups.nn.layers import without_autocast
@@ -162,6 +163,21 @@ def make_priors(
     for text in check_priors(settings.weights, tasks):
         note(text)
     return PhysicsPriors(config, tasks)
+
+
+def check_floors(config: RunConfig, tasks: Collection[str], *, note: Note) -> None:
+    """Say by how much true frames miss the equation of a residual prior, and refuse it where that is much.
+
+    Raises:
+        ConfigError: As `check_residual_floor` and `open_fields`.
+        ups_store.StoreError: If the fields can't be read.
+    """
+    for task in tasks if "residual" in config.training.physics_priors.weights else ():
+        fields = open_fields(config.build, task, "val", source=config.training.field_source)
+        floor = residual_floor(config, fields)
+        check_residual_floor(floor, task=task)
+        if floor is not None:
+            note(f"{task}: {shown_floor(floor)}")
 
 
 def _decoded(

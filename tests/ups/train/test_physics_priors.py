@@ -15,9 +15,9 @@ from ups.config import load_config
 from ups.config.training import LawsConfig, PhysicsPriorsConfig
 from ups.data.windows import WindowBatch
 from ups.errors import ConfigError
-from ups.laws import EQUATIONS, Laws
+from ups.laws import EQUATIONS, PRIORS, Laws, Prior
 from ups.physics.priors import prior_losses
-from ups.physics.task_physics import PRIORS, Prior, TaskPhysics
+from ups.physics.task_physics import TaskPhysics
 from ups.train.joint import make_joint_stage
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.physics_priors import PhysicsBatch
