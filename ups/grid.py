@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy.typing as npt
+
 from ups.errors import ConfigError, needs
 from ups.parsing import Count, Length, Parsed
 
@@ -207,9 +209,17 @@ def domain_lengths(named: Mapping[str, float], *, ndim: int) -> list[float]:
     """Length of the domain along each axis of a grid, from the lengths that a store names by axis letter.
 
     Returns:
-        In the order of the axes; 1 where the store says nothing.
+        In the order of the axes, above zero; 1 where the store says nothing.
     """
-    return [float(named.get(axis, 1.0)) for axis in axis_names(ndim)]
+    return [abs(float(named.get(axis, 1.0))) for axis in axis_names(ndim)]
+
+
+def directed_lengths(
+    named: Mapping[str, float] | None, coordinates: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, float]:
+    """Lengths by axis letter, below zero where the coordinate falls: so do steps along it, in derivatives."""
+    falling = {axis for axis, points in coordinates.items() if len(points) > 1 and points[-1] < points[0]}
+    return {axis: -abs(n) if axis in falling else abs(n) for axis, n in (named or {}).items()}
 
 
 def _token_grids(patches: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -55,7 +55,8 @@ class Parsed:
             ValueError: With the first field that is wrong.
         """
         try:
-            parsed: Self = _adapter(cls).validate_json(json.dumps([values]), strict=True)[0]
+            text = json.dumps([values])
+            parsed: Self = _adapter(cls).validate_json(text, strict=True)[0]  # type: ignore[arg-type]
             return parsed
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]

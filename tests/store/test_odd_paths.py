@@ -142,14 +142,15 @@ def test_file_that_may_not_be_read_is_an_access_error(
     assert os.strerror(code).lower() in str(caught.value)
 
 
-def test_want_of_descriptors_stays_the_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_want_of_descriptors_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(files.os, "open", refuse)
     with pytest.raises(OSError, match="open files") as caught:
         ups_store.open(tmp_path / "a.zarr.zip")
-    assert not isinstance(caught.value, StoreError)
+    assert isinstance(caught.value, ups_store.errors.ReadError)
+    assert (caught.value.kind, caught.value.path) == ("open_files", str(tmp_path / "a.zarr.zip"))
 
 
 @pytest.mark.parametrize("call", [*READING, *WRITING])

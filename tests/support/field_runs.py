@@ -38,6 +38,14 @@ def train(*words: str, stage: str = "operator") -> Done:
     return run_ups("train", *FIELDS, "--stage", stage, *words)
 
 
+def train_rank(folder: Path, *words: str) -> int:
+    """`ups train` in a folder, for `rank_processes.start`; its exit code."""
+    os.chdir(folder)
+    done = run_ups("train", "--config", "run.yaml", *words)
+    Path(f"rank{os.environ['RANK']}.txt").write_text(done.output)
+    return done.exit_code
+
+
 @contextmanager
 def stopping_after(steps: int) -> Iterator[None]:
     """Inside, this process gets a SIGTERM with its step of a number."""

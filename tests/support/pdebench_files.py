@@ -80,7 +80,7 @@ def write_advection(path: Path, size: Size = SMALL) -> Path:
 
 
 def write_reacdiff(path: Path, size: Size = SMALL) -> Path:
-    return write_scalar_1d(path, size, attrs={"Nu": 0.5, "rho": 2.0})
+    return write_scalar_1d(path, size, attrs={"Nu": 0.5, "rho": 1.0})
 
 
 def read_scalar_1d(file: h5py.File) -> Arrays:

@@ -10,6 +10,7 @@ to import; `tests/ups/config/test_keys_of_build.py` holds them to those.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ SENT = ("logging.wandb.",)
 LISTS_KEYS = "`ups train --config demo --print-config`"
 _LATENT_DTYPE = "float16"
 _CHECKPOINT = "autoencoder.safetensors"
+_ENCODER = "ups"
 
 
 def without_effect(values: dict[str, Any]) -> Iterator[str]:
@@ -116,6 +118,9 @@ def to_build(values: dict[str, Any]) -> dict[str, Any]:
         values: Configuration as nested dictionaries; unchanged.
     Returns:
         Sections of `ups_store.build.BuildConfig`, and unknown ones, for it to refuse.
+
+    Raises:
+        UpsError: As `check_own_encoder`, where stores hold latents.
     """
     kept = {key: value for key, value in values.items() if key not in SECTIONS | OLD_SECTIONS}
     if isinstance(data := kept.get("data"), dict):
@@ -129,9 +134,26 @@ def to_build(values: dict[str, Any]) -> dict[str, Any]:
         return kept
     folder = Path(str(checkpoint.get("dir") or "checkpoints"))
     said = {name: value for name, value in latent.items() if value is not None}
+    own = folder / _CHECKPOINT
+    if said.get("encoder", _ENCODER) == _ENCODER and Path(str(said.get("checkpoint", own))) == own:
+        _check_own_encoder(own, values)
     kept["latent"] = {"checkpoint": str(folder / _CHECKPOINT)} | _pinned(training) | said
     kept["cache"] = _section(values, "cache") | _latent_cache(training)
     return kept
+
+
+def _check_own_encoder(path: Path, values: dict[str, Any]) -> None:
+    """As `check_own_encoder`, of sections as they are said; what is wrong with these a run says."""
+    if not path.exists():  # the usual case imports nothing
+        return
+    from pydantic import ValidationError
+
+    from ups.config.architecture import DecoderConfig, EncoderConfig
+    from ups.config.own_encoder import check_own_encoder
+
+    encoder, decoder = (_section(values, name) for name in ("encoder", "decoder"))
+    with contextlib.suppress(ValidationError):
+        check_own_encoder(path, encoder=EncoderConfig(**encoder), decoder=DecoderConfig(**decoder))
 
 
 def _reading(training: dict[str, Any]) -> dict[str, Any]:

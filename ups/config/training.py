@@ -11,7 +11,7 @@ from ups.errors import needs
 from ups_store.sources import LocalPath
 
 with needs("train"):
-    from pydantic import Field, model_validator
+    from pydantic import BeforeValidator, Field, model_validator
 
 
 class QueryCurriculumConfig(Section):
@@ -172,9 +172,9 @@ class TrainingConfig(Section):
         1800.0, description="seconds that a rank waits for the others, also while the first one validates"
     )
     stall_timeout_s: Positive | None = Field(
-        None,
+        600.0,
         description="seconds for one step, validation or saving, the first of each ten times as long; then "
-        "stacks are written and the process ends with exit code 4",
+        "stacks are written and the process ends with exit code 4; null: as long as it takes",
     )
 
     field_source: Literal["auto", "store", "hdf5"] = Field("auto", description="where fields are read from")
@@ -192,9 +192,10 @@ class TrainingConfig(Section):
     )
     pin_memory: bool = Field(True, description="page-locked batches where there is a GPU")
     prefetch_factor: CountOrZero = Field(2, description="batches that are prepared ahead, by a thread")
-    preload: Literal["auto", "off", "page-cache", "copy", "pinned", "device"] = Field(
-        "auto", description="how a store is brought into memory before training"
-    )
+    preload: Annotated[
+        Literal["auto", "off", "page-cache", "copy", "pinned", "device"],
+        BeforeValidator(lambda value: "off" if value is False else value),  # as YAML reads `off`
+    ] = Field("auto", description="how a store is brought into memory before training")
     stride: Count = Field(1, description="stored time steps from one step of the operator to the next")
     horizon: Count = Field(1, description="operator steps that a loss goes through")
     reconstruction_loss: Literal["mse", "l1", "relative_l2"] = Field(

@@ -17,6 +17,7 @@ from ups.data.origins import identity_of_store
 from ups.data.stores import Store
 from ups.errors import ConfigError
 from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
+from ups.laws import Laws, TaskLaws, laws_of, lengths_of
 
 # Constant fields that belong to the input of a task.
 CONSTANT_FIELDS = ("coefficient", "force")
@@ -246,6 +247,24 @@ def _with_channels(frames: Array, grid: GridSpec) -> Array:
 def parameter_names(fields: Mapping[str, Fields]) -> tuple[str, ...]:
     """Names of all parameters that any of the tasks has, sorted: the order in which models take them."""
     return tuple(sorted({name for some in fields.values() for name in some.info.parameters}))
+
+
+def laws_of_fields(info: FieldsInfo, own: Mapping[str, Laws] | None) -> TaskLaws:
+    """The laws of a task on the grid of its fields.
+
+    Args:
+        own: What the configuration says holds.
+    """
+    kinds = boundary_types(info.boundary, ndim=info.grid.ndim)
+    return TaskLaws(
+        laws=laws_of(info.task, own),
+        channels=info.channels,
+        boundary=tuple(
+            PERIODIC if wraps else kind for kind, wraps in zip(kinds, info.grid.periodic, strict=True)
+        ),
+        lengths=lengths_of(info.domain_lengths, ndim=info.grid.ndim),
+        conditions=info.parameters,
+    )
 
 
 def too_short(horizon: int, stride: int, *, path: object, longest: int) -> ConfigError:

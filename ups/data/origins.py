@@ -146,6 +146,31 @@ def origins_of_data(identity: str, *, role: str, path: str | None) -> list[Origi
     return sources or [Origin(role, SOURCE, identity.removeprefix("files "), SAMPLED, None)]
 
 
+def is_of_other_data(path: Path, task: str, *, train: str, latents: Path) -> bool:
+    """Whether a model was trained on other data than the training split of a task has now.
+
+    A model that says nothing of its data, or whose store isn't there any more, is taken to be of these.
+
+    Args:
+        path: The model's checkpoint.
+        train: Identity of the fields of the training split.
+        latents: Folder of the latent stores, one of which an operator on latents was trained on.
+
+    Raises:
+        CheckpointError: If it can't be read.
+        ups_store.StoreError: If a store can't.
+    """
+    document = read_any_document(path)[1]
+    trained = str(section(document, "data").get(task, ""))
+    if section(document, "spec").get("states") != "latent":
+        return trained.partition(" ")[0] == train.partition(" ")[0] and trained != train
+    place = place_of(store_path(latents, task, "train"))
+    if place is None or not trained:
+        return False
+    with ups_store.open(place) as store:
+        return trained != identity_of_store(store)
+
+
 def origins_of_checkpoint(path: Path) -> list[Origin]:
     """What a model was trained on: its data, the autoencoder that made its latents, what it corrects.
 

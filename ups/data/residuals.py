@@ -137,10 +137,11 @@ class ResidualBuild:
             note=note,
         )
         with writer:
-            missing = set(writer.missing().tolist())
+            missing = writer.missing()
             for numbers, arrays in self._residuals(simulator):
-                if missing.intersection(numbers.tolist()):
-                    writer.commit_many(numbers, arrays)
+                # Those that are committed may be others now, by the last bits: batches have other sizes.
+                rows = np.flatnonzero(np.isin(numbers, missing))
+                writer.commit_many(numbers[rows], {name: values[rows] for name, values in arrays.items()})
             writer.finish()
 
     def _specs(self, simulator: Simulator) -> dict[str, ups_store.ArraySpec]:

@@ -57,17 +57,26 @@ def part_of_split(fields: Fields, split: str) -> Fields:
     if split not in ("val", "dev"):
         return fields
     chosen = np.arange(int(split == "dev"), len(fields.num_steps), 2)
-    part = ChosenSamples(fields, chosen, called="every second sample")
-    if len(fields.num_steps) and not len(part.num_steps):
+    if split == "dev":
+        check_has_dev(len(fields.num_steps), fields.info.task, origin=fields.origin)
+    return ChosenSamples(fields, chosen, called="every second sample")
+
+
+def check_has_dev(num: int, task: str, *, origin: object) -> None:
+    """Refuse one sample of validation where some are wanted for development.
+
+    Raises:
+        ConfigError: Kind "empty_split".
+    """
+    if num == 1:
         raise ConfigError(
-            f"the development split of {fields.info.task} is empty",
+            f"the development split of {task} is empty",
             kind="empty_split",
-            path=fields.origin,
+            path=origin,
             expected="at least 2 samples of validation, of which every second one is of development",
             found="1",
             hint="change data.split_fractions, or bring more samples",
         )
-    return part
 
 
 def open_fields(
@@ -114,22 +123,26 @@ def _open_stored(
     return MemoryFields(info_of(build.plan), arrays, origin=origin, identity=identity, times=times)
 
 
-def describe_fields(config: BuildConfig, task: str) -> FieldsInfo:
-    """What the training fields of a task are, by their store or the heads of the files; no sample is read.
+def describe_fields(config: BuildConfig, task: str, split: str = "train") -> tuple[FieldsInfo, int]:
+    """What the fields of a task are, by their store or the heads of the files; no sample is read.
 
     Args:
         config: Which samples of which files, and where field stores lie.
+
+    Returns:
+        What they are, and how many samples the split has.
 
     Raises:
         ConfigError: As `open_split`.
         ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
-    store, _ = open_suitable(store_path(config.cache.dir, task, "train"), config.data)
+    store, _ = open_suitable(store_path(config.cache.dir, task, split), config.data)
     if store is not None:
         with store:
-            return info_of(store)
+            return info_of(store), len(store)
     with Readers(config.reading, note=lambda text: _log.info(printable(text))) as readers:
-        return info_of(open_split(config, task, "train", readers=readers).plan)
+        build = open_split(config, task, split, readers=readers)
+        return info_of(build.plan), build.num_samples
 
 
 def open_suitable(path: Path, data: DataConfig) -> tuple[Store | None, str]:

@@ -10,9 +10,11 @@ from typing import Any
 import ups_store
 from ups.config import RunConfig
 from ups.config.build_keys import to_build
+from ups.config.own_encoder import check_own_encoder
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 from ups.trained.encoder import LatentEncoder
+from ups.trained.specs import AUTOENCODER_FILE
 from ups_store.build import (
     BuildConfig,
     BuildRank,
@@ -75,16 +77,24 @@ def latent_folder(config: RunConfig) -> Path:
 def latent_build(config: RunConfig, *, autoencoder_path: Path, device: str) -> BuildConfig:
     """The configuration of `ups-store build` that makes the stores of a run.
     Raises:
-        ConfigError: If the run's stores hold fields.
+        ConfigError: If the run's stores hold fields; kind "other_encoder", as `check_own_encoder`.
     """
     if config.latent.encoder == "none":
         hint = "leave latent.encoder out"
         raise ConfigError("latent.encoder", expected="an encoder", found="none: stores of fields", hint=hint)
+    check_configured_encoder(config, autoencoder_path)
     sections = {"training", "checkpoint", "cache", "reading", "latent"}
     said = to_build({"latent": {}} | config.model_dump(include=sections, exclude_unset=True))
     latent = LatentConfig(**{**said["latent"], "checkpoint": autoencoder_path, "device": device})
     cache, reading = CacheConfig(**said["cache"]), ReadingConfig(**said.get("reading", {}))
     return config.build.model_copy(update={"cache": cache, "latent": latent, "reading": reading})
+
+
+def check_configured_encoder(config: RunConfig, autoencoder_path: Path) -> None:
+    """As `check_own_encoder`, of the autoencoder that the run would train."""
+    own = config.checkpoint.dir / AUTOENCODER_FILE
+    if autoencoder_path.absolute() == own.absolute():
+        check_own_encoder(own, encoder=config.encoder, decoder=config.decoder)
 
 
 def check_stores_replaceable(config: RunConfig, *, fields: bool, latents: bool) -> None:
@@ -126,6 +136,7 @@ def open_latents(
         CheckpointError: If the checkpoint is missing or damaged.
         ups_store.StoreError: If the store can't be read.
     """
+    check_configured_encoder(config, autoencoder_path)
     encoder = LatentEncoder.load(autoencoder_path, task=task)
     store = _open(latent_folder(config), task, split, holds=LATENT)
     _check_same_data(store, config.data)

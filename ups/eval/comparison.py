@@ -35,6 +35,7 @@ from ups.eval.forecasters import (
 from ups.eval.reconstruction import spectrum_of_fields
 from ups.eval.training_logs import StageLog
 from ups.eval.ttc import conditioned
+from ups.grid import directed_lengths
 from ups.models.operator_size import OperatorSize
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.prior import SteadyPrior
@@ -107,11 +108,13 @@ class Comparison:
         trajectories: Of the split.
         entries: The rows in order, the run's operator first.
         space: Whether states are fields, or latents that nothing can decode.
+        train: The training split as it is now.
     """
 
     trajectories: Trajectories
     entries: Sequence[ComparedModel]
     space: Literal["fields", "latent"]
+    train: Fields
 
 
 def make_comparison(
@@ -169,7 +172,8 @@ def _compare_fields(
         OperatorForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs
     ]
     entries = [ComparedModel(operators, _seeds_of(runs))]
-    lengths = trajectories.info.domain_lengths
+    info = trajectories.info
+    lengths = directed_lengths(info.domain_lengths, info.coordinates)
     if steered := [row for run in runs for row in conditioned(run.simulator, config, task, lengths=lengths)]:
         entries.append(ComparedModel(steered, _seeds_of(runs)))
     entries += _entries_by_name(_generative(runs, task))
@@ -179,7 +183,7 @@ def _compare_fields(
     entries.append(ComparedModel([TrainingMean(train)]))
     if floor := _floor(runs, train, getattr(torch, config.training.latent_cache_dtype)):
         entries.append(floor)
-    return Comparison(trajectories, entries, "fields")
+    return Comparison(trajectories, entries, "fields", train)
 
 
 def _seeds_of(runs: Sequence[TrainedRun]) -> tuple[int, ...]:
@@ -227,7 +231,7 @@ def _compare_latents(
     operators = [LatentForecaster(run.simulator, note=operator_note(run.simulator, run.logs)) for run in runs]
     entries = [ComparedModel(operators, _seeds_of(runs))]
     entries += [] if trajectories.info.steady else [ComparedModel([Persistence()])]
-    return Comparison(trajectories, [*entries, ComparedModel([TrainingMean(train)])], "latent")
+    return Comparison(trajectories, [*entries, ComparedModel([TrainingMean(train)])], "latent", train)
 
 
 def _check_same_grid(simulator: Simulator, trajectories: Trajectories) -> None:

@@ -19,15 +19,15 @@ import torch
 from ups.eval import ensemble_metrics
 from ups.eval.ensembles import QUANTILES, EnsembleErrors
 from ups.eval.intervals import Interval, Paired, Resampled, Resamples, Values, as_columns
-from ups.eval.metrics import BANDS
+from ups.eval.metrics import BANDS, means_of_defined
 from ups.eval.scores import Scores
 
-Numbers = Callable[[EnsembleErrors], torch.Tensor]  # of trajectories, shape (B, ...)
+Numbers = Callable[[EnsembleErrors], torch.Tensor | Values]  # of trajectories, shape (B, ...)
 Statistic = Callable[[Values], Values]  # of means over trajectories
 Resample = Callable[..., Resampled]  # takes numbers, and a statistic of their means
 
 _MEANS: dict[str, Numbers] = {  # (B, T)
-    "mean_nrmse": lambda errors: errors.nrmse.mean(2),
+    "mean_nrmse": lambda errors: means_of_defined(errors.nrmse, errors.undefined, 2),
     "crps": lambda errors: errors.crps.mean(2),
     "energy_score": lambda errors: errors.energy_score,
 }
@@ -146,7 +146,9 @@ def _resampled(
     """Scores over all time steps, one number each, and by time step, (T,)."""
 
     def of(numbers: Numbers, statistic: Statistic = lambda means: means) -> Resampled:
-        return resamples.of([numbers(each).flatten(1).numpy() for each in errors], statistic, row=row)
+        parts = (numbers(each) for each in errors)
+        arrays = [part.flatten(1).numpy() if isinstance(part, torch.Tensor) else part for part in parts]
+        return resamples.of(arrays, statistic, row=row)
 
     by_step = {name: of(numbers) for name, numbers in _MEANS.items()}
     overall = {name: steps.mean() for name, steps in by_step.items()}

@@ -96,6 +96,11 @@ class EnsembleErrors:
     ranks: Tensor
     exceedances: Tensor
 
+    @property
+    def undefined(self) -> Tensor:
+        """Where the truth is zero throughout, so that `nrmse` isn't defined, shape (B, T, C)."""
+        return self.true_bands.sum(2) == 0
+
     def __len__(self) -> int:
         return len(self.energy_score)
 

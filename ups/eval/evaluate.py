@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.origins import Origin, origin_of_checkpoint, origins_of_data
+from ups.data.origins import Origin, is_of_other_data, origin_of_checkpoint, origins_of_data
 from ups.data.splits import Split
+from ups.data.stores import latent_folder
 from ups.data.trajectories import Trajectories
 from ups.eval.baseline_model import BASELINE, Baseline
 from ups.eval.comparison import (
@@ -96,7 +97,11 @@ def evaluate(
         comparison = make_comparison(config, runs, task, split=split, horizon=horizon, others=others)
         fields = comparison.trajectories.fields
         origins += origins_of_data(fields.identity, role=f"{split} split of {task}", path=fields.origin)
-        tasks.append(_evaluate_task(comparison, config, split, wanted, note))
+        warning = _of_other_data(comparison, config, runs, split)
+        if warning:
+            note(f"warning: {task}: {warning}")
+        report = _evaluate_task(comparison, config, split, wanted, note)
+        tasks.append(replace(report, protocol=" ".join(filter(None, (report.protocol, warning)))))
     return Report(
         title=f"{', '.join(config.data.tasks)}: evaluation on {split}",
         tasks=tasks,
@@ -107,6 +112,25 @@ def evaluate(
         config=config.model_dump(mode="json"),
         figures=run_figures(logs, baselines),
         made_from=origins,
+    )
+
+
+def _of_other_data(
+    comparison: Comparison, config: RunConfig, runs: Sequence[TrainedRun], split: Split
+) -> str:
+    """What to say where models weren't trained on the training split that there is now."""
+    task, found = comparison.trajectories.info.task, []
+    for run in runs:
+        for label, model in (("operator", run.simulator), *((model.label, model) for model in run.baselines)):
+            is_of_task = not isinstance(model, Baseline) or model.spec.task == task
+            given = {"train": comparison.train.identity, "latents": latent_folder(config)}
+            if model.path is not None and is_of_task and is_of_other_data(model.path, task, **given):
+                found.append(label)
+    if not found:
+        return ""
+    return (
+        f"{' and '.join(dict.fromkeys(found))} had other training data than the training split now holds, so "
+        f"{split} may have trajectories that {'they were' if found[1:] else 'it was'} trained on."
     )
 
 
@@ -152,13 +176,21 @@ def _evaluate_task(
     elif wanted is not None:
         rows, errors = with_ensembles(rows, comparison, wanted, resamples=resamples, note=note)
         figures += ensemble_figures(rows, errors, models, trajectories, seed=wanted.seed)
+    undefined = next(iter(rollouts.values())).errors.undefined
+    protocol, left_out = _protocol(trajectories, split, comparison.space), int(undefined.sum())
+    if left_out:
+        protocol += (
+            f" The truth is zero throughout in {left_out:,} of {undefined.numel():,} frames and channels, "
+            "which nRMSE leaves out."
+        )
     return TaskReport(
         task=task,
-        protocol=_protocol(trajectories, split, comparison.space),
+        protocol=protocol,
         rows=rows,
         t=trajectories.t.tolist(),
         space=comparison.space,
         num_trajectories=len(trajectories),
+        left_out=left_out,
         figures=figures,
     )
 
@@ -215,7 +247,8 @@ def _true_drift(trajectories: Trajectories) -> float:
         space = tuple(range(1, batch.given.ndim - 1))
         start = batch.given.double()
         moved = (batch.truth[:, -1].double().mean(space) - start.mean(space)).abs()
-        parts.append(moved / start.square().mean(space).sqrt())
+        scale = start.square().mean(space).sqrt()
+        parts.append((moved / scale)[scale > 0])
     return float(torch.cat(parts).mean())
 
 

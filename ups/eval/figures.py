@@ -247,7 +247,7 @@ def _example(
 ) -> Drawing:
     """The trajectory whose nRMSE is the first model's median, so neither a lucky nor an unlucky one."""
     first = next(iter(forecasters))
-    nrmse_B = rollouts[first].errors.nrmse.flatten(1).mean(1).numpy()
+    nrmse_B = np.ma.filled(rollouts[first].errors.means("nrmse", 1, 2), np.nan)  # sorted last
     number = int(np.argsort(nrmse_B)[(len(nrmse_B) - 1) // 2])
     batch, info = trajectories.read(np.array([number])), trajectories.info
     models = _exemplary(forecasters)

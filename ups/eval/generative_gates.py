@@ -17,7 +17,7 @@ from ups.eval.ensemble_scores import ensemble_numbers
 from ups.eval.ensembles import EnsembleErrors
 from ups.eval.gate_verdicts import GateVerdict, judge_number, judge_range
 from ups.eval.intervals import Values
-from ups.eval.metrics import BANDS
+from ups.eval.metrics import BANDS, means_of_defined
 
 with needs("train"):
     from scipy.special import stdtrit
@@ -52,7 +52,9 @@ def corrector_gates(
     _check_members(corrected, what)
     found, alone = ensemble_numbers(corrected), ensemble_numbers(operator)
     crps = judge_number("crps", f"CRPS of {what}", found["crps"], "less than", alone["crps"])
-    least = _least_ratio(_fair_nrmse(corrected), operator.nrmse.mean((1, 2)).numpy())
+    fair, alone_B = _fair_nrmse(corrected), means_of_defined(operator.nrmse, operator.undefined, 1, 2)
+    there = ~np.ma.getmaskarray(alone_B)
+    least = _least_ratio(np.asarray(fair[there]), np.asarray(alone_B[there]))
     loss = f"nRMSE of the ensemble mean of {what} over the operator's, lower end of 95 %"
     nrmse = judge_number("mean_nrmse", loss, least, "at most", MOST_NRMSE)
     return [crps, nrmse, *_calibration(corrected, found, what)]
@@ -127,7 +129,7 @@ def _fair_nrmse(errors: EnsembleErrors) -> Values:
     the gate lets pass.
     """
     excess_BTC = errors.variance / errors.num_members / errors.squared_error
-    return np.asarray((errors.nrmse * (1 - excess_BTC).clamp(min=0).sqrt()).mean((1, 2)).numpy())
+    return means_of_defined(errors.nrmse * (1 - excess_BTC).clamp(min=0).sqrt(), errors.undefined, 1, 2)
 
 
 def _least_ratio(own_B: Values, others_B: Values) -> float:

@@ -201,10 +201,19 @@ class Resamples:
         """Resample a statistic of each seed's means over trajectories; a row's number is its mean over seeds.
 
         Args:
-            values: Numbers of every trajectory, shape (B, F), by training seed.
+            values: Numbers of every trajectory, shape (B, F), by training seed; what is masked is left out of
+                the means.
             statistic: Of means (N, F), to be mapped to (N, M); by default the means themselves.
             row: Name of the row, whose seeds are drawn independently of other rows'; not needed for one seed.
         """
+        missing = np.ma.getmaskarray(values[0])
+        if missing.any():  # of all seeds alike, as the truth decides it
+            plain, num_numbers = statistic, missing.shape[1]
+            values = [np.hstack([np.ma.filled(values_BF, 0.0), ~missing]) for values_BF in values]
+
+            def statistic(means: Values) -> Values:
+                return plain(means[:, :num_numbers] / means[:, num_numbers:])
+
         with np.errstate(invalid="ignore", divide="ignore"):
             parts = [self._of_seed(np.asarray(values_BF, np.float64), statistic) for values_BF in values]
             value_SM, draws, without = (list(part) for part in zip(*parts, strict=True))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,6 +29,19 @@ def nrmse_per_sample(prediction: Tensor, truth: Tensor) -> Tensor:
     return root_mean_square(prediction - truth) / root_mean_square(truth)
 
 
+def is_zero(truth: Tensor) -> Tensor:
+    """Where the truth is zero throughout, so that no relative error is defined, shape (B, T, C)."""
+    return root_mean_square(truth) == 0
+
+
+def means_of_defined(errors: Tensor, undefined: Tensor, *axes: int) -> npt.NDArray[np.float64]:
+    """Means over axes beside each other of the errors that are defined; masked where there are none."""
+    if not undefined.any():
+        return errors.flatten(axes[0], axes[-1]).mean(axes[0]).numpy()
+    means: npt.NDArray[np.float64] = np.ma.MaskedArray(errors.numpy(), undefined.numpy()).mean(axis=axes)
+    return means
+
+
 class DefinedErrors:
     """nRMSE of frames and channels whose truth isn't zero throughout, found by several ranks.
 
@@ -42,7 +57,7 @@ class DefinedErrors:
         """Take in a batch, with its samples' numbers, int64, shape (B,)."""
         self._items.append(items)
         self._errors.append(nrmse_per_sample(prediction, truth))
-        self._defined.append(root_mean_square(truth) != 0)
+        self._defined.append(~is_zero(truth))
 
     def joined(self, ranks: Ranks) -> tuple[Tensor, Tensor]:
         """Errors, and which are defined, both (N, T, C), by numbers that go up; a collective."""

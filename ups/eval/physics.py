@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ups.config import RunConfig
-from ups.grid import axis_names
-from ups.laws import laws_of
+from ups.laws import laws_of, lengths_of
 from ups.physics.task_physics import TaskPhysics
 from ups.trained.specs import SimulatorSpec
 
@@ -16,12 +15,11 @@ def physics_of(
 ) -> TaskPhysics:
     """What is known of a task that a simulator knows, on a domain of these lengths by axis name."""
     known = spec.tasks[task]
-    named = [(lengths or {}).get(axis) for axis in axis_names(known.grid.ndim)]
     return TaskPhysics(
         laws=laws_of(task, config.own_laws),
         channels=known.channels,
         boundary=known.boundary,
-        lengths=tuple(float(length) for length in named if length is not None) if all(named) else None,
+        lengths=lengths_of(lengths, ndim=known.grid.ndim),
         conditions=tuple(known.parameters),
         cell=cell,
     )

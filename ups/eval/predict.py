@@ -25,7 +25,7 @@ from ups.eval.field_figures import Trajectory, fields_figure, points_along
 from ups.eval.figure_style import IMAGES
 from ups.eval.runs import config_of
 from ups.eval.ttc import ConditionedForecaster
-from ups.grid import FIELDS
+from ups.grid import FIELDS, directed_lengths
 from ups.output import Note, check_writable, write_atomically
 from ups.trained.checkpoint import missing_checkpoint, read_any_document
 from ups.trained.loading import Loaded
@@ -286,7 +286,7 @@ def _domain_lengths(source: GivenStates) -> dict[str, float]:
         for axis, points in source.coordinates.items()
         if len(points) > 1
     }
-    return lengths | dict(source.attrs.get("domain_lengths") or {})
+    return directed_lengths(lengths | dict(source.attrs.get("domain_lengths") or {}), source.coordinates)
 
 
 def _predict(

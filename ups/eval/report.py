@@ -101,6 +101,7 @@ class TaskReport:
         t: Time of each predicted frame since the given one.
         space: What errors are measured in; "latent" where nothing can decode.
         num_trajectories: Of the split.
+        left_out: True frames that are zero throughout in a channel, by channel, which `nrmse` leaves out.
         figures: What is drawn of it.
     """
 
@@ -110,6 +111,7 @@ class TaskReport:
     t: Sequence[float] = ()
     space: Literal["fields", "latent"] = "fields"
     num_trajectories: int = 0
+    left_out: int = 0
     figures: Sequence[Drawing] = ()
 
     @property
@@ -142,6 +144,7 @@ class TaskReport:
             "protocol": self.protocol,
             "confidence": self.confidence,
             "num_trajectories": self.num_trajectories,
+            "nrmse_left_out": self.left_out,
             "space": self.space,
             "t": list(self.t),
             "rows": {row.name: row.to_json() for row in self.rows},

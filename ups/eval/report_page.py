@@ -22,8 +22,11 @@ from ups.eval.intervals import Interval, Paired
 from ups.eval.report import Report, Row, TaskReport
 from ups.eval.scores import COMPAT_BATCH_SIZE, MORE_IS_BETTER, NO_CONTEST
 from ups.eval.training_logs import StageLog
-from ups.output import json_document, with_nulls, write_together
+from ups.locks import locked
+from ups.output import discard, json_document, with_nulls, write_together
 from ups_store.printable import json_text, printable
+
+_WRITING_S = 60.0  # how long another process may write a report of the same folder
 
 _PAGE = Template(
     """<!DOCTYPE html>
@@ -316,6 +319,7 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
     Raises:
         MissingExtraError: If matplotlib isn't installed.
         OutputError: None of the files is changed then.
+        UpsError: Kind "run_locked", if another process writes there and doesn't end.
     """
     texts = {
         "json": json_text(report.to_json(), indent=2, default=str) + "\n",
@@ -330,12 +334,13 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
     }
     files |= {path: texts[suffix].encode() for suffix, path in paths.items()}
     stale = _figures_of_report(folder) - files.keys()
-    try:
-        write_together(files)
-        for path in stale:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError.of(error, folder) from error
+    with locked(folder / ".lock", note=discard, timeout_s=_WRITING_S):
+        try:
+            write_together(files)
+            for path in stale:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError.of(error, folder) from error
     return paths
 
 

@@ -5,9 +5,8 @@ Letters: B trajectories, T time steps, C channels, N means over trajectories, F 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -106,27 +105,23 @@ def _means(
     errors: Sequence[TrajectoryErrors], t: Tensor, resamples: Resamples, row: str
 ) -> dict[str, Resampled]:
     """The metrics that are means over trajectories, of one number each."""
-    numbers: dict[str, Callable[[TrajectoryErrors], Tensor]] = {
-        name: partial(_mean_of_steps, name=name) for name in _PER_STEP
-    }
-    numbers["relative_l2"] = lambda each: each.relative_l2
-    numbers["correlation_time"] = lambda each: each.correlation_time(t)
+    numbers = {name: [each.means(name, 1, 2) for each in errors] for name in _PER_STEP}
+    numbers["relative_l2"] = [
+        metrics.means_of_defined(each.relative_l2[:, None], each.undefined.all(2).all(1)[:, None], 1)
+        for each in errors
+    ]
+    numbers["correlation_time"] = [each.correlation_time(t).numpy() for each in errors]
     return {
-        name: resamples.of([number(each)[:, None].numpy() for each in errors], row=row)
-        for name, number in numbers.items()
+        name: resamples.of([values_B[:, None] for values_B in by_seed], row=row)
+        for name, by_seed in numbers.items()
     }
-
-
-def _mean_of_steps(errors: TrajectoryErrors, *, name: str) -> Tensor:
-    values_BTC: Tensor = getattr(errors, name)
-    return values_BTC.flatten(1).mean(1)
 
 
 def _means_by_step(
     errors: Sequence[TrajectoryErrors], resamples: Resamples, row: str
 ) -> dict[str, Resampled]:
     """The same by time step, and what is only of time steps: numbers (T,)."""
-    steps = {name: [getattr(each, name).mean(2).numpy() for each in errors] for name in (*_PER_STEP, "drift")}
+    steps = {name: [each.means(name, 2) for each in errors] for name in (*_PER_STEP, "drift")}
     steps["correlation"] = [each.correlation.numpy() for each in errors]
     return {name: resamples.of(values, row=row) for name, values in steps.items()}
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,6 +39,8 @@ class TrajectoryErrors:
         shells: |FFT(p - y)|^2 by wave number, scaled so that its root is what fRMSE averages, (B, T, K, C).
         relative_l2: Over time, space and channels, shape (B,).
         correlation: Pearson's, over space, shape (B, T).
+        undefined: Where the truth is zero throughout, so that `nrmse` isn't defined, shape (B, T, C).
+        starts_at_zero: Where y(0) is, so that `drift` isn't, shape (B, T, C).
         compat_brmse: `brmse` as PDEBench counts points; None in one dimension, where that is the same.
         compat_shells: `shells` as PDEBench sums them; None in one dimension.
     """
@@ -51,6 +55,8 @@ class TrajectoryErrors:
     shells: Tensor
     relative_l2: Tensor
     correlation: Tensor
+    undefined: Tensor
+    starts_at_zero: Tensor
     compat_brmse: Tensor | None = None
     compat_shells: Tensor | None = None
 
@@ -60,6 +66,12 @@ class TrajectoryErrors:
     def __getitem__(self, rows: slice) -> TrajectoryErrors:
         """Some of the trajectories."""
         return TrajectoryErrors(**{name: value[rows] for name, value in self._present().items()})
+
+    def means(self, name: str, *axes: int) -> npt.NDArray[np.float64]:
+        """Means of an error by trajectory, time step and channel over some of these, where it is defined."""
+        errors: Tensor = getattr(self, name)
+        undefined = {"nrmse": self.undefined, "drift": self.starts_at_zero}
+        return metrics.means_of_defined(errors, undefined.get(name, torch.tensor(False)), *axes)
 
     def pdebench(self) -> Errors:
         """PDEBench's metrics over all trajectories, each (T, C); a band without wave numbers is NaN.
@@ -154,6 +166,8 @@ def measure(
         shells=shell_energy(error) * scale**2,
         relative_l2=metrics.relative_l2(prediction, truth),
         correlation=metrics.correlation(prediction, truth),
+        undefined=metrics.is_zero(truth),
+        starts_at_zero=metrics.is_zero(start).expand(-1, truth.shape[1], -1),
         compat_brmse=None if is_line else metrics.brmse_per_sample(prediction, truth, is_compat=True),
         compat_shells=None if is_line else compat_shell_energy(error) * scale**2,
     )

@@ -25,8 +25,9 @@ from ups.errors import ConfigError
 from ups.eval.forecasters import Start
 from ups.eval.physics import physics_of
 from ups.grid import FIELDS
+from ups.laws import Prior
 from ups.physics.residual import LINE_EQUATIONS
-from ups.physics.task_physics import Prior, Step, TaskPhysics
+from ups.physics.task_physics import Step, TaskPhysics
 from ups.trained.rollout_inputs import Numbers, check_room, frames_of, parse_parameters, step_times
 from ups.trained.simulator import Simulator
 from ups.trained.specs import check_known_encoder

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ups.physics.task_physics import PRIORS, Prior, Step, TaskPhysics
+from ups.laws import PRIORS, Prior
+from ups.physics.task_physics import Step, TaskPhysics
 
 
 def prior_losses(

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ups.grid import PERIODIC
-from ups.laws import EQUATIONS, Laws
+from ups.laws import EQUATIONS, Prior, TaskLaws
 from ups.physics.boundary import boundary_errors
 from ups.physics.conservation import divergence, drift, project_means
 from ups.physics.residual import LINE_EQUATIONS, darcy_residual, line_residual
 
-Prior = Literal["conservation", "divergence", "residual", "boundary"]
-PRIORS: tuple[Prior, ...] = ("conservation", "divergence", "residual", "boundary")
 _LEAST_COEFFICIENT = 1e-6  # of the largest: a decoder may leave a coefficient that isn't positive
 _FAINT = 1e-4  # share of the fields' mean square that counts as a change
 
@@ -44,43 +41,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class TaskPhysics:
-    """The laws of a task on its grid.
+class TaskPhysics(TaskLaws):
+    """How far fields are from the laws of their task.
 
     Attributes:
-        laws: What holds.
-        channels: Names of the channels.
-        boundary: Boundary type of each axis.
-        lengths: Length of the domain along each axis; None where it isn't known.
-        conditions: Names of the parameters and boundary values of its samples.
         cell: Points of a control volume along each axis; 0 for the points themselves.
     """
 
-    laws: Laws
-    channels: tuple[str, ...]
-    boundary: tuple[str, ...]
-    lengths: tuple[float, ...] | None
-    conditions: tuple[str, ...]
     cell: int = 1
-
-    @property
-    def conserved(self) -> tuple[str, ...]:
-        """Quantities whose mean stays, of those whose channels there are."""
-        named = self.laws.conserved_with(self.boundary)
-        return tuple(each for each in named if {*each.split("*")} <= {*self.channels})
-
-    def why_not(self, prior: Prior) -> str | None:
-        """Why a prior says nothing about the task; None if it does."""
-        if prior == "conservation":
-            return None if self.conserved else "nothing is known to be conserved"
-        if prior == "divergence":
-            velocity = self.laws.divergence_free
-            is_there = len(velocity) == len(self.boundary) and {*velocity} <= {*self.channels}
-            return self._without_lengths() if is_there else "no velocity is known to be free of divergence"
-        if prior == "boundary":
-            has_walls = not {"dirichlet", "neumann"}.isdisjoint(self.boundary)
-            return None if has_walls else "no axis has a dirichlet or neumann boundary"
-        return self._why_no_residual()
 
     def error(self, prior: Prior, step: Step) -> Tensor:
         """Mean square of what the laws say is 0, relative or in units of the fields, shape (B,)."""
@@ -146,27 +114,10 @@ class TaskPhysics:
         points = velocity_BXN.shape[1:-1]
         periodic = [kind == PERIODIC for kind in self.boundary]
         found = divergence(velocity_BXN, lengths=self.lengths, periodic=periodic)
-        spacing = min(length / num for length, num in zip(self.lengths, points, strict=True))
+        spacing = min(abs(length) / num for length, num in zip(self.lengths, points, strict=True))
         power_B = velocity_BXN.square().flatten(1).mean(1)
         tiny = torch.finfo(power_B.dtype).tiny
         return spacing**2 * found.square().flatten(1).mean(1) / (power_B + tiny)
-
-    def _without_lengths(self) -> str | None:
-        return None if self.lengths is not None else "the length of its domain isn't known"
-
-    def _why_no_residual(self) -> str | None:
-        equation = self.laws.equation
-        if equation is None:
-            return "its equation isn't one of ours"
-        if missing := [name for name in EQUATIONS[equation] if name not in self.conditions]:
-            return f"its samples have no {' and no '.join(missing)}"
-        if equation in LINE_EQUATIONS and self.boundary != (PERIODIC,):
-            return "the residual is of periodic lines"
-        if equation in LINE_EQUATIONS and len(self.channels) != 1:
-            return f"the equation is of one channel, not of {len(self.channels)}"
-        if equation == "darcy2d" and self.boundary != ("dirichlet", "dirichlet"):
-            return "the residual is of squares with dirichlet boundaries"
-        return self._without_lengths()
 
 
 def _positive(coefficient_BYX: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ def _check_store(
     if verdict in ("reuse", "repack"):
         checks.ok(group, f"{text}: matches (sources by name and size)", **facts)
     elif verdict == "no encoder" and trains_encoder:
-        checks.warn(group, f"{text}: will be made again, its encoder isn't there: {reason}", **facts)
+        checks.warn(group, f"{text}: will be made again with its encoder: {reason}", **facts)
     else:
         checks.warn(group, f"{text}: doesn't match, {verdict}: {reason}", **facts)
 

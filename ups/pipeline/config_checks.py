@@ -17,14 +17,17 @@ from ups.config import RunConfig
 from ups.config.loading import Loaded, load_leniently
 from ups.config.operator_size import operator_size
 from ups.config.stages import BASELINES
-from ups.data.fields import too_short
+from ups.data.fields import laws_of_fields, too_short
 from ups.data.held_out import check_enough, check_lead_times
-from ups.data.splits import check_room
+from ups.data.splits import check_has_dev, check_room
 from ups.errors import ConfigWarning, UpsError
 from ups.grid import GridSpec
+from ups.laws import check_priors
 from ups.output import discard
 from ups.pipeline.cache_checks import FIELD_STORES, LATENTS, check_caches
+from ups.pipeline.gpus import visible_gpus
 from ups.pipeline.machine_checks import check_machine
+from ups.pipeline.planned_ranks import PlannedRanks
 from ups.pipeline.report import Checks, Report, warnings_of
 from ups.pipeline.run import open_run
 from ups.pipeline.run_checks import check_checkpoints, check_evaluation, check_events, check_wandb
@@ -38,6 +41,7 @@ from ups.train.checks import (
     report_folder,
     trained_stages,
 )
+from ups.train.switches import check_switches
 from ups.train.unused import unused_in_all_stages, unused_settings
 from ups_store.printable import counted
 
@@ -169,6 +173,9 @@ def _check_data(known: Known, checks: Checks) -> None:
             continue
         origin = "" if task.builds else ", from their field stores: there are no sources"
         (checks.ok if task.builds else checks.warn)("data", f"{name}: samples of {', '.join(shown)}{origin}")
+        if config.evaluation.enabled and config.evaluation.split in ("dev", "test"):
+            num = task.num_samples("val")
+            checks.passes("data", partial(check_has_dev, num, name, origin=config.data.root))
         span = config.training.horizon * config.training.stride
         if task.info is not None and not task.info.steady and task.num_times <= span and known.stages:
             path = config.data.root
@@ -191,18 +198,20 @@ def _check_data(known: Known, checks: Checks) -> None:
 
 
 def _check_hyperparameters(known: Known, checks: Checks) -> None:
-    config = known.config
+    config, num_ranks = known.config, PlannedRanks.of(known.config).num
+    device = "cuda" if config.training.device != "cpu" and visible_gpus() else "cpu"
     for name in known.stages:
+        check = partial(check_switches, config, name, device=device, num_ranks=num_ranks)
+        checks.passes("hyperparameters", check)
         for text in unused_settings(config, name):
             checks.warn("hyperparameters", text)
         settings = config.stage(name)
         lr, scheduler = settings.optimizer.lr, settings.scheduler
         if lr is not None and lr > _ODD_LR:
             checks.warn("hyperparameters", f"stage {name}: a learning rate of {lr:g} is unusually large")
-        if settings.steps is not None and scheduler.warmup_steps >= settings.steps:
-            text = (
-                f"stages.{name}.scheduler.warmup_steps = {scheduler.warmup_steps} of {settings.steps} steps"
-            )
+        steps = settings.steps or settings.epochs * (settings.steps_per_epoch or 0)
+        if 0 < steps <= scheduler.warmup_steps and (settings.steps or settings.budget is None):
+            text = f"stages.{name}.scheduler.warmup_steps = {scheduler.warmup_steps} of {steps} steps"
             checks.warn("hyperparameters", f"{text}: the learning rate never reaches its peak")
         size = settings.batch_size or settings.global_batch_size
         sized = f"batch {size} x {config.training.accum_steps}"
@@ -224,6 +233,10 @@ def _check_stages(known: Known, checks: Checks) -> None:
     if "steady_prior" in known.stages and infos.keys() == set(config.data.tasks):
         steady = [name for name, info in infos.items() if info.steady]
         checks.passes("stages", lambda: check_steady_task(config, found=steady))
+    weights = config.training.physics_priors.weights
+    if weights and {"operator", "joint"} & {*known.stages} and infos.keys() == set(config.data.tasks):
+        laws = {name: laws_of_fields(info, config.own_laws) for name, info in infos.items()}
+        checks.passes("stages", lambda: check_priors(weights, laws))
     for name in config.stages.keys() & set(BASELINES):
         checks.ok("stages", f"{name}: a baseline, trained by `ups train --stage {name}`")
 

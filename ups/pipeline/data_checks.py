@@ -111,14 +111,11 @@ def _check_finite(
         if odd and any(each.name not in odd for each in values):
             what = f"{what} (constant: {', '.join(odd)})"
         checks.ok(name, what, **facts)
-    elif config.data.on_nan == "keep":
-        checks.warn(name, f"{what}; kept, as data.on_nan = keep", **facts)
     else:
         bad = ", ".join(str(each) for each in values if not each.is_finite)
-        hint = "mend the source, or data.on_nan=keep"
-        checks.refuse(
-            name, SourceError(f"values that are not finite: {bad}", kind="not_finite", path=path, hint=hint)
-        )
+        kept = "; stores keep them, and training refuses them" if config.data.on_nan == "keep" else ""
+        problem, hint = f"values that are not finite: {bad}{kept}", "mend the source"
+        checks.refuse(name, SourceError(problem, kind="not_finite", path=path, hint=hint))
 
 
 def _stores_instead(config: RunConfig, task: TaskSources, checks: Checks) -> list[Store]:

@@ -24,7 +24,8 @@ _FLOAT = 4  # bytes; autocast keeps some in 2, which isn't counted on
 _CONTEXT_BYTES = 1 << 30  # CUDA, its libraries, and blocks of the allocator that aren't full
 _MARGIN = 1.25
 _CORRECTING = ("diff_residual", "consistency_distill")  # stages with a frozen operator
-_STATES = {"adamw": 2, "adam": 2, "muon_hybrid": 2, "sgd": 1}  # numbers of an optimiser for each weight
+# Numbers of an optimiser for each weight, or a few more.
+_STATES = {"adamw": 2, "adam": 2, "muon_hybrid": 2, "sgd": 1, "adamw8bit": 1}
 # Numbers kept for the backward pass, in widths for each place.
 _OF_RESIDUAL_BLOCK = 8  # norm, modulation, convolution (its input, unrolled by axis), GELU
 _OF_MIXING_BLOCK = 16  # modulation, spectra of twice the places, GELU

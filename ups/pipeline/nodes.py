@@ -7,6 +7,7 @@ elsewhere, under `register`: what comes after all training names the group, so n
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,8 +141,10 @@ def build_command(config: RunConfig, config_path: Path | None, *words: str, hold
     command = [sys.executable, *_BUILD, *_quiet(), *given, *words]
     if not holds_latents:
         return [*command, "latent.encoder=none"]
-    command += ["--checkpoint", str(config.autoencoder_path), "--cache-dir", str(latent_folder(config))]
-    return [*command, "--cache-dtype", config.training.latent_cache_dtype]
+    # Said last, and as overrides, which win over flags: words may be about the stores of fields.
+    values = {"cache.dir": str(latent_folder(config)), "cache.dtype": config.training.latent_cache_dtype}
+    latents = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    return [*command, "--checkpoint", str(config.autoencoder_path), *latents]
 
 
 def _manifest(run: Run, name: str) -> list[str]:

@@ -7,22 +7,20 @@ lock                 held while a node works, by its process too
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ups.errors import OutputError, UpsError
+from ups.errors import OutputError
+from ups.locks import holder_of, locked
 from ups.output import Note, json_document, write_atomically
 from ups.pipeline.graph import Node
 from ups_store.launch import log_origin
 
 LOCK_TIMEOUT_S = 120.0  # of a killed run's child, which saves itself
-_POLL_S = 0.05
 
 
 class RunFolder:
@@ -35,7 +33,6 @@ class RunFolder:
 
     def __init__(self, path: Path, *, siblings: Sequence[Path] = ()) -> None:
         self.path, self._siblings = path, tuple(map(RunFolder, siblings))
-        self._lock_fd: int | None = None
 
     @contextmanager
     def locked(self, *, note: Note, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
@@ -47,18 +44,8 @@ class RunFolder:
             UpsError: Kind "run_locked", with the process that wrote the lock last.
             OutputError: If the folder can't be written.
         """
-        path = self.path / "lock"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise OutputError.of(error, path) from error
-        try:
-            _take(fd, path, note=note, timeout_s=timeout_s)
-            _sign(fd, path)
+        with locked(self.path / "lock", note=note, timeout_s=timeout_s) as fd:
             yield fd
-        finally:
-            os.close(fd)  # released unless a child still has it
 
     def is_valid(self, node: Node, key: str) -> bool:
         """Whether a node was done with these inputs, here or by a sibling, and what it left is there."""
@@ -114,19 +101,7 @@ class RunFolder:
 
     def holder(self) -> str | None:
         """Which process works in the folder, as it wrote it; None if none does. The lock isn't kept."""
-        try:
-            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return os.pread(fd, 200, 0).decode(errors="replace").strip() or "a process"
-        except OSError:  # a file system without locks
-            return None
-        finally:
-            os.close(fd)
-        return None
+        return holder_of(self.path / "lock")
 
     def _record_path(self, name: str) -> Path:
         return self.path / "nodes" / f"{name}.json"
@@ -144,34 +119,3 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield dict(json.loads(line))
             except (ValueError, TypeError):
                 continue
-
-
-def _sign(fd: int, path: Path) -> None:
-    """Write into a lock which process holds it."""
-    try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()} of {os.uname().nodename}\n".encode(), 0)
-    except OSError as error:
-        raise OutputError.of(error, path) from error
-
-
-def _take(fd: int, path: Path, *, note: Note, timeout_s: float) -> None:
-    deadline, is_told = time.monotonic() + timeout_s, False
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "a process"
-            if time.monotonic() >= deadline:
-                raise UpsError(
-                    f"another run works here: {holder}, or what it started",
-                    kind="run_locked",
-                    path=path,
-                    hint="wait until it has ended, or end it",
-                ) from None
-        if not is_told:
-            note(
-                f"{path}: {holder}, or what it started, still works here; waiting for at most {timeout_s:g} s"
-            )
-            is_told = True
-        time.sleep(_POLL_S)

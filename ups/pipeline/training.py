@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from ups.eval.evaluate import evaluate
 from ups.eval.report_page import write_report
 from ups.eval.runs import OpenedRun, with_others
 from ups.eval.split_uses import count_test_uses, daily_split
+from ups.locks import TRAINING_LOCK, locked
 from ups.output import Note, discard, each_once
 from ups.pipeline.nodes import FIELD_STORES, LATENT_STORES, build_command, shown, training_nodes
 from ups.pipeline.processes import run_process
@@ -91,6 +93,7 @@ def run_all(
     with (
         joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
         handing_on(context_path(config.checkpoint.dir)),
+        ExitStack() as stack,
     ):
         check_num_ranks(training, ranks, note=discard)
         for name in trained_stages(config, first):
@@ -102,6 +105,8 @@ def run_all(
         if has_given_encoder(config) and ranks.is_first:
             note(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
         check_sizes(config, first)
+        if ranks.is_first:
+            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, note=note, is_nested=True))
         if not restart:
             check_interrupted(config, trained_stages(config, first))
         for node in training_nodes(config):

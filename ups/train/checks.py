@@ -14,7 +14,7 @@ from ups.config import RunConfig
 from ups.config.checks import check_countable, check_joint, check_no_inverse_losses, check_optimizer
 from ups.config.corrector_size import corrector_size
 from ups.config.operator_size import operator_size
-from ups.data.splits import describe_fields
+from ups.data.splits import check_has_dev, describe_fields
 from ups.data.stores import StoreError, check_stores_replaceable, latent_folder
 from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
 from ups.eval.split_uses import daily_split
@@ -173,17 +173,20 @@ def check_steady_task(config: RunConfig, *, found: Collection[str] | None = None
 
 
 def check_sizes(config: RunConfig, first: str | None) -> None:
-    """Refuse patches and tokens that don't fit the grids of the tasks, before stores are built.
+    """Refuse sizes that don't fit the grids of the tasks, and too few samples, before stores are built.
 
     Args:
         first: What `first_stage` says.
 
     Raises:
-        ConfigError: As `cut_grid`, and as `describe_fields`.
+        ConfigError: As `cut_grid`, `check_has_dev`, and `describe_fields`.
         ups_store.SourceError: If the sources are missing or can't be read.
     """
-    for task in config.data.tasks if has_sizes(config, first) else ():
-        check_grid(config, describe_fields(config.build, task).grid)
+    for task in config.data.tasks:
+        if has_sizes(config, first):
+            check_grid(config, describe_fields(config.build, task)[0].grid)
+        if config.evaluation.enabled and config.evaluation.split in ("dev", "test"):
+            check_has_dev(describe_fields(config.build, task, "val")[1], task, origin=config.data.root)
 
 
 def has_sizes(config: RunConfig, first: str | None) -> bool:

@@ -21,7 +21,7 @@ from ups.data.batches import TrainingData, batch_size_of
 from ups.data.on_demand.opening import open_training_windows
 from ups.data.on_demand.sources import LiveSource
 from ups.data.statistics import measure_state_statistics
-from ups.data.stores import open_field_states, tells_encoder
+from ups.data.stores import check_configured_encoder, open_field_states, tells_encoder
 from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows_of, window_data
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import AutoencoderFloor, operator_forecaster
@@ -359,5 +359,6 @@ def load_autoencoder_of(config: RunConfig, path: Path, device: torch.device) -> 
         autoencoder = load_autoencoder(path, device=str(device))
     for task in config.data.tasks:
         check_task(autoencoder.spec, task, path)
+    check_configured_encoder(config, path)
     check_latent_size(config, (autoencoder.spec.num_tokens, autoencoder.spec.latent_dim), path)
     return autoencoder

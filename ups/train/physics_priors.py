@@ -6,6 +6,7 @@ Letters: B batch, K steps, X the axes of the grid, C channels, L tokens, D chann
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,12 +14,15 @@ from torch import Tensor
 
 from ups.config import RunConfig
 from ups.data.windows import TaskWindows, WindowBatch
+from ups.distributed.sharding import is_sharded
 from ups.errors import ConfigError
 from ups.eval.physics import physics_of
-from ups.grid import FIELDS
+from ups.grid import FIELDS, directed_lengths
+from ups.laws import PRIORS, check_priors
+from ups.nn.layers import without_autocast
 from ups.output import Note
 from ups.physics.priors import prior_losses
-from ups.physics.task_physics import PRIORS, TaskPhysics
+from ups.physics.task_physics import TaskPhysics
 from ups.train.stage import Losses
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
@@ -99,14 +103,17 @@ class PhysicsPriors:
         later_BP = parameters_BP.repeat_interleave(num_steps, dim=0)
         given = (batch.states[:, 0] if clean is None else clean).to(device, non_blocking=True)
         truth = batch.states[:, 1 : 1 + num_steps].to(device, non_blocking=True).flatten(0, 1)
-        with torch.autocast(device.type, enabled=False):  # a mean of bfloat16 says nothing about a drift
-            predicted = simulator.decode(states_BKLD.float().flatten(0, 1), later_BP, task=batch.task)
+        # A mean of bfloat16 says nothing about a drift. Sharded weights are gathered in autocast's dtype.
+        has_shards = simulator.autoencoder is not None and is_sharded(simulator.autoencoder)
+        with nullcontext() if has_shards else without_autocast(device):
+            predicted = simulator.decode(states_BKLD.float().flatten(0, 1), later_BP, task=batch.task).float()
             with torch.no_grad():
                 if not are_fields:
                     truth = _decoded(simulator, truth, later_BP, task=batch.task, array=FIELDS)
                     given = _decoded(
                         simulator, given, parameters_BP, task=batch.task, array=known.input_array
                     )
+        with without_autocast(device):
             return prior_losses(
                 physics,
                 weights,
@@ -133,8 +140,7 @@ def make_priors(
         note: Called with the priors that say nothing about a task.
 
     Raises:
-        ConfigError: Kind "no_law" if a prior says nothing about any task; "unknown_encoder" where states
-            can't be decoded.
+        ConfigError: As `check_priors`; kind "unknown_encoder" where states can't be decoded.
     """
     settings = config.training.physics_priors
     if not settings.weights:
@@ -144,23 +150,17 @@ def make_priors(
         raise ConfigError(problem, kind="unknown_encoder", hint="say training.physics_priors.enabled=false")
     tasks = {
         name: physics_of(
-            config, spec, name, lengths=windows[name].store.attrs.get("domain_lengths"), cell=settings.cell
+            config,
+            spec,
+            name,
+            lengths=directed_lengths(store.attrs.get("domain_lengths"), store.constants),
+            cell=settings.cell,
         )
         for name in spec.tasks
+        for store in (windows[name].store,)
     }
-    for prior in PRIORS:
-        if prior not in settings.weights:
-            continue
-        reasons = {name: why for name, task in tasks.items() if (why := task.why_not(prior))}
-        said = "; ".join(f"{name}: {why}" for name, why in reasons.items())
-        if len(reasons) == len(tasks):
-            raise ConfigError(
-                f"training.physics_priors.{prior} says nothing about any task ({said})",
-                kind="no_law",
-                hint=f"leave it out, or say under `laws` what holds for {' or '.join(tasks)}",
-            )
-        if reasons:
-            note(f"training.physics_priors.{prior} is left out of some tasks: {said}")
+    for text in check_priors(settings.weights, tasks):
+        note(text)
     return PhysicsPriors(config, tasks)
 
 

@@ -12,6 +12,7 @@ from ups.config import RunConfig
 from ups.config.checks import check_optimizer
 from ups.device import compile_cache, matmul_precision
 from ups.errors import CheckpointError, ConfigError
+from ups.locks import TRAINING_LOCK, locked
 from ups.output import Note
 from ups.train.budget import within_budget
 from ups.train.checks import builds_fields, builds_latents
@@ -53,7 +54,8 @@ def run_stage(
         finite; `seconds` and `cpu_seconds` of this call, `data_wait_share` and the metrics `startup/...`.
 
     Raises:
-        UpsError: Configuration, checkpoint, divergence, interruption, a rank that was lost.
+        UpsError: Configuration, checkpoint, divergence, interruption, a rank that was lost; kind
+            "run_locked", if another process trains in the folder of checkpoints.
         ups_store.StoreError: The data can't be read.
     """
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -78,6 +80,8 @@ def run_stage(
         check_switches(config, name, device=device, num_ranks=ranks.world_size)
         for text in unused_settings(config, name) if ranks.is_first else ():
             note(f"warning: {text}")
+        if ranks.is_first:
+            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, note=note, is_nested=True))
         saved = state_path(config, name)
         with clock.phase("budget"), before_steps(name, saved, restart=restart):
             config = within_budget(

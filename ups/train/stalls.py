@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ups_store.system.stalls import DeadlineThread
 from ups_store.system.stalls import listening_to_stalls as listening_to_stalls
 
 FIRST_TIMES = 10.0  # longer for the first of its kind, which compiles and opens things
+_TIMES = 3.0  # what was over in some time before may take so many times as long
+_STEP = "step"
 
 
 class StallWatch(DeadlineThread):
@@ -38,19 +41,25 @@ class StallWatch(DeadlineThread):
         super().__init__("stall-watch", path=path, shortest_s=timeout_s)
         self._timeout_s, self._stage, self._device = timeout_s, stage, device
         self._take_error = record
-        self._seen: set[str] = set()
+        self._longest_s: dict[str, float] = {}  # by kind
+        self._running = (_STEP, 0.0)  # and since when
 
     def expect(self, kind: str, *, after: int) -> None:
         """From now on a step, validation or saving has its time.
 
         Args:
-            kind: What begins; the first of a kind has `FIRST_TIMES` as long.
+            kind: What begins; the first of a kind has `FIRST_TIMES` as long, a later validation or saving at
+                least `_TIMES` as long as it has taken before.
             after: Optimiser step after which it comes.
         """
         if self._timeout_s is None:
             return
-        allowed_s = self._timeout_s * (1.0 if kind in self._seen else FIRST_TIMES)
-        self._seen.add(kind)
+        (before, began_s), now_s = self._running, time.monotonic()
+        if began_s and before != _STEP:
+            self._longest_s[before] = max(self._longest_s[before], now_s - began_s)
+        allowed_s = self._timeout_s * (1.0 if kind in self._longest_s else FIRST_TIMES)
+        allowed_s = max(allowed_s, _TIMES * self._longest_s.setdefault(kind, 0.0))
+        self._running = (kind, now_s)
         self.allow(f"{kind} after step {after}", allowed_s)
 
     def _error(self, what: str, allowed_s: float) -> StalledError:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from ups.config import RunConfig, StageConfig
 from ups.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 Combination = Literal["yes", "one of", "no"]
 
@@ -168,8 +169,8 @@ def switches_on(config: RunConfig, stage: str, *, num_ranks: int) -> list[str]:
     ]
 
 
-def check_switches(config: RunConfig, stage: str, *, device: torch.device, num_ranks: int) -> None:
-    """Refuse what doesn't combine, or isn't there for a switch, before the stage is made.
+def check_switches(config: RunConfig, stage: str, *, device: torch.device | str, num_ranks: int) -> None:
+    """Refuse what doesn't combine, or isn't there for a switch, before the stage is made; needs no torch.
 
     Raises:
         ConfigError: Kinds "switches" and "needs_gpu"; "optimizer" for one that isn't AdamW and is to be on
@@ -182,7 +183,7 @@ def check_switches(config: RunConfig, stage: str, *, device: torch.device, num_r
             problem = f"stage {stage}: {_shown(first)} with {_shown(second)}: {reason}"
             raise ConfigError(problem, kind="switches", hint=_way_out(first, second))
     for name in on:
-        if (reason := SWITCHES[name].needs_gpu) and device.type != "cuda":
+        if (reason := SWITCHES[name].needs_gpu) and not str(device).startswith("cuda"):
             problem = f"{_shown(name)}: {reason}"
             raise ConfigError(problem, kind="needs_gpu", expected="a CUDA device", found=str(device))
     if settings.optimizer.cpu_offload and settings.optimizer.name != "adamw":

@@ -26,6 +26,7 @@ from ups.errors import ConfigError, DivergedError, needs
 from ups.eval.baseline_spec import check_kinds, network_size
 from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
+from ups.locks import locked
 from ups.output import Note, check_writable, discard, write_atomically
 from ups.train.run import run_stage
 from ups.train.saved_state import differing_keys
@@ -157,6 +158,7 @@ def tune(
         ConfigError: If stage, budget or configuration is wrong; kind "other_search", if earlier trials were
             of another one; kind "no_trial", if none could be trained to the end.
         InterruptedTrainingError: On SIGTERM or SIGINT; the trial continues where it was left.
+        UpsError: Kind "run_locked", if another process searches there.
     """
     check_shared(hint=ONLY_ONCE)
     optuna = import_optuna()
@@ -169,7 +171,8 @@ def tune(
         )
     config = load_config(config_path, overrides=overrides, note=note)
     search = _Search(stage, config, config_path, overrides, budgets[0], note=note)
-    return search.run(num_trials, restart=restart)
+    with locked(search.folder.with_name(f".{stage}.lock"), note=note):
+        return search.run(num_trials, restart=restart)
 
 
 class _Search:

@@ -159,6 +159,9 @@ def build(
     ] = None,
     rehash: Annotated[bool, typer.Option("--rehash", help="digest the sources again")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="build again whatever is there")] = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="go on without tasks that have no sources")
+    ] = False,
     manifest: Annotated[Path | None, typer.Option(help="write what was done as JSON")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the manifest instead of lines")] = False,
     dry_run: Annotated[
@@ -226,7 +229,9 @@ def build(
             _show_staged(stage_sources(settings, watcher=watcher), as_json=as_json)
             return
         if dry_run:
-            explained = explain_all(settings, watcher=watcher, rehash=rehash, overwrite=overwrite)
+            explained = explain_all(
+                settings, watcher=watcher, rehash=rehash, overwrite=overwrite, skip_missing=skip_missing
+            )
             if rank.is_builder:  # it speaks for its machine's stores
                 _show_explained(explained, as_json=as_json)
             if any(explanation.action == "refuse" for explanation in explained):
@@ -234,6 +239,7 @@ def build(
             return
         hand_on = run.begin(config, overrides or []) if run.begin and rank.is_builder else None
         given: dict[str, Any] = {"overwrite": overwrite, "rehash": rehash, "clock": run.clock}
+        given["skip_missing"] = skip_missing
         if engine == "dask":
             from ups_store.build.dask_engine import connected
             from ups_store.build.partitions import build_partitions

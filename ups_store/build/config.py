@@ -311,7 +311,7 @@ def load_config(
 
 
 def _of_build(whole: dict[str, Any], *, said: Set[str], note: Callable[[str], None] | None) -> dict[str, Any]:
-    """What a run says to a build; what flags and overrides say of `cache` wins over what its latents say."""
+    """What a run says to a build; what is said of `cache` beside the file wins over that of latents there."""
     if _is_own(whole):
         return whole
     values = whole
@@ -324,6 +324,7 @@ def _of_build(whole: dict[str, Any], *, said: Set[str], note: Callable[[str], No
                 note(sentence)
         values = others.to_build(values)
     names = {key.split(".")[1] for key in said if key.startswith("cache.")}
+    names -= {name for name in names if f"training.latent_cache_{name}" in said}
     if names:
         values["cache"] |= {name: whole["cache"][name] for name in names}
     return values

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ MAX_REFERENCES = 1000  # ${...}; OmegaConf takes a while to parse each
 MAX_NODES = 10_000  # values of a file, with those that aliases repeat
 
 MAX_FILES = 100  # that include each other
+
+_LONG_NUMBER = re.compile(r"[-+0-9][0-9_:.]{100,}")  # `1:1:1` is one of base 60, read in quadratic time
 
 MAX_BYTES = 1 << 20  # of a file: a configuration has a few kB
 
@@ -226,6 +229,9 @@ def read_yaml(
     read.append(real)
     if len(read) > MAX_FILES:
         raise ConfigError("files include others", kind="too_long", path=path, expected=f"at most {MAX_FILES}")
+    if including and not path.is_file() and path.exists():  # reading a FIFO may never end
+        hint = f"check `include` in {including[-1].name}"
+        raise ConfigError("it is no file", path=path, kind="not_a_file", hint=hint)
     own = _read_one(path, hint=f"check `include` in {including[-1].name}" if including else None)
     if including:
         check_allowed(variables_in(own), "an included file refers to it", path=path)
@@ -273,6 +279,9 @@ def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
             if isinstance(event, yaml.CollectionEndEvent):
                 anchor, before = begun.pop()
                 sizes[anchor or ""] = num_nodes - before
+            elif isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value):
+                expected = "numbers of at most 100 digits"
+                raise ConfigError(subject, kind="too_long", path=path, expected=expected, found="more")
             elif isinstance(event, yaml.NodeEvent):
                 num_nodes += sizes.get(str(event.anchor), 1) if isinstance(event, yaml.AliasEvent) else 1
             if num_nodes > MAX_NODES:

@@ -223,7 +223,7 @@ def begin_batch(
             found, loss = ValueRange.of(done[name]), losses.get(name, CastLoss())
             if not found.is_finite:
                 raise _not_finite(name, done[name], samples, spoilt, loss)
-            made[name] = replace(found, num_underflow=loss.num_zero)
+            made[name] = replace(found, num_underflow=loss.num_zero, num_flat=loss.num_flat)
         return Encoded({name: done[name] for name in specs}, made)
 
     return finish
@@ -236,7 +236,7 @@ def _cast(made: Arrays, specs: Mapping[str, ArraySpec]) -> tuple[dict[str, Any],
         values, dtype = done.get(name), dtype_of(spec.dtype)
         if isinstance(values, np.ndarray) and values.dtype == np.float32 and dtype.itemsize == 2:
             done[name] = np.empty(values.shape, dtype)
-            losses[name] = cast_into(done[name], values)
+            losses[name] = cast_into(done[name], values, channel_axes=int(values.ndim > 2))
     return done, losses
 
 

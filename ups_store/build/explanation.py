@@ -88,7 +88,12 @@ def explain(build: Build, *, overwrite: bool = False) -> Explanation:
 
 
 def explain_all(
-    config: BuildConfig, *, watcher: Watcher, rehash: bool = False, overwrite: bool = False
+    config: BuildConfig,
+    *,
+    watcher: Watcher,
+    rehash: bool = False,
+    overwrite: bool = False,
+    skip_missing: bool = False,
 ) -> list[Explanation]:
     """Explain every store that this machine would build; of its ranks the first one does.
 
@@ -97,6 +102,7 @@ def explain_all(
         watcher: Hears how it goes.
         rehash: Whether known digests aren't believed.
         overwrite: As in `explain`.
+        skip_missing: As in `build_all`.
     Raises:
         SourceError: As `build_all` says.
     """
@@ -106,7 +112,9 @@ def explain_all(
         watcher.watch(readers.pool)
         digests = DigestCache(config.cache.dir, rehash=rehash, save=False, readers=readers)
         sources = Sources(config, watcher=watcher, is_dry=True)
-        builds = open_builds(config, {}, watcher, readers=readers, digests=digests, sources=sources)
+        builds = open_builds(
+            config, {}, watcher, readers=readers, digests=digests, sources=sources, skip_missing=skip_missing
+        )
         return [explain(build, overwrite=overwrite) for build in builds]
 
 

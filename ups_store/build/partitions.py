@@ -109,6 +109,7 @@ def build_partitions(
     watcher: Watcher,
     overwrite: bool = False,
     rehash: bool = False,
+    skip_missing: bool = False,
     log_json: Path | None = None,
     clock: Stopwatch | None = None,
 ) -> BuildReport:
@@ -124,6 +125,7 @@ def build_partitions(
         watcher: Hears how it goes.
         overwrite: Whether to build from scratch whatever is there.
         rehash: Whether known digests aren't believed.
+        skip_missing: As in `build_all`.
         log_json: Where workers append events, a file for each partition.
         clock: Has counted "imports" already, where those belong to the run.
     Returns:
@@ -143,6 +145,7 @@ def build_partitions(
     with Readers(config.reading, note=watcher.note) as readers:
         digests = _Recorded(DigestCache(config.cache.dir, rehash=rehash, readers=readers))
         given: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources, "rank": ALONE}
+        given["skip_missing"] = skip_missing
         kept, planned = [], []
         for build in open_builds(config, skipped, watcher, **given):
             with clock.timed("digest"):

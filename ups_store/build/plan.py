@@ -366,7 +366,7 @@ def attrs_of(info: SourceInfo, task: Task, split: str) -> dict[str, Any]:
     axes = {axis: points for axis, points in info.constants.items() if axis != "t" and len(points) > 1}
     # Coordinates are cell centres: n cells of the grid's spacing make the domain.
     lengths = {
-        axis: round(float(len(points) * (points[-1] - points[0]) / (len(points) - 1)), 6)
+        axis: round(float(len(points) * abs(points[-1] - points[0]) / (len(points) - 1)), 6)
         for axis, points in axes.items()
     }
     return {

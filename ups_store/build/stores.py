@@ -34,24 +34,26 @@ def build_all(
     watcher: Watcher,
     overwrite: bool = False,
     rehash: bool = False,
+    skip_missing: bool = False,
     clock: Stopwatch | None = None,
     rank: BuildRank | None = None,
     digests: Digests | None = None,
 ) -> BuildReport:
     """Build every task and split of a configuration.
 
-    A split without samples is skipped with a note when others were asked for too.
+    A split without samples is skipped with a note when others of its task were asked for too.
 
     Args:
         config: What to build.
         watcher: Hears how it goes; `QuietWatcher()` shows nothing.
         overwrite: Whether to build from scratch whatever is there.
         rehash: Whether known digests aren't believed.
+        skip_missing: Whether a task without any sources is skipped with a note, too.
         clock: Has counted "imports" already, where those belong to the run.
         rank: Place of this process among those that build together; by default as the environment says.
         digests: Known digests of the sources; by default those beside the stores.
     Raises:
-        SourceError: If nothing is left to build, or a source is unusable.
+        SourceError: If nothing is left to build, a task has no sources, or a source is unusable.
         StoreError: As `Build.begin` and `Build.finish`.
     """
     clock = clock or Stopwatch()
@@ -71,6 +73,7 @@ def build_all(
                 "digests": digests,
                 "sources": sources,
                 "rank": rank,
+                "skip_missing": skip_missing,
             }
             builds = list(open_builds(config, skipped, watcher, **options))
         if not overwrite:
@@ -94,7 +97,7 @@ def build_all(
 
 
 def _losses(result: BuildResult, plan: StorePlan) -> Iterator[str]:
-    """A line for each array that was written with values that aren't finite, or that a cast made 0."""
+    """A line for each array that was written with values that aren't finite, or that a cast lost."""
     for name, found in result.statistics.items():
         where, cast = f"{result.path}: array {name!r}", f"the cast to {plan.arrays[name].dtype}"
         if found["num_nan"] or found["num_inf"]:
@@ -103,6 +106,12 @@ def _losses(result: BuildResult, plan: StorePlan) -> Iterator[str]:
         if found["num_underflow"]:
             num = found["num_underflow"]
             yield f"{where}: {cast} made {counted(num, 'value')} 0; a wider dtype keeps such small ones"
+        channels = (plan.arrays[name].attrs or {}).get("channels") or ()
+        for number, num in enumerate(found.get("num_flat", ())):
+            if num:
+                channel = repr(channels[number]) if number < len(channels) else number
+                lost = f"what varies in channel {channel} of samples with {counted(num, 'value')}"
+                yield f"{where}: {cast} loses {lost}; a wider dtype tells them apart"
 
 
 def _check_room(plans: Sequence[StorePlan]) -> None:
@@ -126,12 +135,14 @@ def open_builds(
     digests: Digests | None = None,
     sources: Sources | None = None,
     rank: BuildRank | None = None,
+    skip_missing: bool = False,
 ) -> Iterator[Build]:
     """Open the build of every store that has samples; the others go to `skipped` with the reason.
 
     Raises:
-        SourceError: If there is none with samples, or a source is unusable; of sources that are copied or
-            fetched also if those of "train" are missing.
+        SourceError: If there is none with samples, or a source is unusable; if a task has no sources of any
+            split, unless `skip_missing`; of sources that are copied or fetched also if those of "train" are
+            missing.
     """
     sources = sources or Sources(config, watcher=watcher)
     rank = rank or BuildRank.from_environment()
@@ -157,7 +168,12 @@ def open_builds(
                 raise
             error = found
         skipped[f"{task} {split}"] = str(error)
-        if len(skipped) == len(wanted):
+        is_without = error.kind == "no_source" and all(
+            f"{task} {each}" in skipped for each in config.data.split
+        )
+        if len(skipped) == len(wanted) or (is_without and not skip_missing):
+            if is_without and len(config.data.tasks) > 1:
+                error.hint = f"{error.hint}; --skip-missing builds the other tasks"
             raise error
         watcher.note(f"skipped {task} {split}: {error}")
 

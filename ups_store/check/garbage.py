@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import stat
 import time
 from dataclasses import dataclass
@@ -17,18 +18,33 @@ from ups_store.format.zip_records import BEFORE_1_0, END_BYTES, ROOT_NAME, Entry
 from ups_store.read.file_reads import read_at
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
+from ups_store.remote.transfer import PULLS, is_pulling
 from ups_store.system import files, locks
+from ups_store.write.target import left_exports
 
 _TEMPORARY = re.compile(rf".+{re.escape(BUILDING_SUFFIX)}\.[0-9a-f]{{16}}")
+_BUILT = re.compile(rf".*{re.escape(BUILDING_SUFFIX)}")
 _BUILDING = re.compile(rf".+\.zarr\.zip({re.escape(UNPACKING_SUFFIX)})?{re.escape(BUILDING_SUFFIX)}")
+_MAKING = re.compile(r"\..+\.making")  # the lock of `cached`
 _HDF5_START = b"\x89HDF\r\n\x1a\n"
 _SAFETENSORS_START = b'{"__metadata__"'  # after 8 bytes of its length
 _END_RECORD_START = b"PK\5\6"  # every finished ZIP file has it near its end, a building file never
 
 Kind = Literal[
-    "temporary", "unfinished", "damaged", "before_1_0", "too_new", "part", "lock", "finished", "foreign"
+    "temporary",
+    "unfinished",
+    "damaged",
+    "before_1_0",
+    "too_new",
+    "part",
+    "lock",
+    "pull",
+    "finished",
+    "foreign",
 ]
-REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "before_1_0", "part", "lock"))
+REMOVABLE: frozenset[Kind] = frozenset(
+    ("temporary", "unfinished", "damaged", "before_1_0", "part", "lock", "pull")
+)
 
 
 @dataclass(frozen=True)
@@ -37,13 +53,13 @@ class Garbage:
 
     Attributes:
         path: The file.
-        kind: "temporary": a builder died before anybody could see it, it holds nothing; "unfinished": a store
+        kind: "temporary": a builder or an export died before anybody could see it; "unfinished": a store
             that `create` would continue; "damaged": a building file that can't be continued; "before_1_0":
             nor can this one, which was begun before the format was released; "too_new": a newer version of
             ups-store continues it; "part": a part that no manifest names, which `write_parts` or `append`
-            would go on behind; "lock": of parts whose writer was
-            killed; "finished": all of a store under a name of these, "foreign": not ours by name or content.
-            The last two stay, and so does what is too new.
+            would go on behind; "lock": of parts whose writer was killed; "pull": of a pull that was killed,
+            which would go on with it; "finished": all of a store under a name of these, "foreign": not ours
+            by name or content. The last two stay, and so does what is too new.
         nbytes: Its length.
         num_committed: Committed samples; 0 unless unfinished, or a part.
         num_samples: N; likewise.
@@ -64,13 +80,19 @@ def find_garbage(folder: Path) -> list[Garbage]:
     Folders of parts belong to it.
     """
     found = []
-    for path in sorted(folder.glob(f"*{BUILDING_SUFFIX}*")):
+    for path in sorted((*folder.glob(f"*{BUILDING_SUFFIX}*"), *folder.glob(".*.making"))):
         with contextlib.suppress(StoreNotFoundError):  # published or removed since it was listed
             found.append(_examine(path))
+    for export in left_exports(folder):
+        nbytes = sum(path.stat().st_size for path in export.rglob("*") if path.is_file())
+        found.append(Garbage(export, "temporary", nbytes, 0, 0, _age_s(export)))
     for parts in folders_of_parts(folder):
         found += [_loose_part(part) for part in loose_parts(parts)] + [*find_garbage(parts)]
         lock = left_lock(parts)
         found += [Garbage(lock, "lock", 0, 0, 0, _age_s(lock))] if lock else []
+    if not is_pulling(folder):
+        left = [path for path in sorted((folder / PULLS).rglob("*")) if path.is_file()]
+        found += [Garbage(path, "pull", path.stat().st_size, 0, 0, _age_s(path)) for path in left]
     return [garbage for garbage in found if garbage]
 
 
@@ -94,6 +116,12 @@ def remove_garbage(garbage: Garbage) -> bool:
         return False
     if garbage.kind in ("part", "lock"):
         return remove_part(garbage.path)
+    if garbage.path.is_dir():
+        if garbage.path in left_exports(garbage.path.parent):
+            shutil.rmtree(garbage.path)
+        return not garbage.path.exists()
+    if garbage.kind == "pull":
+        return _remove_pulled(garbage.path)
     try:
         with files.opened(garbage.path, writable=True) as fd:
             if not (locks.try_lock(fd, BUILDER_LOCK) and locks.try_lock(fd, GATE_LOCK)):
@@ -105,8 +133,18 @@ def remove_garbage(garbage: Garbage) -> bool:
     return True
 
 
+def _remove_pulled(path: Path) -> bool:
+    pulls = next(folder for folder in path.parents if folder.name == PULLS)
+    if is_pulling(pulls.parent):
+        return False
+    files.remove(path)
+    for folder in {path.parent: None, pulls: None}:  # the inner one first
+        files.remove_folder(folder)
+    return True
+
+
 def _examine(path: Path) -> Garbage | None:
-    if not (_TEMPORARY.fullmatch(path.name) or path.name.endswith(BUILDING_SUFFIX)):
+    if not any(pattern.fullmatch(path.name) for pattern in (_TEMPORARY, _BUILT, _MAKING)):
         return None
     with files.opened(path) as fd:
         if not stat.S_ISREG(files.mode(fd)) or locks.is_locked(fd, BUILDER_LOCK):
@@ -132,6 +170,8 @@ def _kind_of(path: Path, fd: int) -> Kind:
     """What a file is by its name, its first and its last bytes; "unfinished" may be damaged."""
     start = read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
     end = read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
+    if _MAKING.fullmatch(path.name):
+        return "temporary" if not start or start.startswith(b"process ") else "foreign"
     if _END_RECORD_START in end:
         return "finished" if may_be_store(start, end) else "foreign"
     is_begun = may_be_store(start, end)

@@ -88,7 +88,8 @@ class Statistics:
     def to_json(self) -> dict[str, dict[str, float | None]]:
         """What was found so far as JSON values; "mean" only where means are taken.
 
-        "num_underflow" and "num_overflow" are what casts made 0 and infinite, where a given range says so.
+        "num_underflow" and "num_overflow" are what casts made 0 and infinite, where a given range says so;
+        "num_flat", by channel, what they can't tell apart, left out where there is nothing.
         """
         return {name: self._values(name, found) for name, found in self.by_array().items()}
 
@@ -96,6 +97,8 @@ class Statistics:
         mean = {"mean": found.mean} if self._with_mean else {}
         cast = {key: getattr(self._ranges[name], key) for key in ("num_underflow", "num_overflow")}
         counts = {"num_nan": found.num_nan, "num_inf": found.num_inf, **cast}
+        if flat := self._ranges[name].num_flat:
+            counts["num_flat"] = list(flat)
         return {"min": found.minimum, "max": found.maximum, **mean, **counts}
 
 

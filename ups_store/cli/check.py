@@ -323,7 +323,7 @@ def gc(
         raise ConfigError("--older-than has no effect", expected="--remote beside it", hint=hint)
     if not folder.is_dir():
         raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
-    kept = {"unfinished", "part"} if not unfinished else set()
+    kept = {"unfinished", "part", "pull"} if not unfinished else set()
     kinds = REMOVABLE - kept
     found = find_garbage(folder)
     if not found:
@@ -341,6 +341,7 @@ def gc(
             "damaged": "unfinished, and damaged: it can't be continued",
             "temporary": "temporary file of a builder that died before it held anything",
             "lock": "lock of parts that no process writes",
+            "pull": "of a pull that was killed, which goes on with it",
             "part": f"part of {counted(garbage.num_samples, 'sample')} that no manifest names",
             "finished": "finished store, left alone",
             "foreign": "foreign file, left alone",

@@ -32,13 +32,14 @@ def diff(
     *,
     as_json: AsJson = False,
 ) -> int:
-    """Compare what two stores were made from.
+    """Compare what two stores were made from, and how many samples they have.
 
-    Exit code 0 if their identities are the same, 1 if they differ.
+    Exit code 0 if their identities and numbers of samples are the same, 1 if they differ.
     """
     with open_any(a, partial=True) as left, open_any(b, partial=True) as right:
         differing = differences(dict(left.identity_document), dict(right.identity_document))
         attrs = differences(dict(left.attrs), dict(right.attrs))
+        num_samples = [len(left), len(right)]
         is_finished = not (left.is_partial or right.is_partial)
         is_alike = is_finished and _num_files(left) == _num_files(right)  # each file has checksums of its own
         same_content = left.fingerprint == right.fingerprint if is_alike else None
@@ -48,14 +49,17 @@ def diff(
                 "paths": [shown_url(path) if is_remote(path) else path for path in (a, b)],
                 "same_identity": not differing,
                 "same_content": same_content,
+                "num_samples": num_samples,
                 "differences": differing,
                 "attrs_differences": attrs,
             }
         )
     else:
         why_not = "they lie in other numbers of files" if is_finished else "one is unfinished"
+        before, after = (f"{num:,}" for num in num_samples)
+        print_lines(f"samples: {before} -> {after}" if before != after else f"samples: {before} in both")
         _show_differences(differing, attrs, same_content, why_not)
-    return DIFFERENT if differing else 0
+    return DIFFERENT if differing or num_samples[0] != num_samples[1] else 0
 
 
 def _num_files(store: AnyStore) -> int:

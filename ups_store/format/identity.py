@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,7 +114,16 @@ def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[A
 
 
 def describe_differences(differing: Mapping[str, tuple[Any, Any]], *, limit: int = 8) -> str:
-    """One line a difference, `key: found -> expected`, at most `limit` of them."""
-    lines = [one_line(f"{key}: {found!r} -> {expected!r}") for key, (found, expected) in differing.items()]
+    """One line a difference, `key: found -> expected`, at most `limit` of them; of lists the odd items."""
+    lines = []
+    for key, (found, expected) in differing.items():
+        text = f"{found!r} -> {expected!r}"
+        lists = [each for each in (found, expected) if isinstance(each, list)]
+        if len(lists) == 2 and any(isinstance(item, dict) for item in itertools.chain(*lists)):
+            left, right = ({json.dumps(item, sort_keys=True) for item in each} for each in lists)
+            odd = [f", without {item}" for item in sorted(left - right)]
+            odd += [f", also {item}" for item in sorted(right - left)]
+            text = f"{len(found)} -> {len(expected)} items{''.join(odd)}"
+        lines.append(one_line(f"{key}: {text}"))
     more = [f"and {len(lines) - limit} more"] if len(lines) > limit else []
     return "\n".join(lines[:limit] + more)

@@ -108,7 +108,12 @@ def offsets_of(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Offsets
     return offsets
 
 
+def wrong_extents(starts: Offsets, ends: Offsets, num_rows: int) -> npt.NDArray[np.bool_]:
+    """Which extents aren't some of `num_rows` rows."""
+    return (starts < 0) | (starts > ends) | (ends > num_rows)
+
+
 def first_flaw(starts: Offsets, ends: Offsets, num_rows: int) -> int | None:
     """Number of the first extent that isn't one of `num_rows` rows; None where all are."""
-    wrong = (starts < 0) | (starts > ends) | (ends > num_rows)
+    wrong = wrong_extents(starts, ends, num_rows)
     return int(wrong.argmax()) if wrong.any() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -23,6 +24,7 @@ class ValueRange:
         num_inf: Number of positive and negative infinities.
         num_underflow: Values other than 0 that a cast made 0; known only to what casts.
         num_overflow: Finite values that a cast made infinite, likewise.
+        num_flat: By channel, values that a cast can't tell apart, likewise; empty where there are none.
     """
 
     minimum: float = np.inf
@@ -31,6 +33,7 @@ class ValueRange:
     num_inf: int = 0
     num_underflow: int = 0
     num_overflow: int = 0
+    num_flat: tuple[int, ...] = ()
 
     @property
     def is_finite(self) -> bool:
@@ -72,4 +75,11 @@ class ValueRange:
             sum(part.num_inf for part in parts),
             sum(part.num_underflow for part in parts),
             sum(part.num_overflow for part in parts),
+            added(*(part.num_flat for part in parts)),
         )
+
+
+def added(*counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Sums of counts by channel; empty if all are 0."""
+    total = tuple(map(sum, itertools.zip_longest(*counts, fillvalue=0)))
+    return total if any(total) else ()

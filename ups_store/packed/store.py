@@ -274,7 +274,12 @@ def open_packed(path: str | os.PathLike[str]) -> PackedStore:
     target = path_of(path)
     check_one_file(target)
     with files.opened(target) as fd:
-        return PackedStore(target, fd, read_packed(fd, target))
+        return open_descriptor(target, fd)
+
+
+def open_descriptor(path: Path, fd: int) -> PackedStore:
+    """Open a packed store by its descriptor, which stays the caller's; raises as `open_packed`."""
+    return PackedStore(path, fd, read_packed(fd, path))
 
 
 def _reopen(path: str, fingerprint: str) -> PackedStore:

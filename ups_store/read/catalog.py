@@ -33,8 +33,7 @@ from ups_store.format.metadata import (
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
 from ups_store.format.zip_records import BEFORE_1_0, ROOT_NAME, Entry, parse_local_header
 from ups_store.read.directory import Directory, ReadAt, read_directory
-from ups_store.read.file_reads import read_at
-from ups_store.system import files
+from ups_store.read.file_reads import mode, read_at, size
 
 Claim: TypeAlias = tuple[Entry, int]  # an entry by what the file says, and the CRC-32 of its data
 NextClaim: TypeAlias = Callable[[str, int], Claim]  # by name and offset
@@ -58,9 +57,9 @@ class Catalog:
 
 def check_regular(fd: int, path: Path) -> None:
     """Refuse folders, FIFOs and devices: only regular files have a length and can be mapped."""
-    mode = files.mode(fd)
-    if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+    bits = mode(fd)
+    if not stat.S_ISREG(bits):
+        what = "a folder" if stat.S_ISDIR(bits) else "not a regular file"
         raise FormatError(
             f"it is {what}",
             path=path,
@@ -92,7 +91,7 @@ def read_finished(fd: int, path: Path) -> Catalog:
         FormatError: Says what is wrong where, with the clause.
     """
     check_regular(fd, path)
-    return read_catalog(reads_of(fd), files.size(fd), path)
+    return read_catalog(reads_of(fd), size(fd), path)
 
 
 def reads_of(fd: int) -> ReadAt:
@@ -134,14 +133,14 @@ def read_building(fd: int, path: Path) -> Catalog:
         raw = read_at(fd, offset, Entry(name, offset, 0).header_nbytes)
         nbytes, crc = parse_local_header(raw, name, offset, path=path)
         entry = Entry(name, offset, nbytes)
-        if entry.end > files.size(fd):
+        if entry.end > size(fd):
             raise TruncatedError(
                 f"{name} lies past the end",
                 path=path,
                 clause="6.1",
                 byte_range=(offset, entry.end),
                 expected=f"a file of {entry.end} bytes or more",
-                found=f"{files.size(fd)} bytes",
+                found=f"{size(fd)} bytes",
             )
         return entry, crc
 

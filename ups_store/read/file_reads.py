@@ -40,13 +40,29 @@ def read_into(fd: int, offset: int, target: memoryview) -> int:
         raise read_failed(error, fd, offset, len(target)) from error
 
 
-def read_failed(error: OSError, fd: int, offset: int, nbytes: int) -> ReadError:
-    """The error for bytes of an open file that the system couldn't read."""
+def size(fd: int) -> int:
+    """Length of the open file; raises as `read_at`."""
+    try:
+        return files.size(fd)
+    except OSError as error:
+        raise read_failed(error, fd) from error
+
+
+def mode(fd: int) -> int:
+    """File type and permission bits of the open file; raises as `read_at`."""
+    try:
+        return files.mode(fd)
+    except OSError as error:
+        raise read_failed(error, fd) from error
+
+
+def read_failed(error: OSError, fd: int, offset: int | None = None, nbytes: int = 0) -> ReadError:
+    """The error for bytes, or the length, of an open file that the system couldn't read."""
     reason = error.strerror or str(error)
     failed = ReadError(
         f"it can't be read ({reason.lower()})",
         path=files.opened_path(fd),
-        byte_range=(offset, offset + nbytes),
+        byte_range=None if offset is None else (offset, offset + nbytes),
         hint="check the disk, or the connection to it (`dmesg`), and open it again; or restore a copy",
     )
     failed.errno, failed.strerror = error.errno, reason

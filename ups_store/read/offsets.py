@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ups_store.errors import CorruptChunkError
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, RaggedLayout
-from ups_store.format.ragged import Offsets, first_flaw
+from ups_store.format.ragged import Offsets, first_flaw, wrong_extents
 from ups_store.read.file_reads import read_at
 from ups_store.read.store_file import read_bytes
+
+_MAX_GAP = 512  # offsets that are read between two that are used, sooner than each by itself
 
 HOW_TO_MEND = "`ups-store verify` shows all damage; rebuild it"
 
@@ -70,6 +73,18 @@ def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> Co
         found=found,
         hint=HOW_TO_MEND,
     )
+
+
+def extents_hold(fd: int, layout: RaggedLayout, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted."""
+    holds = np.zeros(len(samples), bool)
+    for run in np.split(np.arange(len(samples)), np.flatnonzero(np.diff(samples) > _MAX_GAP) + 1):
+        if len(run):
+            first, num = int(samples[run[0]]), int(samples[run[-1]] - samples[run[0]]) + 2
+            raw = read_at(fd, layout.offsets.offset + 8 * first, 8 * num).ljust(8 * num, b"\xff")
+            offsets, within = np.frombuffer(raw, "<i8"), samples[run] - first
+            holds[run] = ~wrong_extents(offsets[within], offsets[within + 1], layout.rows.meta.shape[0])
+    return holds
 
 
 def sample_extent(fd: int, layout: RaggedLayout, sample: int) -> tuple[int, int]:

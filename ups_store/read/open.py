@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import FormatError, SpecError, StoreError, StoreNotFoundError
+from ups_store.errors import (
+    FormatError,
+    ReadError,
+    SpecError,
+    StoreError,
+    StoreNotFoundError,
+    TruncatedError,
+)
 from ups_store.printable import printable
 from ups_store.read.base import AnyStore, check_unpickled
 from ups_store.read.catalog import read_finished
@@ -64,6 +71,24 @@ def open_store(
         SpecError: For another `access` or `verify`, what can't be a path (kind "path"), or a pattern of
             several files (kind "partitions").
     """
+    store = _open_file(path, partial, access, verify, open_packed=None)
+    assert isinstance(store, Store)
+    return store
+
+
+def _open_file(
+    path: str | os.PathLike[str],
+    partial: bool,
+    access: Access,
+    verify: Verify | None,
+    *,
+    open_packed: Callable[[Path, int], AnyStore] | None,
+) -> AnyStore:
+    """Open one file, by one look at the path: another process may replace what is there at any moment.
+
+    Args:
+        open_packed: What opens a packed file, given its descriptor; None refuses one.
+    """
     if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
         found = f"access={access!r}, verify={verify!r}"
         raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
@@ -82,6 +107,8 @@ def open_store(
                 "it is written in parts: run that again to finish it; if it is a set, open its manifest"
             )
         if not files.exists(building_path(target)):
+            if error.kind == StoreNotFoundError.kind and files.exists(target):  # published this moment
+                return _open_file(path, partial, access, verify, open_packed=open_packed)
             raise
         if partial:
             return _open_building(target, access, verify)
@@ -89,6 +116,17 @@ def open_store(
         raise
     try:
         return Store(target, fd, read_finished(fd, target), reopen=reopen, access=access, verify=verify)
+    except TruncatedError as error:
+        if target.name.endswith(BUILDING_SUFFIX):
+            error.hint = "it is being built: run the same again to finish it, or open it with partial=True"
+        raise
+    except FormatError as error:
+        if error.kind != "packed" or open_packed is None:
+            raise
+        if access == "map":
+            error.hint = "leave out `access`, or unpack it with `ups-store unpack`"
+            raise
+        return open_packed(target, fd)
     finally:
         files.close(fd)
 
@@ -204,10 +242,10 @@ def open_any(
     if is_manifest(pattern):
         return _open_set(pattern, access, verify)
     if not is_pattern(pattern):
-        return _open_file(path, partial, access, verify)
+        return _open_one(path, partial, access, verify)
     with contextlib.ExitStack() as stack:
         partitions = [
-            stack.enter_context(_open_file(partition, False, access, verify))
+            stack.enter_context(_open_one(partition, False, access, verify))
             for partition in find_partitions(pattern)
         ]
         store = PartitionedStore(pattern, partitions)
@@ -248,11 +286,11 @@ def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:
         parts: list[AnyStore] = []
         for part in named:
             try:
-                store = stack.enter_context(_open_file(folder / part.name, False, access, verify))
+                store = stack.enter_context(_open_one(folder / part.name, False, access, verify))
             except StoreNotFoundError as error:
                 raise missing_part(error, path) from None
-            except OSError as error:
-                if error.errno != errno.EMFILE or isinstance(error, StoreError):
+            except ReadError as error:
+                if error.kind != "open_files":
                     raise
                 hint = "raise the limit with `ulimit -n`; `ups-store concat` then makes one file of the parts"
                 raise StoreError(
@@ -269,17 +307,12 @@ def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:
     return joined
 
 
-def _open_file(
-    path: str | os.PathLike[str], partial: bool, access: Access, verify: Verify | None
-) -> AnyStore:
-    try:
-        return open_store(path, partial=partial, access=access, verify=verify)
-    except FormatError as error:
-        if error.kind != "packed" or error.path != str(path_of(path)):  # a building file is never packed
-            raise
-        if access == "map":
-            error.hint = "leave out `access`, or unpack it with `ups-store unpack`"
-            raise
-    # By name: what packs and unpacks stands above what reads, and most programs need no codec.
-    opened: AnyStore = import_module("ups_store.packed.store").open_packed(path)
-    return opened
+def _open_one(path: str | os.PathLike[str], partial: bool, access: Access, verify: Verify | None) -> AnyStore:
+    """Open one file, mapped or packed."""
+
+    def open_packed(target: Path, fd: int) -> AnyStore:
+        # By name: what packs and unpacks stands above what reads, and most programs need no codec.
+        opened: AnyStore = import_module("ups_store.packed.store").open_descriptor(target, fd)
+        return opened
+
+    return _open_file(path, partial, access, verify, open_packed=open_packed)

@@ -238,6 +238,7 @@ class DataOrder(EpochOrder):
             pad_last,
         )
         self.sizes, self.drop_last, self.pad_last = sizes_of(sizes), drop_last, pad_last
+        self.weights = None if weights is None else tuple(map(float, weights))
         smallest = min(self.sizes)
         fits = global_batch_size <= smallest or not drop_last
         expect("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)

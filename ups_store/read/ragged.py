@@ -19,7 +19,7 @@ from ups_store.format.checksum import Bytes, crc32c
 from ups_store.format.layout import RaggedLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import Offsets, first_flaw
-from ups_store.read.gather import Samples
+from ups_store.read.gather import Indices, Samples, check_indices
 from ups_store.read.offsets import HOW_TO_MEND, bad_offsets, check_offsets, read_offsets
 from ups_store.read.store_file import READS_IN_FLIGHT, StoreFile, read_bytes, read_rows
 from ups_store.system.parallel import for_each
@@ -57,12 +57,12 @@ class RaggedArray(Sequence[Any]):
     def __getitem__(self, index: int) -> Any: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: slice | Indices) -> list[Any]: ...
 
-    def __getitem__(self, index: int | slice) -> Any:
-        """A sample, shape (rows, ...), read-only, `str` or `bytes`; of a slice a list of them."""
-        if isinstance(index, slice):
-            return self._reader.views(np.arange(*index.indices(len(self))))
+    def __getitem__(self, index: int | slice | Indices) -> Any:
+        """A sample, shape (rows, ...), read-only, `str` or `bytes`; of a slice or several numbers a list."""
+        if isinstance(index, slice | Sequence) or (isinstance(index, np.ndarray) and index.ndim):
+            return self._reader.views(check_indices(index, len(self), path=self._reader.path))
         number = range(len(self))[index]  # raises IndexError, which ends an iteration
         return self._reader.views(np.array([number]))[0]
 
@@ -92,6 +92,11 @@ class RaggedReader:
     @cached_property
     def _offsets(self) -> Offsets:
         return self._file.view(self.layout.offsets)
+
+    @property
+    def path(self) -> Path:
+        """Path of the store."""
+        return self._file.path
 
     def extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
         """First row, and row past the last one, of samples, all valid; shape (B,) each.

@@ -15,8 +15,8 @@ from ups_store.format.checksum import crc32, crc32_each
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout
 from ups_store.format.stretches import stretches
 from ups_store.read.catalog import Catalog, read_building, read_finished
-from ups_store.read.file_reads import read_at
-from ups_store.read.offsets import sample_extent
+from ups_store.read.file_reads import read_at, size
+from ups_store.read.offsets import extents_hold, sample_extent
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each
@@ -74,7 +74,7 @@ def read_building_file(fd: int, path: Path) -> Building:
     except FormatError as error:  # while it is built, there is no end yet
         flaw = error
     catalog = read_building(fd, path)
-    layout, nbytes = catalog.layout, files.size(fd)
+    layout, nbytes = catalog.layout, size(fd)
     if nbytes == layout.file_nbytes:
         raise flaw
     if nbytes != layout.building_nbytes:
@@ -138,12 +138,14 @@ def _commits_among(
     samples: npt.NDArray[np.int64],
     records: npt.NDArray[np.uint32],
 ) -> npt.NDArray[np.bool_]:
-    """Which samples are committed by their records, shape (M,).
+    """Which samples are committed by their records, and have offsets that can be right, shape (M,).
 
     After another boot of the machine the samples of a lazy build are read and checked first: their records
     may have reached the disk before their bytes (spec 6.5, step 3).
     """
     committed = is_committed(header, samples, records)
+    for ragged in layout.ragged.values():
+        committed &= extents_hold(fd, ragged, samples)
     if committed.any() and is_read_to_count(header):
         recorded = np.flatnonzero(committed)
         parts = intact_parts(fd, layout, samples[recorded], records[recorded, 1:-1])

@@ -302,6 +302,9 @@ class Store(AnyStore):
         """Check every byte of the file; see `AnyStore.verify`."""
         from ups_store.read.verify import verify_file
 
+        if self.is_partial and files.size(self._file.fd) != self.nbytes:
+            hint = "finish it first; `ups-store doctor` says which committed samples are intact"
+            raise NotCommittedError("it is under construction", path=self.path, kind="building", hint=hint)
         # of a store under construction it is made when that is finished
         fingerprint = None if self.is_partial else self.fingerprint
         return verify_file(self.path, fingerprint=fingerprint, num_threads=num_threads, progress=progress)

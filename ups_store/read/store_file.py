@@ -184,7 +184,7 @@ def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
         raise cut(path, nbytes, files.size(fd)) from error
     except OSError as error:
         if error.errno != errno.ENOMEM:
-            raise
+            raise files.opening_error(path, error) from error
         left = mappings.address_space_left()
         raise MemoryLimitError(
             "the system refuses the address space to map the file",

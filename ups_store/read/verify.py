@@ -383,7 +383,7 @@ class _Verifier:
             problems.append(Problem("chunk_crc", "5.2", where, meta.name, detail=detail))
         if any(found.has_wrong_bool for found in sums):
             problems.append(Problem("bool_value", "4.7", where, meta.name, detail="expected bytes 0 and 1"))
-        if meta.is_constant and not problems:
+        if meta.is_constant:
             payload = (array.offset, array.offset + meta.nbytes)
             identity = self.catalog.root.identity
             problems += constant_problems(identity, meta.name, self._read(array.offset, meta.nbytes), payload)

@@ -26,6 +26,7 @@ MAX_REQUESTS = 32  # of the process under way at once
 _STALL_S = 10.0  # without a byte, until an attempt is given up
 _CONNECT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0  # between attempts; up to half of it is left out by chance
+_CHUNK_BYTES = 8 << 20  # of a body at a time: what a batch asks for at once
 _ATTEMPTS_AT_RANGES = 3  # until a server that answers with the whole object knows no ranges
 _STATUS = re.compile(r"status code: ([34]\d\d)")
 _TRANSIENT_STATUSES = (408, 425, 429)  # of those below 500
@@ -137,9 +138,9 @@ class RemoteObject:
         is_end = isinstance(wanted, dict)
         expected = (max(0, version.nbytes - nbytes), version.nbytes) if is_end else wanted
         self._pin(version)
-        body = memoryview(answer.bytes())
-        if (first, end) != expected or len(body) != end - first:
-            raise _CutError(f"bytes {first}..{first + len(body)} for {expected[0]}..{expected[1]}")
+        if (first, end) != expected:
+            raise _CutError(f"bytes {first}..{end} for {expected[0]}..{expected[1]}")
+        body = _body_of(answer, end - first)
         with self._lock:
             self.num_requests += 1
             self.num_bytes += len(body)
@@ -170,6 +171,20 @@ class RemoteObject:
         except PreconditionFailed:
             assert self._version is not None
             raise self._replaced(f"ETag {self._version.tag}", None) from None
+
+
+def _body_of(answer: Any, nbytes: int) -> memoryview:
+    """Read the body of an answer, and no more of it than was asked for, whatever the server sends."""
+    chunks: list[Any] = []
+    num = 0
+    for chunk in answer.stream(min_chunk_size=max(1, min(nbytes, _CHUNK_BYTES))):
+        chunks.append(chunk)
+        num += len(chunk)
+        if num > nbytes:
+            break
+    if num != nbytes:
+        raise _CutError(f"{num:,} bytes for {nbytes:,}")
+    return memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
 
 
 def is_there(url: Url, *, deadline_s: float = DEADLINE_S) -> bool:

@@ -26,6 +26,7 @@ from ups_store.system.parallel import MAX_THREADS, for_each
 CACHE_DIR, CACHE_BYTES, DEADLINE = "UPS_STORE_CACHE_DIR", "UPS_STORE_CACHE_BYTES", "UPS_STORE_DEADLINE_S"
 
 _END_BYTES = 64 << 10  # of the object: end records and directory, of all but stores of hundreds of arrays
+_MAX_METADATA_BYTES = 32 << 20  # of a store; one document has at most half of it
 _PARTITIONS = re.compile(r"(.+)-\*-of-(\d{5})(\.zarr\.zip)")
 
 
@@ -128,6 +129,11 @@ def _read_catalog(remote: RemoteObject) -> Catalog:
         return bytes(remote.read(offset, num))
 
     directory = read_directory(read, nbytes, path)
+    if directory.metadata_end() > _MAX_METADATA_BYTES:
+        expected = f"documents of at most {_MAX_METADATA_BYTES:,} bytes together, where a server sends them"
+        hint = "if you trust it, copy the file here, and open that"
+        found = f"{directory.metadata_end():,}"
+        raise FormatError("metadata", path=path, kind="limits", expected=expected, found=found, hint=hint)
     known.append((0, read(0, directory.metadata_end())))
     return catalog_of(directory, read, path)
 

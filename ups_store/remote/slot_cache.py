@@ -2,9 +2,9 @@
 
 `FINGERPRINT.slots` holds the store's bytes where they lie in the object, holes where they weren't fetched,
 and behind them one byte a chunk: whether it is there; its last bytes say that it is ours. It is named by
-content, so it serves the same store at any URL, also one that was uploaded again. There is no order between writes, and no sync: what another process
-is writing, has given back, or lost in a crash doesn't match its checksum, which every reader checks, and is
-fetched again. So nothing but a file's removal needs a lock.
+content, so it serves the same store at any URL, also one that was uploaded again. There is no order between
+writes, and no sync: what another process is writing, has given back, or lost in a crash doesn't match its
+checksum, which every reader checks, and is fetched again. So nothing but a file's removal needs a lock.
 
 A folder has a limit in bytes. When it is reached, files that no process uses go first, those that were opened
 longest ago before others. After that a store keeps most of what it has: of an epoch that is larger than the

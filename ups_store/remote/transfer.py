@@ -7,24 +7,30 @@ while they come, or by the checksums in the file, and what it was made from by t
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ups_store.errors import (
+    DiskFullError,
     FormatError,
     IdentityMismatchError,
     SpecError,
     StoreError,
     StoreNotFoundError,
 )
+from ups_store.format.zip_records import END_BYTES, parse_end
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore, parts_of
 from ups_store.read.store_set import is_manifest
 from ups_store.remote.shared_cache import SUFFIX, SharedCache, SharedFile, files_of_store
+from ups_store.remote.shared_place import DEADLINE_S
 from ups_store.sources.attempts import Attempts, persistently
+from ups_store.sources.copies import num_there
 from ups_store.sources.download import Progress, fetch
-from ups_store.sources.origins import Origin, Version
+from ups_store.sources.origins import CHUNK_BYTES, ChangedError, Origin, Version
 from ups_store.sources.staging import folder_of_copy
 from ups_store.system import files, locks
 from ups_store.system.paths import partition_of, partitions_pattern
@@ -63,6 +69,7 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
     Raises:
         CorruptChunkError: If the store is damaged.
         SpecError: For a set of parts, whose identity changes when it grows; or another name of a file.
+        IdentityMismatchError: If other content of the same identity is there, kind "other_content".
         StoreError: If it can't be opened; as the cache.
     """
     if is_manifest(path):
@@ -70,7 +77,8 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
         raise SpecError("a set of parts can't be pushed", kind="set", path=path, hint=hint)
     with open_any(path) as store:
         parts = parts_of(store)
-        there = {entry.name for entry in cache.look(store.config_hash, [part.path.name for part in parts])}
+        names = [part.path.name for part in parts]
+        there = {entry.name: entry for entry in cache.look(store.config_hash, names)}
         pushed = []
         for part in parts:
             name = part.path.name
@@ -80,8 +88,31 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
             if replace or name not in there:
                 _verify(part.path, progress)
                 is_new = cache.create(key, part.path, replace=replace, progress=progress)
+            if not is_new and not replace:
+                entry = there.get(name, SharedFile(store.config_hash, name, part.nbytes, 0.0))
+                _check_same(part.path, cache.origin(entry))
             pushed.append(Pushed(part.path, store.config_hash, key, part.nbytes, is_new))
     return pushed
+
+
+def _check_same(path: Path, origin: Origin) -> None:
+    """Refuse to take other content for a store's own: compares the ends, which hold all checksums."""
+    version = origin.look(stall_s=DEADLINE_S)
+    with files.opened(path) as fd:
+        size = files.size(fd)
+        end = files.read_at(fd, max(0, size - CHUNK_BYTES), CHUNK_BYTES)
+    if version is not None and version.size == size:
+        with origin.opened(size - len(end), version, stall_s=DEADLINE_S) as body:
+            if b"".join(body.chunks) == end:
+                return
+    raise IdentityMismatchError(
+        "another store of the same identity is there",
+        kind="other_content",
+        path=origin.location,
+        expected=f"the content of {path}, {size:,} bytes",
+        found="nothing" if version is None else f"other content, {version.size:,} bytes",
+        hint="have what tells them apart in the identity, or replace it there with --force",
+    )
 
 
 def find_store(cache: SharedCache, config_hash: str, name: str) -> list[SharedFile]:
@@ -190,9 +221,13 @@ def _fetch(
     own = folder_of_copy(folder / PULLS, origin)
     version = _look(origin, attempts)
     try:
+        with files.disk_full_as_error(own.parent, version.size):
+            if version.size - num_there(own, version) > files.free_bytes(folder):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _check_end(origin, version, attempts)
         fetch(origin, version, own, attempts=attempts, reader=progress)
     except StoreError as error:
-        if error.kind == "wrong_digest":
+        if error.kind == "wrong_digest" or isinstance(error, DiskFullError):  # others need the room
             _forget(own)
         raise
     copy = own / version.name
@@ -205,6 +240,19 @@ def _fetch(
             error.hint = "replace it there by `ups-store push --overwrite`"
             raise
     return copy, own
+
+
+def _check_end(origin: Origin, version: Version, attempts: Attempts) -> None:
+    """Refuse what doesn't end as a store does, before all of it is fetched; `FormatError`."""
+
+    def look() -> bytes:
+        start = max(0, version.size - END_BYTES)
+        with origin.opened(start, version, stall_s=attempts.stall_s) as body:
+            return b"".join(body.chunks)
+
+    with contextlib.suppress(ChangedError):  # `fetch` follows
+        end = persistently(look, origin=origin.location, attempts=attempts)
+        parse_end(end, version.size, path=origin.location)
 
 
 def _look(origin: Origin, attempts: Attempts) -> Version:

@@ -1,4 +1,4 @@
-"""Casts that say what they lose: values that became zero, or infinite.
+"""Casts that say what they lose: values that became zero, or infinite, or can't be told apart.
 
 The processor's flags say whether a cast could have lost anything, and only then values are counted. Casts to
 bfloat16 raise none, so there values are counted each time: of float32 what is below 4.6e-41 becomes zero, and
@@ -7,14 +7,16 @@ what is above 3.39e38 infinite.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.format.value_range import ValueRange
+from ups_store.format.value_range import ValueRange, added
 
+_STEPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}  # from 1 to the next number
 _INF_BITS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # without the sign
 
 
@@ -27,12 +29,14 @@ class CastLoss:
         num_inf: Finite values that became infinite.
         low: Least finite value of what was cast together with those that became infinite.
         high: Largest one.
+        num_flat: By channel, values of samples in which it varies by less than the step between two numbers.
     """
 
     num_zero: int = 0
     num_inf: int = 0
     low: float = np.inf
     high: float = -np.inf
+    num_flat: tuple[int, ...] = ()
 
     def __add__(self, other: CastLoss) -> CastLoss:
         return CastLoss(
@@ -40,15 +44,17 @@ class CastLoss:
             self.num_inf + other.num_inf,
             min(self.low, other.low),
             max(self.high, other.high),
+            added(self.num_flat, other.num_flat),
         )
 
 
-def cast_into(out: npt.NDArray[Any], values: npt.NDArray[Any]) -> CastLoss:
+def cast_into(out: npt.NDArray[Any], values: npt.NDArray[Any], *, channel_axes: int = 0) -> CastLoss:
     """Copy values to where they go, cast to the dtype that is there.
 
     Args:
-        out: Where they go; any strides.
+        out: Where they go, samples along the first axis; any strides.
         values: Of any real dtype, of a shape that broadcasts to that of `out`.
+        channel_axes: How many of the last axes are of channels; 0: where variation isn't looked for.
     """
     raised: set[str] = set()
 
@@ -61,10 +67,25 @@ def cast_into(out: npt.NDArray[Any], values: npt.NDArray[Any]) -> CastLoss:
         raised = {"underflow", "overflow"}
     num_zero = _difference(out, values, 0.0) if "underflow" in raised else 0
     num_inf = _difference(out, values, np.inf) if "overflow" in raised else 0
+    num_flat = _num_flat(out.dtype, values, channel_axes) if channel_axes else ()
     if not num_inf:
-        return CastLoss(num_zero)
+        return CastLoss(num_zero, num_flat=num_flat)
     found = ValueRange.of(values)
-    return CastLoss(num_zero, num_inf, found.minimum, found.maximum)
+    return CastLoss(num_zero, num_inf, found.minimum, found.maximum, num_flat)
+
+
+def _num_flat(dtype: np.dtype[Any], values: npt.NDArray[Any], channel_axes: int) -> tuple[int, ...]:
+    """See `CastLoss.num_flat`; nothing where the dtype isn't narrower than that of the values."""
+    if values.dtype.kind != "f" or values.dtype.itemsize <= dtype.itemsize or not values.size:
+        return ()
+    within = tuple(range(1, values.ndim - channel_axes))
+    low, high = values.min(within).astype(np.float64), values.max(within).astype(np.float64)
+    _, exponents = np.frexp(np.maximum(np.abs(low), np.abs(high)))
+    with np.errstate(invalid="ignore"):  # of infinities
+        is_flat = (low < high) & (high - low < np.ldexp(_STEPS[dtype.name], exponents - 1))
+    num_within = math.prod(values.shape[axis] for axis in within)
+    counts: list[int] = (is_flat.sum(0).ravel() * num_within).tolist()
+    return tuple(counts)
 
 
 def _difference(out: npt.NDArray[Any], values: npt.NDArray[Any], number: float) -> int:

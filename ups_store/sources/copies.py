@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ups_store.sources.origins import Origin, Version
+from ups_store.errors import SourceError
+from ups_store.sources.origins import Origin, Version, checked_name
 from ups_store.system import files
 from ups_store.system.replacement import replace_text
 
@@ -59,9 +60,9 @@ def find_copy(folder: Path, origin: Origin, version: Version | None = None) -> P
     values = _read_json(folder / _RECORD)
     try:
         copy = Copy(**{**values, "state": tuple(values["state"])})
-    except (TypeError, KeyError):
+        path = folder / checked_name(copy.name, location=origin.location)
+    except (TypeError, KeyError, AttributeError, SourceError):
         return None
-    path = folder / copy.name
     if copy.key != origin.key or files.last_write(path) != copy.state:
         return None
     if version is not None and (copy.version != version or copy.name != version.name):

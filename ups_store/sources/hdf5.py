@@ -5,7 +5,9 @@ A dataset is handed out once it has been seen to have the expected rank and kind
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import importlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -25,6 +27,10 @@ with needs("hdf5"):
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TREE_LINES = 12
+_FILTERS = {  # registered numbers of those that hdf5plugin has
+    **{307: "bzip2", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp"},
+    **{32015: "zstd", 32018: "fcidecomp", 32024: "sz3", 32026: "blosc2", 32028: "sperr"},
+}
 
 
 def source_error(problem: str, *, dataset: str | None = None, **details: Any) -> SourceError:
@@ -36,7 +42,12 @@ def source_error(problem: str, *, dataset: str | None = None, **details: Any) ->
 
 @contextmanager
 def translated(
-    doing: str, *, path: str | Path, dataset: str | None = None, sample: int | None = None
+    doing: str,
+    *,
+    path: str | Path,
+    dataset: str | None = None,
+    sample: int | None = None,
+    opened: h5py.Dataset | None = None,
 ) -> Iterator[None]:
     """Turn what h5py raises into a `SourceError` of kind "read_failed".
 
@@ -45,6 +56,7 @@ def translated(
         path: The file.
         dataset: HDF5 path of the dataset, where one is concerned.
         sample: First of the samples concerned.
+        opened: The dataset itself, whose filters the error names.
     """
     try:
         yield
@@ -59,8 +71,13 @@ def translated(
             dataset=dataset,
             sample=sample,
             found=error.args[0] if isinstance(error, KeyError) else error,  # str(KeyError) has quotes
-            hint="download or make the file again, or install the HDF5 filter that it needs",
+            hint=f"download or make the file again{_decoded_by(opened)}",
         ) from error
+
+
+def _decoded_by(dataset: h5py.Dataset | None) -> str:
+    filters = filters_of(dataset) if dataset is not None else []
+    return f"; its chunks go through {', '.join(called for _, called in filters)}" if filters else ""
 
 
 def open_hdf5(path: Path, *, at: str | None = None) -> h5py.File:
@@ -249,7 +266,34 @@ def checked_dataset(
             found=dtype,
             hint="convert the file",
         )
+    for index, (number, called) in enumerate(filters_of(dataset)):
+        if _is_lacking(dataset, index, number):
+            hint = "pip install hdf5plugin" if number in _FILTERS else "install it, and set HDF5_PLUGIN_PATH"
+            raise bad(
+                f"dataset {name!r} needs {called}, which HDF5 doesn't find", kind="no_filter", hint=hint
+            )
     return dataset
+
+
+def filters_of(dataset: h5py.Dataset) -> list[tuple[int, str]]:
+    """Number of each filter of a dataset, and what people call it, such as "filter 32015 (zstd)"."""
+    plist = dataset.id.get_create_plist()
+    filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+    names = [_FILTERS.get(number) or name.decode(errors="replace") for number, _, _, name in filters]
+    return [
+        (number, f"filter {number} ({name})" if name else f"filter {number}")
+        for (number, *_), name in zip(filters, names, strict=True)
+    ]
+
+
+def _is_lacking(dataset: h5py.Dataset, index: int, number: int) -> bool:
+    """Whether the first chunk went through a filter that HDF5 doesn't find."""
+    if h5py.h5z.filter_avail(number):
+        return False
+    with contextlib.suppress(ImportError):
+        importlib.import_module("hdf5plugin")  # which registers its filters, in 0.1 s
+    is_used = dataset.id.get_num_chunks() and not dataset.id.get_chunk_info(0).filter_mask >> index & 1
+    return bool(is_used and not h5py.h5z.filter_avail(number))
 
 
 def encoding_of(dataset: h5py.Dataset, name: str, *, path: str | Path) -> CfEncoding | None:

@@ -18,6 +18,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from ups_store.errors import ConfigError, SourceError
 from ups_store.system import files
 
+RECORDS = ("part.json", "staged.json", ".part")  # ends of the names of what lies beside copies
+_MAX_NAME_BYTES = 240  # with what is appended while a copy grows
 CHUNK_BYTES = 1 << 20  # stays in the processor's cache between reading, hashing and writing
 DIGEST_CHARACTERS = {"sha256": 64, "md5": 32}
 _SCHEMES = ("https", "http", "s3")
@@ -198,14 +200,15 @@ def path_for_choosing(text: str, name: str, *, below: str) -> Path:
 
 
 def checked_name(name: str, *, location: str) -> str:
-    """The name, if a file of this machine may have it.
+    """The name, if a copy of this machine may have it: no path, and not that of a record beside copies.
 
     Raises:
         SourceError: Kind "bad_name".
     """
-    if not name or name in (".", "..") or "/" in name or "\0" in name:
+    is_plain = "/" not in name and name.isprintable() and len(os.fsencode(name)) <= _MAX_NAME_BYTES
+    if not name or not is_plain or name.startswith(".") or name.endswith(RECORDS):
         raise SourceError(
-            "it has no name that a file can have",
+            "it has no name that a copy can have",
             kind="bad_name",
             path=location,
             found=repr(name),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from ups_store.sources.contents import Part
 from ups_store.sources.hdf5 import get_dataset, h5py, read_whole, source_error, translated, tree
 
 # PDEBench's root attributes that are parameters, in lower case, and what we call them.
+_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
 _PARAMETERS = {name: name for name in ("nu", "beta", "rho", "eta", "zeta", "mach")} | {"m": "mach"}
 
 
@@ -51,7 +55,7 @@ def root_parameters(file: h5py.File) -> dict[str, float]:
 
     Raises:
         SourceError: Kind "bad_parameter", if one isn't a single number; "ambiguous_parameter", if two are
-            spelled as the same one, such as `Nu` and `nu`.
+            spelled as the same one, such as `Nu` and `nu`, or the file's name has another number.
     """
     spelled: dict[str, str] = {}
     for attribute in sorted(file.attrs):
@@ -61,7 +65,19 @@ def root_parameters(file: h5py.File) -> dict[str, float]:
         if name in spelled:
             raise _ambiguous(file, spelled[name], attribute, name)
         spelled[name] = attribute
-    return {name: read_attribute(file, "/", attribute) for name, attribute in spelled.items()}
+    values = {name: read_attribute(file, "/", attribute) for name, attribute in spelled.items()}
+    for name, value in values.items():
+        match = re.search(rf"(?:^|_){name}({_NUMBER})(?=[_.]|$)", Path(file.filename).stem, re.IGNORECASE)
+        if match and math.isfinite(value) and not math.isclose(float(match[1]), value, rel_tol=1e-6):
+            raise source_error(
+                f"attribute {spelled[name]!r} isn't the number in the file's name",
+                kind="ambiguous_parameter",
+                path=file.filename,
+                expected=match[1],
+                found=value,
+                hint="correct the attribute, or rename the file",
+            )
+    return values
 
 
 def _ambiguous(file: h5py.File, one: str, other: str, name: str) -> SourceError:
@@ -121,7 +137,7 @@ def _number(file: h5py.File, what: str, value: Any, *, dataset: str, sample: int
         dataset=dataset,
         sample=sample,
         expected="one number",
-        found=number.tolist(),
+        found=f"text {value!r}" if isinstance(value, str | bytes) else number.tolist(),
     )
 
 

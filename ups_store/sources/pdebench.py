@@ -29,7 +29,7 @@ class Darcy(Layout):
         """`tensor` with two spatial axes, or beside a coefficient."""
         if "tensor" not in file or "nu" in file:
             return "tensor" in file
-        shape = getattr(file["tensor"], "shape", ())
+        shape: tuple[int, ...] = getattr(file["tensor"], "shape", ())
         return len(shape) == 4 and shape[1] == 1
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
@@ -46,7 +46,7 @@ class Darcy(Layout):
 
 
 class ScalarTensor(Layout):
-    """1D advection, Burgers, reaction-diffusion: `tensor` (sample, time, x); generated (1, sample, time, x)."""
+    """1D equations: `tensor` (sample, time, x), or as PDEBench generates it (1, sample, time, x)."""
 
     name = "pdebench-1d"
     version = 1

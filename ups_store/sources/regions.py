@@ -73,7 +73,8 @@ def read_samples(
         if encoding:
             block = encoding.decode(block)
         target = out[region.rows, region.frames] if "t" in to_axes else out[region.rows]
-        loss += cast_into(target, _in_order(block, axes, to_axes))
+        block = _in_order(block, axes, to_axes)
+        loss += cast_into(target, block, channel_axes=sum(axis in "ckd" for axis in to_axes))
         progress()
     return loss
 

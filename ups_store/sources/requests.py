@@ -139,6 +139,7 @@ class ReadRequest:
                     ValueRange.of(values),
                     num_underflow=losses[name].num_zero,
                     num_overflow=losses[name].num_inf,
+                    num_flat=losses[name].num_flat,
                 )
                 for name, values in arrays.items()
             }

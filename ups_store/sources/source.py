@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -264,8 +265,9 @@ class Source:
             for sample in () if storage.is_complete else run if "s" in part.axes else (run.start,):
                 box = tuple(slice(sample, sample + 1) if axis == "s" else slice(None) for axis in part.axes)
                 check_written(dataset, name, box, path=self.info.path, sample=sample)
-            with translated(_reading(run), path=self.info.path, dataset=name, sample=run.start):
-                loss += read_samples(
+            facts: dict[str, Any] = {"path": self.info.path, "sample": run.start, "opened": dataset}
+            with translated(_reading(run), dataset=name, **facts):
+                part_loss = read_samples(
                     target,
                     dataset,
                     axes=part.axes,
@@ -276,6 +278,7 @@ class Source:
                     encoding=storage.encoding,
                     progress=functools.partial(note, name),
                 )
+            loss += dataclasses.replace(part_loss, num_flat=(0,) * channel + part_loss.num_flat)
             channel = end
         return loss
 

@@ -19,7 +19,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups_store.errors import AccessError, ConfigError, DiskFullError, FormatError, StoreNotFoundError
+from ups_store.errors import (
+    AccessError,
+    ConfigError,
+    DiskFullError,
+    FormatError,
+    ReadError,
+    StoreNotFoundError,
+)
 
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # between these files
@@ -60,6 +67,7 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
         FormatError: If it is a socket, a device without a driver, or a folder that is to be written; kind
             "not_a_file". Other things than files open, and are for the caller to refuse.
         AccessError: If this user may not.
+        ReadError: If the system fails; for want of descriptors kind "open_files".
     """
     # O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
@@ -70,14 +78,11 @@ def open_existing(path: Path, *, writable: bool = False) -> int:
             raise dangling_link(path) from error
         raise StoreNotFoundError("no such file", path=path, hint="check the path, or build it") from error
     except OSError as error:
-        named = _opening_error(path, error)
-        if named is None:
-            raise
-        raise named from error
+        raise opening_error(path, error) from error
 
 
-def _opening_error(path: Path, error: OSError) -> Exception | None:
-    """What to say where the path is to blame, and not the system, such as for want of descriptors."""
+def opening_error(path: Path, error: OSError) -> Exception:
+    """What to say of a file that the system doesn't open."""
     if error.errno == errno.ENOTDIR:
         hint = "check the path: a part of it is a file"
         return StoreNotFoundError("no such file", path=path, hint=hint)
@@ -93,7 +98,13 @@ def _opening_error(path: Path, error: OSError) -> Exception | None:
         denied = AccessError(problem, path=path, hint=hint)
         denied.errno, denied.strerror = error.errno, error.strerror
         return denied
-    return None
+    kind, hint = None, "check the disk, or the connection to it (`dmesg`), and open it again"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        kind, hint = "open_files", "close stores that aren't needed, or raise the limit with `ulimit -n`"
+    reason = error.strerror or str(error)
+    failed = ReadError(f"it can't be opened ({reason.lower()})", kind=kind, path=path, hint=hint)
+    failed.errno, failed.strerror = error.errno, reason
+    return failed
 
 
 def dangling_link(path: Path) -> StoreNotFoundError:
@@ -415,7 +426,7 @@ def names_in(folder: Path) -> list[str]:
     """Names of the files in a folder, sorted; none where there is no such folder."""
     try:
         return sorted(os.listdir(folder))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from ups_store.errors import FormatError, ReadOnlyError
+from ups_store.errors import FormatError, ReadOnlyError, StoreError
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 
@@ -127,8 +127,10 @@ def replace_file(path: Path, data: bytes, *, follow: bool = True) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             files.remove(temporary)
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # not the temporary one
+        if isinstance(error, StoreError) and isinstance(error, OSError):
+            error.filename = str(path)  # not the temporary one
+        elif isinstance(error, OSError) and error.errno:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
 
 

@@ -89,6 +89,7 @@ class DeadlineThread(LookingThread):
     def __init__(self, name: str, *, path: Path, shortest_s: float | None) -> None:
         super().__init__(name, every_s=None if shortest_s is None else shortest_s / _POLLS)
         self.path = path
+        self._looked_s, self._stopped_s = time.monotonic(), 0.0
         self._expected: dict[str, tuple[str, float, float]] = {}  # what, allowed seconds, deadline
 
     @abstractmethod
@@ -104,15 +105,23 @@ class DeadlineThread(LookingThread):
 
     def allow(self, what: str, allowed_s: float, *, slot: str = "") -> None:
         """From now on something has so long, instead of what was expected in the slot."""
-        self._expected[slot] = (what, allowed_s, time.monotonic() + allowed_s)
+        self._expected[slot] = (what, allowed_s, time.monotonic() - self._stopped_s + allowed_s)
 
     def rest(self, *, slot: str = "") -> None:
         """Nothing is expected in the slot until `allow` is called again."""
         self._expected.pop(slot, None)
 
+    def __enter__(self) -> Self:
+        self._looked_s = time.monotonic()
+        return super().__enter__()
+
     def _look(self) -> bool:
+        now, every_s = time.monotonic(), self._every_s or 0.0
+        late_s, self._looked_s = now - self._looked_s - every_s, now
+        if late_s > every_s:  # the whole process was stopped, such as by SIGSTOP, and so was what is expected
+            self._stopped_s += late_s
         for what, allowed_s, deadline_s in tuple(self._expected.values()):
-            if time.monotonic() > deadline_s:
+            if now - self._stopped_s > deadline_s:
                 self._end(self._error(what, allowed_s))
         return True
 

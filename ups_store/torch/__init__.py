@@ -12,10 +12,11 @@ with needs("torch"):
     from ups_store.torch.dataset import BatchSource, StoreDataset
     from ups_store.torch.device_store import DeviceStore
     from ups_store.torch.fallback import OpenedDataset, open_dataset
-    from ups_store.torch.loader import Loader, make_batch_sampler, make_loader, ranks_of_torch
+    from ups_store.torch.loader import Loader, make_batch_sampler, make_loader
     from ups_store.torch.memory import Allocate, new_tensor
     from ups_store.torch.mixed import MixedDataset
     from ups_store.torch.ragged import gather_nested
+    from ups_store.torch.ranks import ranks_of_torch
     from ups_store.torch.sampler import StoreBatchSampler
     from ups_store.torch.windows import Window, WindowIndex
 

@@ -218,7 +218,7 @@ def _collate(rows: Sequence[Sample], *, collate_fn_map: dict[Any, Callable[..., 
             found=next(sorted(row) for row in rows if row.keys() != rows[0].keys()),
             hint="keep stores apart: make_loader does",
         )
-    values = {}
+    values: dict[str, Any] = {}
     for key in rows[0]:
         column = [row[key] for row in rows]
         if key in rows[0].padded and key + LENGTHS in rows[0]:

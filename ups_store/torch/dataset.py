@@ -50,9 +50,9 @@ class BatchSource(Protocol):
 class StoreDataset(Dataset[Any]):
     """Samples of one or several stores, one after the other.
 
-    `dataset[i]` is a `Sample`, `dataset[2:5]` a `Batch`, and negative numbers count from the end. What a
-    `DataLoader` asks for is copied as a whole `Batch`, which its workers then write to memory that is shared
-    with the main process. Picklable; workers may be forked or spawned.
+    `dataset[i]` is a `Sample`, `dataset[2:5]` and `dataset[[4, 2]]` a `Batch`; negative numbers count from
+    the end. What a `DataLoader` asks for is copied as a whole `Batch`, which its workers then write to memory
+    that is shared with the main process. Picklable; workers may be forked or spawned.
 
     Args:
         stores: A store, its path, or several of them; of a store in partitions the pattern of their names.
@@ -181,16 +181,18 @@ class StoreDataset(Dataset[Any]):
             samples[mine], starts[mine] = self.sources[number].locate(local, epoch=self.epoch)
         return numbers, samples, starts
 
-    def __getitem__(self, index: int | slice) -> Any:
-        """One item, whose tensors are new, or views; of a slice a `Batch`, or what default collate makes.
+    def __getitem__(self, index: int | slice | Sequence[int] | Samples) -> Any:
+        """One item, whose tensors are new, or views; of a slice or several numbers a `Batch`, or what default
+        collate makes.
 
         Raises:
-            SampleIndexError: Unless -len(dataset) <= index < len(dataset), or for an empty slice; also an
-                IndexError.
+            SampleIndexError: Unless -len(dataset) <= index < len(dataset), or for none; also an IndexError.
         """
         if isinstance(index, slice):
-            return default_collate(self.__getitems__(range(*index.indices(len(self)))))
-        items = self._check([index])
+            index = range(*index.indices(len(self)))
+        if not isinstance(index, int) and np.ndim(index):
+            return default_collate(self.__getitems__(index))
+        items = self._check([index])  # type: ignore[list-item]
         return self._in_time(items, functools.partial(self._item, items))
 
     def _item(self, items: Samples) -> Any:

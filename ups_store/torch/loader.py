@@ -37,6 +37,7 @@ from ups_store.torch.deadline import check_timeout
 from ups_store.torch.device import DeviceFeed
 from ups_store.torch.memory import BufferPool
 from ups_store.torch.mixed import MixedDataset
+from ups_store.torch.ranks import RankedOrder
 from ups_store.torch.sampler import StoreBatchSampler, choose_shuffle
 
 BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a network's round trip disappears
@@ -76,11 +77,10 @@ class Loader:
 
     Args:
         dataset: Where batches come from.
-        order: Which samples each step takes.
+        order: Which samples each step takes; a `RankedOrder` where its ranks aren't known yet.
 
     Attributes:
         dataset: Where the samples come from.
-        order: Which ones each step takes, and how many have been consumed.
         on_wait: Called now and then by the thread that waits for a batch; what it raises ends the iteration.
         timeout: Seconds that a batch is waited for; None for no limit.
     """
@@ -88,7 +88,7 @@ class Loader:
     def __init__(
         self,
         dataset: BatchSource,
-        order: Order,
+        order: Order | RankedOrder,
         *,
         num_workers: int = NUM_WORKERS,
         prefetch_factor: int | None = None,
@@ -98,7 +98,9 @@ class Loader:
         across_epochs: bool = False,
         timeout: float | None = None,
     ) -> None:
-        self.dataset, self.order, self.timeout = dataset, order, timeout
+        self.dataset, self.timeout = dataset, timeout
+        self._ranked = order if isinstance(order, RankedOrder) else None
+        self._order: Order = order.order if isinstance(order, RankedOrder) else order
         self.on_wait: OnWait | None = None
         self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or PREFETCH_FACTOR)
         self._collate, self._batch_transform = collate_fn, batch_transform
@@ -112,7 +114,14 @@ class Loader:
         self._made_of: tuple[Any, ...] = ()  # what all its batches depend on
         self._made_next: tuple[int, int] | None = None  # epoch and position that it waits to go on from
         self._is_abandoned = False
-        self._meter = _Meter(order.epoch)
+        self._meter = _Meter(self._order.epoch)
+
+    @property
+    def order(self) -> Order:
+        """Which samples each step takes, and how many have been consumed."""
+        if self._ranked is not None:
+            self._order = self._ranked.current()
+        return self._order
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on all ranks."""
@@ -125,6 +134,8 @@ class Loader:
         return as_table("Loader", self._facts())
 
     def __iter__(self) -> Iterator[Any]:
+        if self._ranked is not None:
+            self._ranked.begin()
         if self._is_abandoned:
             self.set_epoch(self.order.epoch + 1)
         meter = self._meter = _Meter(self.order.epoch)
@@ -337,8 +348,9 @@ def make_loader(
         pad_last: Whether to fill it up with samples from the epoch's beginning; `batch["valid"]` is False
             for those, and True for all others.
         weights: Shares of the steps, one per store; by default an epoch takes every sample once.
-        rank: This process; by default as torch.distributed says.
-        world_size: Processes that share a step; by default as torch.distributed says.
+        rank: This process. By default as torch.distributed says, or without it the variables RANK and
+            WORLD_SIZE, at the first batch: a loader may be made before the ranks are.
+        world_size: Processes that share a step; likewise.
         num_workers: Threads that assemble batches, each another one; with 0 the loop's thread does it.
         prefetch_factor: Batches that each worker has ready or in the making, 2 by default; memory for as many
             batches is kept.
@@ -355,7 +367,8 @@ def make_loader(
             that may hang. By default there is no limit. It needs workers.
     Raises:
         ConfigError: For an argument out of range, both batch sizes or none, a rank >= world_size, a batch
-            that the ranks can't share.
+            that the ranks can't share. At a first batch, if the ranks aren't those of the first epoch, or if
+            the ranks of torch.distributed have other orders, such as of a seed for each.
     """
     expect("num_workers", _is_number(num_workers, 0), "a whole number of at least 0", num_workers)
     if prefetch_factor is not None:
@@ -369,9 +382,9 @@ def make_loader(
     expect("num_workers", fits, "at least 1 with `timeout`: the loop can't wait for itself", num_workers)
     found = _device(device)
     data = dataset if isinstance(dataset, MixedDataset) else _as_dataset(dataset)
-    order = _make_order(
+    make = functools.partial(
+        _make_order,
         data,
-        ranks_of_torch(rank, world_size),
         (batch_size, global_batch_size),
         seed=seed,
         shuffle=shuffle,
@@ -381,13 +394,13 @@ def make_loader(
     )
     return Loader(
         data,
-        order,
+        RankedOrder(make, rank, world_size),
         num_workers=num_workers,
         prefetch_factor=prefetch_factor,
         collate_fn=collate_fn,
         batch_transform=batch_transform,
         device=found,
-        across_epochs=order.shuffle is not False if across_epochs is None else across_epochs,
+        across_epochs=bool(shuffle) if across_epochs is None else across_epochs,
         timeout=timeout,
     )
 
@@ -413,9 +426,9 @@ def make_batch_sampler(
         ConfigError: As `make_loader`.
     """
     data = _as_dataset(dataset)
-    order = _make_order(
+    make = functools.partial(
+        _make_order,
         data,
-        ranks_of_torch(rank, world_size),
         (batch_size, global_batch_size),
         seed=seed,
         shuffle=shuffle,
@@ -423,8 +436,7 @@ def make_batch_sampler(
         pad_last=pad_last,
         weights=weights,
     )
-    assert isinstance(order, DataOrder)
-    return StoreBatchSampler(order, data.first_items)
+    return StoreBatchSampler(RankedOrder(make, rank, world_size), data.first_items)
 
 
 def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> StoreDataset:
@@ -437,8 +449,9 @@ def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> Stor
 
 def _make_order(
     dataset: StoreDataset | MixedDataset,
-    ranks: tuple[int, int],
     batch_sizes: tuple[int | None, int | None],
+    rank: int,
+    world_size: int,
     *,
     shuffle: Shuffle | Literal["auto"],
     pad_last: bool,
@@ -446,7 +459,6 @@ def _make_order(
     **options: Any,
 ) -> DataOrder | MixedOrder:
     expect("shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle)
-    rank, world_size = ranks
     size, global_size = batch_sizes
     fits, found = (size is None) != (global_size is None), "neither" if size is None else "both"
     expect("batch_size", fits, "batch_size (per rank) or global_batch_size", found)
@@ -469,16 +481,6 @@ def _make_order(
 
 def _is_number(value: object, least: int) -> bool:
     return isinstance(value, int | np.integer) and bool(value >= least)
-
-
-def ranks_of_torch(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Number of this process and of all, as torch.distributed says where they aren't given."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if rank is None:
-        rank = torch.distributed.get_rank() if distributed else 0
-    if world_size is None:
-        world_size = torch.distributed.get_world_size() if distributed else 1
-    return rank, world_size
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -154,18 +155,18 @@ class BuildingFile:
 
 @contextlib.contextmanager
 def failures_as_errors(
-    path: Path, layout: Layout, what: str, *, passing: tuple[type[OSError], ...] = ()
+    path: Path, needed_bytes: int, what: str, *, passing: tuple[type[OSError], ...] = ()
 ) -> Iterator[None]:
     """Turn what the file system reports into `DiskFullError` or `CommitError`.
 
     Args:
         path: For messages; its folder is asked for free room.
-        layout: What is being written.
+        needed_bytes: Room for what is being written.
         what: What didn't happen.
         passing: What is left as it is.
     """
     try:
-        with files.disk_full_as_error(path, layout.building_nbytes):
+        with files.disk_full_as_error(path, needed_bytes):
             yield
     except passing:
         raise
@@ -183,7 +184,9 @@ def not_done(what: str, path: Path, error: OSError) -> CommitError:
         hint = "write to a local disk of Linux, and copy the finished store here: reading needs no locks"
         return CommitError(f"{what} ({error.strerror})", kind="no_locks", path=path, hint=hint)
     hint = "check the disk and your permissions, and run again: it continues with the last good commit"
-    return CommitError(f"{what} ({error.strerror})", path=path, hint=hint)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "this user may not write there: check the permissions of file and folder, or take another"
+    return CommitError(f"{what} ({error.strerror or error})", path=path, hint=hint)
 
 
 def take_builder_lock(fd: int, path: Path) -> None:

@@ -24,6 +24,7 @@ from ups_store.write.found_store import (
     is_being_written,
     is_unnamed,
     opened_if_same,
+    other_arguments,
 )
 from ups_store.write.from_iterable import target_of, write
 from ups_store.write.turn import Turn
@@ -61,8 +62,12 @@ def cached(
     options = {"on_mismatch": "restart", **options}
 
     def valid() -> AnyStore | None:
-        constants = options.get("constants") or {}
-        return opened_if_same(target, identity, None, constants, on_mismatch=options["on_mismatch"])
+        return opened_if_same(
+            target,
+            identity,
+            on_mismatch=options["on_mismatch"],
+            differing=lambda store: other_arguments(store, **options),
+        )
 
     if (store := valid()) is not None:
         return store

@@ -72,7 +72,7 @@ def commit_pieces(
             _write_piece(building, piece)
             crcs[part] = piece.crcs
 
-    with failures_as_errors(building.building_path, building.layout, what):
+    with failures_as_errors(building.building_path, building.layout.building_nbytes, what):
         for_each(write, pieces, num_threads=NUM_THREADS if len(pieces) >= _MANY_PIECES else 1)  # 1
         if not building.is_lazy:
             files.sync_data(building.fd)  # 2: the bytes are durable before a record says so
@@ -146,7 +146,7 @@ def take_back(building: BuildingFile, samples: Samples) -> None:
     with (
         building.gate(exclusive=False),
         building.samples_locked(samples),
-        failures_as_errors(building.building_path, layout, what),
+        failures_as_errors(building.building_path, layout.building_nbytes, what),
     ):
         _write_rows(building.fd, layout.table_offset, layout.record_nbytes, samples, records)
         files.sync_data(building.fd)  # before anything is written in the samples' places
@@ -169,7 +169,9 @@ def finish(building: BuildingFile) -> None:
         CorruptChunkError: If the bytes of a small array or constant changed since they were written.
         CommitError: If a write or sync failed; as for `commit_pieces`.
     """
-    with failures_as_errors(building.building_path, building.layout, "the store was not finished"):
+    with failures_as_errors(
+        building.building_path, building.layout.building_nbytes, "the store was not finished"
+    ):
         _complete(building)
     publish(building)
 
@@ -207,7 +209,9 @@ def publish(building: BuildingFile) -> None:
     It gets mode and owner of the store that it replaces, as those are now.
     One in memory has its name, and from now on it can't be changed (spec 6.12).
     """
-    with failures_as_errors(building.building_path, building.layout, "the finished store was not published"):
+    with failures_as_errors(
+        building.building_path, building.layout.building_nbytes, "the finished store was not published"
+    ):
         if is_in_memory(building.path):
             files.seal(building.fd)
             return

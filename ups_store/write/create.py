@@ -46,7 +46,6 @@ from ups_store.system.replacement import (
     TAKEN,
     check_file_or_free,
     check_not_read_only,
-    create_replacement,
     real_place,
 )
 from ups_store.write.blueprint import Blueprint, blueprint_of
@@ -58,6 +57,7 @@ from ups_store.write.building import (
     write_owner,
 )
 from ups_store.write.recheck import Note, describe_mended, mend_constants, mend_metadata, warn
+from ups_store.write.target import create_locked, remove_begun
 from ups_store.write.writer import Committer, StoreWriter
 
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
@@ -100,7 +100,8 @@ def create(
         dims: Dimension names of constants; a 1-D constant is named after itself where not given.
         identity: Everything that decides the bytes, JSON values; kept and compared. `store.identity` gives it
             back: tuples as lists, NumPy's numbers as Python's.
-        attrs: Attributes of the root group; not part of the identity.
+        attrs: Attributes of the root group; not part of the identity, so that an unfinished store keeps those
+            that it was begun with.
         partition: Number of this partition, and of partitions, where the store is one of several files that
             make up a split; part of the identity. See `ups_store.open` for how such files are named.
         durability: "durable" syncs every commit; "lazy" leaves that to the system: a killed process loses
@@ -141,10 +142,13 @@ def create(
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
     check_replaceable(target, force=restart)
+    remove_begun(target)
     for _ in range(_MAX_ROUNDS):
         writer = None
         try:
-            with failures_as_errors(target, blueprint.layout, "the store was not begun", passing=_OVERTAKEN):
+            with failures_as_errors(
+                target, blueprint.layout.building_nbytes, "the store was not begun", passing=_OVERTAKEN
+            ):
                 writer = _create_or_resume(target, blueprint, is_lazy, resuming)
                 _note_owner(writer)
         except BaseException as error:
@@ -179,7 +183,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         content = identity_document([], {}, identity)["content"]
         _check_same(found.catalog.root.identity.get("content"), content, target)
         if not is_in_memory(store_path):
-            with failures_as_errors(target, found.catalog.layout, "the build was not joined"):
+            with failures_as_errors(target, found.catalog.layout.building_nbytes, "the build was not joined"):
                 files.sync_folder(target.parent)  # its builder may not have come to that yet
     except BaseException:
         files.close(fd)
@@ -342,10 +346,10 @@ def create_building(
     there is one. Nothing is left behind by an error.
     """
     target, header = building_path(path), _new_header(blueprint.layout, is_lazy=is_lazy)
-    temporary = target.with_name(f"{target.name}.{header.build_id.hex()[:16]}")
-    building = _new_building(path, create_replacement(temporary, path), blueprint, header)
+    fd, temporary = create_locked(path)
+    building = None
     try:
-        locks.try_lock(building.fd, BUILDER_LOCK)
+        building = _new_building(path, fd, blueprint, header)
         files.allocate(building.fd, building.layout.building_nbytes)  # 1
         _write_skeleton(building, blueprint)  # 2
         files.sync(building.fd)  # 3
@@ -354,7 +358,7 @@ def create_building(
         files.remove(temporary)
         files.sync_folder(target.parent)  # 5: before the first commit
     except BaseException:
-        building.close()
+        building.close() if building else files.close(fd)
         files.remove(temporary)
         raise
     return building

@@ -23,7 +23,9 @@ from ups_store.format.array_spec import ArraySpec
 from ups_store.format.canonical import plain_json
 from ups_store.format.manifest import part_name
 from ups_store.format.stretches import ranges_of
+from ups_store.read.recovery import read_building_file
 from ups_store.read.store_set import parts_folder
+from ups_store.system import files
 from ups_store.write.commit import take_back
 from ups_store.write.create import create
 from ups_store.write.part_files import recipe_of
@@ -76,6 +78,15 @@ class Plan:
             "on_mismatch": self.on_mismatch,
         }
 
+    def with_those_of(self, source: Columns) -> Plan:
+        """The same with the constants, dimensions and attributes that come with arrays."""
+        return replace(
+            self,
+            constants={**source.constants, **self.constants},
+            dims={**source.constant_dims, **self.dims},
+            attrs={**source.attrs, **self.attrs},
+        )
+
     def named_dims(self, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
         """Specs with the names of dimensions that were given.
 
@@ -94,15 +105,9 @@ class Plan:
 
 def write_columns(plan: Plan, source: Columns, line: ProgressLine) -> None:
     """Commit arrays block by block, and publish the store."""
-    plan = replace(
-        plan,
-        constants={**source.constants, **plan.constants},
-        dims={**source.constant_dims, **plan.dims},
-        attrs={**source.attrs, **plan.attrs},
-    )
     specs = plan.named_dims(source.specs())
     nbytes = sum(array.nbytes for array in source.arrays.values()) // max(1, source.num_samples)
-    with create(plan.target, specs, durability="lazy", **plan.options) as writer:
+    with _begun(plan, specs) as writer:
         missing = _compared(plan, writer, lambda number: _row_of(source.block(number, number + 1)))
         line.begin_at(source.num_samples - len(missing))
         for run in ranges_of(missing, longest=max(1, min(MAX_BATCH, BATCH_BYTES // max(1, nbytes)))):
@@ -219,7 +224,7 @@ def _write_directly(
         return check(sample, number)
 
     arrays = counted_specs(specs, source.num_samples)
-    with create(plan.target, arrays, durability="lazy", **plan.options) as writer:
+    with _begun(plan, arrays) as writer:
         missing = _compared(plan, writer, sample_of)
         line.begin_at(source.num_samples - len(missing))
         for run in ranges_of(missing, longest=source.num_samples):
@@ -227,6 +232,22 @@ def _write_directly(
             numbered = ((number, check(sample, number)) for number, sample in zip(run, samples, strict=False))
             _commit(writer, numbered, line)
         writer.finish()
+
+
+def _begun(plan: Plan, arrays: Mapping[str, ArraySpec]) -> StoreWriter:
+    """The writer of a store; an unfinished one that was begun with other attributes is refused, or goes."""
+    writer = create(plan.target, arrays, durability="lazy", **plan.options)
+    path, attrs = writer.building.building_path, plain_json(dict(plan.attrs), what="attrs")
+    found = read_building_file(writer.building.fd, path).catalog.root.attrs
+    if found == attrs:
+        return writer
+    with writer:
+        if plan.on_mismatch == "raise":
+            hint = f"finish it with what it was begun with, or say {HOW_TO_REPLACE}"
+            problem = "the unfinished file has other attributes"
+            raise IdentityMismatchError(problem, path=path, expected=attrs, found=found, hint=hint)
+        files.remove(path)
+    return create(plan.target, arrays, durability="lazy", **plan.options)
 
 
 def _spread(num: int) -> list[int]:

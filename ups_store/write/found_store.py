@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,21 @@ from ups_store.errors import (
     SpecError,
     StoreNotFoundError,
 )
+from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.canonical import plain_json
-from ups_store.format.identity import describe_differences, differences
+from ups_store.format.identity import constant_digest, describe_differences, differences, identity_of_array
 from ups_store.format.manifest import number_of_part, part_name
-from ups_store.read.base import AnyStore
+from ups_store.read.base import AnyStore, spec_of
 from ups_store.read.catalog import read_finished
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.system import files, locks
-from ups_store.write.encode import check_unmasked
+from ups_store.write.create import identity_of
 from ups_store.write.filling import HOW_TO_REPLACE, OnMismatch
-from ups_store.write.part_files import LOCK_NAME, locked, unlock
+from ups_store.write.part_files import LOCK_NAME, locked, remove_begun_parts, unlock
+from ups_store.write.sample_specs import SampleCheck
 
 
 def unnamed_identity() -> dict[str, Any]:
@@ -53,21 +55,19 @@ def check_free(target: Path, *, on_mismatch: OnMismatch) -> None:
 def opened_if_same(
     target: Path,
     identity: Mapping[str, Any],
-    num_samples: int | None,
-    constants: Mapping[str, npt.ArrayLike],
     *,
     on_mismatch: OnMismatch,
+    differing: Callable[[AnyStore], dict[str, tuple[Any, Any]]] = lambda store: {},
 ) -> AnyStore | None:
     """The store that is there, if it was made from the same; None if there is none, or one to be replaced.
 
     Args:
         target: Where it may be.
         identity: As the caller gave it.
-        num_samples: How many samples there should be, where that is known.
-        constants: Arrays without a sample axis that it should have.
         on_mismatch: Whether a store of something else is an error.
+        differing: What else isn't as the caller asked for, as `differences`.
     Raises:
-        IdentityMismatchError: If it was made from something else, or has another number of samples.
+        IdentityMismatchError: If it was made from something else, or differs.
         FormatError: If it is no store.
     """
     given: object = identity  # whatever the signature says
@@ -83,36 +83,80 @@ def opened_if_same(
         if on_mismatch == "restart":
             return None
         raise
-    differing = differences(store.identity, wanted)
-    if not differing and num_samples is not None and len(store) != num_samples:
-        differing = {"number of samples": (len(store), num_samples)}
-    differing |= {} if differing else _other_constants(store, constants)
-    if not differing:
-        remove_leftovers(target, store)
-        return store
-    store.close()
+    with contextlib.ExitStack() as failing:
+        failing.push(store)
+        different = differences(store.identity, wanted) or differing(store)
+        if not different:
+            remove_leftovers(target, store)
+            failing.pop_all()
+            return store
     if on_mismatch == "restart":
         return None
     error = IdentityMismatchError(
-        f"the store was made from something else (found -> expected):\n{describe_differences(differing)}\n",
+        f"the store was made from something else (found -> expected):\n{describe_differences(different)}\n",
         path=target,
         hint=f"choose another path, or say {HOW_TO_REPLACE} to replace it",
     )
-    error.differences = differing
+    error.differences = different
     raise error
 
 
-def _other_constants(store: AnyStore, constants: Mapping[str, npt.ArrayLike]) -> dict[str, tuple[Any, Any]]:
-    """Constants that aren't what they should be; as `differences`."""
-    found = store.constants if constants else {}
-    shown = {}
-    for name, value in constants.items():
-        check_unmasked(value, name)
-        wanted = np.asarray(value)
-        there = found.get(name)
-        if there is None or there.shape != wanted.shape or there.tobytes() != wanted.tobytes():
-            shown[f"constant {name}"] = ("none" if there is None else "other values", "these values")
-    return shown
+def other_arguments(
+    store: AnyStore,
+    *,
+    constants: Mapping[str, npt.ArrayLike] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    ragged: Collection[str] = (),
+    names: Collection[str] | None = None,
+    **more: Any,
+) -> dict[str, tuple[Any, Any]]:
+    """Arguments of `write` that would have made another store; those that aren't given aren't compared."""
+    metas = {meta.name: meta for meta in store.metas.values() if not meta.is_companion}
+    constants, dims, different = constants or {}, dims or {}, dict[str, tuple[Any, Any]]()
+    constant_dims = {name: dims[name] for name in constants if name in dims}
+    wanted = identity_of({}, constants=constants, dims=constant_dims, identity={})
+    values = store.constants if constants else {}
+    for name, document in wanted["arrays"].items():
+        there = metas.get(name)
+        if there is None or identity_of_array(there) != document:
+            different[f"constant {name}"] = (there and identity_of_array(there), document)
+        elif constant_digest(values[name].tobytes()) != wanted["constants"][name]:
+            different[f"constant {name}"] = ("other values", "these values")
+    for name in dims.keys() - constants.keys():
+        axes = list(metas[name].axes[1:]) if name in metas else None
+        if axes != list(dims[name]):
+            different[f"dims of {name}"] = (axes, list(dims[name]))
+    for name, value in plain_json(dict(attrs or {}), what="attrs").items():
+        if name not in store.attrs or store.attrs[name] != value:
+            different[f"attribute {name}"] = (store.attrs.get(name), value)
+    for name in sorted({*ragged} - {meta.name for meta in metas.values() if meta.is_ragged}):
+        different[f"array {name}"] = ("not ragged" if name in metas else None, "ragged")
+    arrays = sorted(meta.name for meta in metas.values() if not meta.is_constant)
+    if names is not None and arrays != sorted(names):
+        different["names"] = (arrays, sorted(names))
+    return different
+
+
+def other_arrays(
+    store: AnyStore, *, specs: Mapping[str, ArraySpec] | None, sample: Mapping[str, Any] | None
+) -> dict[str, tuple[Any, Any]]:
+    """Arrays that aren't as the samples now have them, by their specs or by the first of them, as known."""
+    metas = [meta for meta in store.metas.values() if not (meta.is_companion or meta.is_constant)]
+    different = dict[str, tuple[Any, Any]]()
+    if specs is not None:
+        there = {meta.name: identity_of_array(meta) for meta in metas}
+        wanted = identity_of(specs, identity={})["arrays"]
+        for name in sorted({*there, *wanted}):
+            if there.get(name) != wanted.get(name):
+                different[f"array {name}"] = (there.get(name), wanted.get(name))
+    if sample is not None:
+        try:
+            SampleCheck({meta.name: spec_of(meta, None) for meta in metas}, num_seen=0)(sample, 0)
+        except SpecError as error:
+            name = f"array {error.array}" if error.array else "arrays"
+            different[name] = (error.expected, error.found)
+    return different
 
 
 def check_left(
@@ -186,6 +230,7 @@ def remove_leftovers(target: Path, store: AnyStore) -> None:
     with contextlib.suppress(BuildLockedError, CommitError, OSError):
         fd = locked(folder)
         try:
+            remove_begun_parts(folder)
             names = [name for name in files.names_in(folder) if number_of_part(name) is not None]
             if names == [part_name(i) for i in range(len(names))] and _is_beginning(store, folder, names):
                 for name in reversed(names):

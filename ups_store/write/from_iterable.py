@@ -20,7 +20,14 @@ from ups_store.system.paths import path_of
 from ups_store.system.replacement import real_place
 from ups_store.write.filling import OnError, OnMismatch, Plan, write_columns, write_rows
 from ups_store.write.filling_mapped import SKIPPED, write_mapped
-from ups_store.write.found_store import check_free, gives_way, opened_if_same, unnamed_identity
+from ups_store.write.found_store import (
+    check_free,
+    gives_way,
+    opened_if_same,
+    other_arguments,
+    other_arrays,
+    unnamed_identity,
+)
 from ups_store.write.parts import BUFFER_BYTES, PARTS_NBYTES
 from ups_store.write.progress_line import ProgressLine
 from ups_store.write.sample_sources import Columns, Rows, digest_of, source_of
@@ -124,14 +131,6 @@ def write(
             )
     target = target_of(path)
     known = identity if identity is not None else _default_identity(source, constants or {}, attrs or {})
-    if known is not None:
-        num_samples = source.num_samples if source is not None else None
-        store = opened_if_same(target, known, num_samples, constants or {}, on_mismatch=on_mismatch)
-        if store is not None:
-            _warn_skipped(store)
-            return store
-    else:
-        check_free(target, on_mismatch=on_mismatch)
     plan = Plan(
         target,
         unnamed_identity() if known is None else known,
@@ -144,6 +143,20 @@ def write(
         buffer_bytes,
         save_every_s,
     )
+    if isinstance(source, Columns):
+        plan = plan.with_those_of(source)
+    if known is not None:
+        store = opened_if_same(
+            target,
+            known,
+            on_mismatch=on_mismatch,
+            differing=lambda store: _differing(store, plan, source, names),
+        )
+        if store is not None:
+            _warn_skipped(store)
+            return store
+    else:
+        check_free(target, on_mismatch=on_mismatch)
     with ProgressLine(target.name, total=source.num_samples if source else None, is_wanted=progress) as line:
         if job is not None:
             write_mapped(plan, job, on_error, line)
@@ -151,10 +164,35 @@ def write(
             write_columns(plan, source, line)
         elif source is not None:
             write_rows(plan, source, line)
-    store = opened_if_same(target, plan.identity, None, {}, on_mismatch="raise")
+    store = opened_if_same(target, plan.identity, on_mismatch="raise")
     assert store is not None, target
     _warn_skipped(store)
     return store
+
+
+def _differing(
+    store: AnyStore, plan: Plan, source: Columns | Rows | None, names: Sequence[str] | None
+) -> dict[str, tuple[Any, Any]]:
+    """What of a finished store of the same identity isn't as it would be now; as `differences`.
+
+    An iterable isn't begun for that, nor a function called.
+    """
+    if source is not None and source.num_samples not in (None, len(store)):
+        return {"number of samples": (len(store), source.num_samples)}
+    is_columns = isinstance(source, Columns)
+    different = other_arguments(
+        store,
+        constants=plan.constants,
+        dims=plan.dims,
+        attrs=plan.attrs,
+        ragged=plan.ragged,
+        names=None if is_columns else names,
+    )
+    if isinstance(source, Columns):
+        different |= other_arrays(store, specs=plan.named_dims(source.specs()), sample=None)
+    elif source is not None and source.can_skip and len(store):
+        different |= other_arrays(store, specs=None, sample=next(source.begin(0)))
+    return different
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:

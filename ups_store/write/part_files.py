@@ -28,6 +28,7 @@ from ups_store.write.blueprint import Blueprint, blueprint_of
 from ups_store.write.building import not_done
 
 LOCK_NAME = "lock"
+_BEGUN = re.compile(r"\d{5}\.zarr\.zip" + re.escape(BUILDING_SUFFIX) + r"(\.[0-9a-f]{16})?")
 _MAX_ROUNDS = 100  # in which other writers may begin and end
 
 
@@ -132,13 +133,10 @@ def whole_of(paths: Sequence[Path], ragged: Sequence[str]) -> tuple[int, dict[st
     return num_samples, {name: np.concatenate(parts) for name, parts in lengths.items()}
 
 
-def remove_unfinished_merges(goal: Path) -> None:
-    """Remove what killed runs left of a merge into this store: they had no other name yet (spec 15.5)."""
-    begun = re.compile(re.escape(f"{goal.name}{BUILDING_SUFFIX}.") + "[0-9a-f]{16}")
-    for name in filter(begun.fullmatch, files.names_in(goal.parent)):
-        with contextlib.suppress(StoreNotFoundError), files.opened(goal.with_name(name), writable=True) as fd:
-            if locks.try_lock(fd, BUILDER_LOCK):
-                files.remove(goal.with_name(name))
+def remove_begun_parts(folder: Path) -> None:
+    """Remove what killed writers left of parts that they had begun; the lock of the folder is held."""
+    for name in filter(_BEGUN.fullmatch, files.names_in(folder)):
+        remove_left(folder / name)
 
 
 def remove_left(path: Path) -> None:

@@ -6,6 +6,7 @@ published as a part: a small store, whole or not there. At the end the parts bec
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,6 @@ from ups_store.errors import CommitError, FormatError, IdentityMismatchError, Sp
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_manifest, part_name
 from ups_store.read.catalog import check_regular
-from ups_store.read.recovery import building_path
 from ups_store.read.store_set import manifest_path, parts_folder, read_manifest, whole_path
 from ups_store.system import files, locks
 from ups_store.system.memory_file import IN_MEMORY
@@ -39,12 +39,12 @@ from ups_store.write.part_files import (
     metas_of,
     part_of,
     recipe_of,
+    remove_begun_parts,
     remove_left,
-    remove_unfinished_merges,
     unlock,
     whole_of,
 )
-from ups_store.write.target import publish_file
+from ups_store.write.target import publish_file, remove_begun
 
 BUFFER_BYTES = 256 << 20
 PARTS_NBYTES = 32  # that names of a store's parts are longer than its own
@@ -180,9 +180,9 @@ class PartsWriter:
                 check_replaceable(goal, force=restart)
             self._named = read_manifest(goal) if self._is_set and files.exists(goal) else ()
             self._first = 1 + max((int(part.name[:5]) for part in self._named), default=-1)
+            remove_begun_parts(self._folder)
             self._parts = self._take_up(restart)
-            if not self._is_set:
-                remove_unfinished_merges(goal)
+            remove_begun(goal)
         except BaseException:
             self.close()
             raise
@@ -242,7 +242,8 @@ class PartsWriter:
         self._check_open()
         if self._buffer.num_samples:
             self._is_publishing = True  # unless this returns
-            self._publish(attrs)
+            with failures_as_errors(self._folder, self._buffer.nbytes, "the part was not written"):
+                self._publish(attrs)
             self._num_before += self._buffer.num_samples
             self._buffer.clear()
             self._is_publishing = False
@@ -293,10 +294,12 @@ class PartsWriter:
         if attrs is not None:
             self._recipe = replace(self._recipe, attrs=attrs)
         self.flush()
-        if self._is_set:
-            self._name_parts()
-        else:
-            self._merge(progress)
+        nbytes = sum(files.allocated_bytes(self._folder / part.name) for part in self._parts)
+        with failures_as_errors(self.path, nbytes, "the parts were not merged"):
+            if self._is_set:
+                self._name_parts()
+            else:
+                self._merge(progress)
         self.close()
         return self.path
 
@@ -341,7 +344,6 @@ class PartsWriter:
             hint = "use a larger `buffer_bytes`"
             raise SpecError("too many parts", kind="limits", clause="15.1", expected=MAX_PARTS, hint=hint)
         recipe, path = self._recipe, self._folder / part_name(number)
-        remove_left(building_path(path))  # what a killed run began: its samples may have been others
         with create(
             path,
             recipe.specs(self._buffer.num_samples, self._buffer.lengths),
@@ -453,10 +455,10 @@ class PartsWriter:
         else:
             num_samples, lengths = whole_of(paths, self._recipe.ragged)
             blueprint = self._recipe.blueprint(num_samples, lengths)
-            with failures_as_errors(self.path, blueprint.layout, "the parts were not merged"):
-                merge_parts(paths, self.path, blueprint, progress=progress)
-        for path in reversed(paths):  # what an interruption leaves begins with the first part
-            files.remove(path)
+            merge_parts(paths, self.path, blueprint, progress=progress)
+        with contextlib.suppress(OSError):  # the store is there; the next call removes them
+            for path in reversed(paths):  # what an interruption leaves begins with the first part
+                files.remove(path)
 
     def _name_parts(self) -> None:
         """Have the manifest name the new parts, too."""

@@ -103,6 +103,7 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
     Raises:
         SpecError: If they are neither; if columns differ in their number of samples.
     """
+    _check_no_table(samples)
     if hasattr(samples, "data_vars") and hasattr(samples, "coords"):
         return _of_xarray(samples, names)
     if hasattr(samples, "arrays") and hasattr(samples, "attrs") and callable(samples.arrays):
@@ -121,6 +122,20 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
     if _is_map_style(samples):
         return _of_dataset(samples, names)
     return Rows(None, lambda first: _counted(samples, names, first), can_skip=False)
+
+
+def _check_no_table(samples: Any) -> None:
+    """Refuse tables of pandas, Polars and Arrow, whose columns have to be chosen, and several data sets."""
+    hint = None
+    if hasattr(samples, "columns") and hasattr(samples, "to_numpy"):
+        hint = "give its columns: {name: frame[name].to_numpy() for name in frame.columns}"
+    elif hasattr(samples, "column_names") and hasattr(samples, "to_pydict"):
+        hint = "give its columns: {name: table[name].to_numpy() for name in table.column_names}"
+    elif isinstance(samples, Mapping) and any(hasattr(each, "with_format") for each in samples.values()):
+        hint = f"write them one by one, such as samples[{next(iter(samples))!r}]"
+    if hint is not None:
+        expected, found = "arrays by name, or one data set", f"a {type(samples).__name__}"
+        raise SpecError("samples", kind="argument", expected=expected, found=found, hint=hint)
 
 
 def _only_name(names: Names | None) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ups_store.errors import DiskFullError, SpecError, StoreNotFoundError
+from ups_store.errors import CommitError, DiskFullError, SpecError, StoreError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.base import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX
@@ -21,6 +22,38 @@ from ups_store.system import files, locks
 from ups_store.system.replacement import create_replacement, real_place, take_over_permissions
 
 _PROBE_BYTES = 1 << 20
+_EXPORTING = re.compile(r"\.(.+)\.exporting\.([0-9a-f]{16})(\.old)?")
+
+
+def create_locked(target: Path) -> tuple[int, Path]:
+    """Create the file that will take the target's place, under a temporary name, locked as by a builder.
+
+    Returns:
+        Its descriptor, which the caller owns, and its name.
+    """
+    while True:
+        temporary = target.with_name(f"{target.name}{BUILDING_SUFFIX}.{files.build_id()[:8].hex()}")
+        fd = create_replacement(temporary, target)
+        try:
+            if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, temporary):
+                return fd, temporary
+        except BaseException:
+            files.close(fd)
+            files.remove(temporary)
+            raise
+        files.close(fd)  # taken for a dead one by `remove_begun`, before it was locked
+
+
+def remove_begun(target: Path) -> None:
+    """Remove what killed processes left of files that `create_locked` made for a target, as far as it can."""
+    begun = re.compile(re.escape(f"{target.name}{BUILDING_SUFFIX}.") + "[0-9a-f]{16}")
+    for name in filter(begun.fullmatch, files.names_in(target.parent)):
+        with (
+            contextlib.suppress(StoreError, OSError),
+            files.opened(target.with_name(name), writable=True) as fd,
+        ):
+            if locks.try_lock(fd, BUILDER_LOCK):
+                files.remove(target.with_name(name))
 
 
 @contextlib.contextmanager
@@ -39,19 +72,19 @@ def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Ite
         SpecError: If the target exists and isn't to be replaced, kind "exists".
         StoreNotFoundError: If it is a symbolic link to nothing, kind "dangling_link".
         DiskFullError: If the file system has no room for it.
+        CommitError: If the file system fails.
     """
     target = check_target(target, force=force)
-    temporary = target.with_name(f"{target.name}{BUILDING_SUFFIX}.{files.build_id()[:8].hex()}")
-    fd = create_replacement(temporary, target)
-    try:
-        locks.try_lock(fd, BUILDER_LOCK)
-        with _disk_full_as_error(target, needed_bytes):
+    remove_begun(target)
+    with _failures_as_errors(target, needed_bytes):
+        fd, temporary = create_locked(target)
+        try:
             yield fd
             files.sync(fd)
-        publish_file(fd, temporary, target, force=force)
-    finally:
-        files.close(fd)
-        files.remove(temporary)
+            publish_file(fd, temporary, target, force=force)
+        finally:
+            files.close(fd)
+            files.remove(temporary)
 
 
 def publish_file(fd: int, temporary: Path, target: Path, *, force: bool) -> None:
@@ -81,26 +114,51 @@ def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: 
         SpecError: If the target exists and isn't to be replaced, kind "exists".
         StoreNotFoundError: If it is a symbolic link to nothing, kind "dangling_link".
         DiskFullError: If the file system has no room for it.
+        CommitError: If the file system fails.
     """
     target = check_target(target, force=force)
     if files.exists(target) and not (target / marker).is_file():
         hint = "remove it yourself, or choose another name"
         raise SpecError(f"it holds no {marker}, so it isn't replaced", kind="exists", path=target, hint=hint)
-    temporary = target.with_name(f".{target.name}.exporting.{files.build_id()[:8].hex()}")
-    os.mkdir(temporary, 0o700 if files.exists(target) else 0o777)
-    try:
-        with _disk_full_as_error(target, needed_bytes):
+    exporting = target.with_name(f".{target.name}.exporting")
+    remove_begun(exporting)
+    with _failures_as_errors(target, needed_bytes):
+        fd, lock = create_locked(exporting)  # of a folder nothing says whose it is
+        temporary = exporting.with_name(f"{exporting.name}{lock.suffix}")
+        try:
+            os.mkdir(temporary, 0o700 if files.exists(target) else 0o777)
             yield temporary
             _finish_tree(temporary, target, target / marker)
-        _publish_folder(temporary, target)
-        files.sync_folder(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            _publish_folder(temporary, target)
+            files.sync_folder(target.parent)
+            for folder in left_exports(target.parent, target.name):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            files.close(fd)
+            files.remove(lock)
+
+
+def left_exports(parent: Path, name: str | None = None) -> list[Path]:
+    """Folders that killed exports left: unfinished ones, and old ones of which there is a newer one now.
+
+    Args:
+        parent: Where they are looked for.
+        name: Of the target; any by default.
+    """
+    left = []
+    for each in filter(_EXPORTING.fullmatch, files.names_in(parent)):
+        target, number, old = _EXPORTING.fullmatch(each).groups()  # type: ignore[union-attr]
+        lock = parent / f".{target}.exporting{BUILDING_SUFFIX}.{number}"
+        is_needed = bool(old) and not files.exists(parent / target)
+        if name in (None, target) and not is_needed and not locks.is_held(lock, BUILDER_LOCK):
+            left.append(parent / each)
+    return left
 
 
 @contextlib.contextmanager
-def _disk_full_as_error(target: Path, needed_bytes: int) -> Iterator[None]:
-    """As `files.disk_full_as_error`, where nothing stays: free bytes are those of before the block."""
+def _failures_as_errors(target: Path, needed_bytes: int) -> Iterator[None]:
+    """As `failures_as_errors`, where nothing stays: free bytes are those of before the block."""
     free = files.free_bytes(target.parent)
     try:
         kept = "nothing was written"
@@ -111,6 +169,14 @@ def _disk_full_as_error(target: Path, needed_bytes: int) -> Iterator[None]:
         if error.errno != errno.EFBIG:
             error.found = f"{free:,} free when it began"
         raise
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        problem, hint = (
+            f"it was not written ({error.strerror or error})",
+            "check the disk and your permissions",
+        )
+        raise CommitError(problem, path=target, hint=hint) from error
 
 
 @contextlib.contextmanager
@@ -119,8 +185,7 @@ def _room_asked_for(target: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError:
-        probe = target.with_name(f".{target.name}.exporting.{files.build_id()[:8].hex()}.room")
-        fd = files.create_new(probe)
+        fd, probe = create_locked(target.with_name(f".{target.name}.exporting"))
         try:
             files.allocate(fd, _PROBE_BYTES)
         finally:

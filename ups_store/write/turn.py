@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ups_store.errors import BuildLockedError, FormatError
+from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.recovery import building_path
 from ups_store.read.store_set import parts_folder
 from ups_store.system import files, locks
@@ -59,7 +60,7 @@ class Turn:
         except (OSError, FormatError):
             return True
         try:
-            is_ours = locks.try_lock(fd, 0)
+            is_ours = locks.try_lock(fd, BUILDER_LOCK)
             if is_ours and files.is_file_at(fd, self._path):  # else the maker before ended this moment
                 files.truncate(fd, 0)
                 files.write_at(fd, 0, f"process {os.getpid()} of {socket.gethostname()}".encode())

@@ -21,7 +21,7 @@ from ups_store.read.recovery import read_commits
 from ups_store.system import locks
 from ups_store.system.progress import Progress
 from ups_store.write.batched import BUFFER_BYTES, SAVE_EVERY_S, BatchedCommits
-from ups_store.write.building import BuildingFile
+from ups_store.write.building import BuildingFile, failures_as_errors
 from ups_store.write.commit import commit_pieces, committed_among, finish, publish, recorded_crcs
 from ups_store.write.encode import (
     DURABLE_PIECE_BYTES,
@@ -104,7 +104,13 @@ class Committer:
         written = np.zeros(len(samples), bool)
         if not len(samples):
             return written
-        with self._mutex, building.gate(exclusive=False), building.samples_locked(samples[order]):
+        nbytes = building.layout.building_nbytes
+        with (
+            self._mutex,
+            failures_as_errors(building.building_path, nbytes, "the samples were not committed"),
+            building.gate(exclusive=False),
+            building.samples_locked(samples[order]),
+        ):
             is_there = committed_among(building, samples[order])
             there, fresh = order[is_there], order[~is_there]
             if len(there):
@@ -316,7 +322,12 @@ class StoreWriter(Committer):
             CommitError: If it didn't become durable; the writer is of no use afterwards.
         """
         building = self._usable()
-        with self._mutex, building.gate(exclusive=True):
+        nbytes = building.layout.building_nbytes
+        with (
+            self._mutex,
+            failures_as_errors(building.building_path, nbytes, "the store was not finished"),
+            building.gate(exclusive=True),
+        ):
             try:
                 (publish if self.is_finished else finish)(building)
             except NotCommittedError:

@@ -115,7 +115,7 @@ def test_stores_of_both_burgers_files_hold_the_parameter_of_each_sample(tmp_path
 
 def test_store_holds_coordinates_dimensions_and_attributes(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    path = write_cfd2d(tmp_path / "source" / "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.02_periodic_64_Train.hdf5")
+    path = write_cfd2d(tmp_path / "source" / "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_64_Train.hdf5")
     build(settings(tmp_path, tasks="cfd2d", split="train", reduce_space=2, reduce_time=3))
     with ups_store.open(tmp_path / "cache/cfd2d_train.zarr.zip") as store, h5py.File(path) as file:
         assert np.array_equal(store["t"], file["t-coordinate"][:T:3])

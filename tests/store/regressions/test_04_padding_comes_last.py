@@ -82,7 +82,7 @@ def test_transform_that_changes_rows_without_their_number_is_an_error(path: Path
 
 def test_arrays_that_only_look_padded_stay_whole(tmp_path: Path) -> None:
     path = tmp_path / "own.zarr.zip"
-    pos, lengths = np.ones((4, 5, 2), np.float32), np.array(ROWS)
-    ups_store.save(path, **{"pos": pos, "pos.lengths": lengths})
+    arrays: Any = {"pos": np.ones((4, 5, 2), np.float32), "pos.lengths": np.array(ROWS)}
+    ups_store.save(path, **arrays)
     batch = next(iter(make_loader(StoreDataset(path, transform=dict), batch_size=4)))
-    assert batch["pos"].shape == pos.shape
+    assert batch["pos"].shape == (4, 5, 2)

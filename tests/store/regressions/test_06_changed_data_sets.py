@@ -1,4 +1,4 @@
-"""A run that continues doesn't mix samples of a data set that changed meanwhile with those that were committed."""
+"""A run that continues mixes no samples of a data set that changed with those that were committed."""
 
 from __future__ import annotations
 

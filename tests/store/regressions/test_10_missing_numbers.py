@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command_line import run_ups_store
 
 import ups_store
-from ups_store.cli.app import app
 from ups_store.convert.import_pt import import_pt
 from ups_store.errors import SourceError
 
@@ -46,11 +45,11 @@ def test_folder_with_a_missing_number_is_refused_by_its_name(
 
 def test_command_refuses_it_and_skips_it_when_told(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "old", ["sample_0.pt", "sample_2.pt"])
-    words = ["import-pt", str(folder), str(tmp_path / "x.zarr.zip")]
-    refused = CliRunner().invoke(app, words)
+    words = ["import-pt", folder, tmp_path / "x.zarr.zip"]
+    refused = run_ups_store(*words)
     assert refused.exit_code == 3
     assert "no sample_1.pt" in " ".join(refused.stderr.split())
-    taken = CliRunner().invoke(app, [*words, "--on-error", "skip"])
+    taken = run_ups_store(*words, "--on-error", "skip")
     assert taken.exit_code == 0
     assert "2 samples, 1 file left out" in " ".join(taken.stdout.split())
 

@@ -1,4 +1,4 @@
-"""Numbers 64 and 39: of many that want a store one makes it; one that is stopped isn't waited for for ever."""
+"""Numbers 64 and 39: of many that want a store one makes it; a stopped one isn't waited for for ever."""
 
 from __future__ import annotations
 

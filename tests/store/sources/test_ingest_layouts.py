@@ -214,7 +214,7 @@ def test_navier_stokes_without_time_has_no_constants(tmp_path: Path) -> None:
     ("write_file", "parameters"),
     [
         (write_scalar_1d, {"nu": 0.01}),
-        (write_reacdiff, {"nu": 0.5, "rho": 2.0}),
+        (write_reacdiff, {"nu": 0.5, "rho": 1.0}),
         (write_cfd2d, {"eta": 0.01, "zeta": 0.01, "mach": 0.1}),
         (write_converted, {"nu": 0.02}),
         (write_navier_stokes, {}),

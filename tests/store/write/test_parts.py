@@ -276,15 +276,15 @@ def test_set_of_more_parts_than_files_may_be_open_is_a_typed_error(
     with begin(manifest, merge=False, buffer_bytes=1) as writer:
         writer.extend(samples())
         writer.finish()
-    opened, real = [], files.open_existing
+    opened, real = [], os.open
 
-    def open_few(path: Path, **options: Any) -> int:
+    def open_few(path: Any, *args: Any, **options: Any) -> int:
         opened.append(path)
         if len(opened) > 4:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
-        return real(path, **options)
+        return real(path, *args, **options)
 
-    monkeypatch.setattr(files, "open_existing", open_few)
+    monkeypatch.setattr(os, "open", open_few)
     with pytest.raises(ups_store.StoreError, match="ulimit -n") as caught:
         ups_store.open(manifest)
     assert caught.value.kind == "open_files"

@@ -97,7 +97,7 @@ def test_commit_refuses_a_sample_of_other_length_dtype_or_text(
         with pytest.raises(ups_store.SpecError) as error:
             writer.commit(0, values)
         assert error.value.kind == kind
-        for text in ("äx"[:1], b"\xc3\xa4", np.frombuffer(b"ab", np.uint8)):
+        for text in ("äx"[:1], b"\xc3\xa4", np.frombuffer(b"\xc3\xa4", np.uint8)):
             writer.commit(0, {"u": [1, 2, 3], "t": text, "b": bytearray(b"c")})
         written = writer.finish()
     with ups_store.open(written) as store:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,7 +37,7 @@ durabilities = st.sampled_from(["durable", "lazy"])
 
 
 def sample(index: int, variant: int) -> dict[str, npt.NDArray[Any]]:
-    """What a caller might commit as sample `index`; the first variant that is committed stays."""
+    """What a caller might commit as sample `index`; the variant that is committed stays."""
     number = 10.0 * index + variant
     return {"fields": np.full(600, number), "nu": np.asarray(number, np.float32)}
 
@@ -102,10 +104,20 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writer is not None)
     @rule(index=indices, variant=variants)
     def commit(self, index: int, variant: int) -> None:
-        """True, and committed, exactly if it wasn't before."""
+        """True, and committed, exactly if it wasn't before; other values are refused."""
         assert self.writer is not None
-        assert self.writer.commit(index, sample(index, variant)) is (index not in self.model())
-        self.model().setdefault(index, variant)
+        with self.refusing([index], variant):
+            assert self.writer.commit(index, sample(index, variant)) is (index not in self.model())
+            self.model().setdefault(index, variant)
+
+    @contextlib.contextmanager
+    def refusing(self, chosen: list[int], variant: int) -> Iterator[None]:
+        """Expect an error where a sample is committed with other values, and the file isn't finished."""
+        if self.is_cut or all(self.model().get(index, variant) == variant for index in chosen):
+            yield
+            return
+        with pytest.raises(ups_store.SpecError, match="other values"):
+            yield
 
     @precondition(lambda self: self.writer is not None)
     @rule(chosen=st.lists(indices, unique=True), variant=variants)
@@ -116,10 +128,11 @@ class StoreMachine(RuleBasedStateMachine):
         batch = {name: np.array([part[name] for part in parts]) for name in EMPTY}
         if not chosen:
             batch = {name: value[:0] for name, value in EMPTY.items()}
-        written = self.writer.commit_many(chosen, batch)
-        assert written.tolist() == [index not in self.model() for index in chosen]
-        for index in chosen:
-            self.model().setdefault(index, variant)
+        with self.refusing(chosen, variant):
+            written = self.writer.commit_many(chosen, batch)
+            assert written.tolist() == [index not in self.model() for index in chosen]
+            for index in chosen:
+                self.model().setdefault(index, variant)
 
     @precondition(lambda self: self.writer is not None)
     @rule(variant=variants)
@@ -139,9 +152,9 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(StoreNotFoundError):
                 ups_store.join(self.path, identity=identity)
             return
-        with ups_store.join(self.path, identity=identity) as committer:
+        with ups_store.join(self.path, identity=identity) as committer, self.refusing([index], variant):
             assert committer.commit(index, sample(index, variant)) is (index not in self.model())
-        self.model().setdefault(index, variant)
+            self.model()[index] = variant
 
     @precondition(lambda self: self.writer is not None)
     @rule()

@@ -218,6 +218,7 @@ def test_values_that_are_not_finite_are_refused_unless_kept(root: Path, tmp_path
     for path in (sound, damaged):
         shutil.copy(root / "1D_Burgers_Sols_Nu0.1.hdf5", path)
     with h5py.File(damaged, "r+") as file:
+        file.attrs["Nu"] = 0.2
         file["tensor"][2, 1, 5] = np.nan
     with pytest.raises(SourceError, match=r"; mend the source, or data\.on_nan=keep$") as caught:
         open_split(tmp_path)

@@ -111,9 +111,9 @@ def test_models_without_members_are_point_forecasts_with_a_warning(root: Path) -
 
 def test_latents_that_nothing_decodes_have_no_ensembles(root: Path) -> None:
     config = configure(root)
-    comparison = Comparison(
-        open_trajectories(config.build, "burgers1d", "train"), [ComparedModel([Persistence()])], "latent"
-    )
+    trajectories = open_trajectories(config.build, "burgers1d", "train")
+    entries = [ComparedModel([Persistence()])]
+    comparison = Comparison(trajectories, entries, "latent", trajectories.fields)
     notes: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ups.eval.evaluate.make_comparison", lambda *given, **options: comparison)

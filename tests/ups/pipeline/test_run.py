@@ -170,7 +170,7 @@ def test_full_disk_under_a_lock_is_an_error_about_its_file(monkeypatch: pytest.M
     def write(fd: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("ups.pipeline.records.os.pwrite", write)
+    monkeypatch.setattr("os.pwrite", write)
     with pytest.raises(OutputError, match="run/lock: can't be written") as caught:
         execute(make_graph())
     assert (caught.value.exit_code, begun()) == (6, [])
