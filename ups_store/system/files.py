@@ -144,8 +144,10 @@ def create_anonymous(name: str) -> int:
     Args:
         name: For those who look at a process's descriptors; names nothing.
     Raises:
-        AttributeError: If the system isn't Linux.
+        OSError: If the system isn't Linux, or there is no memory.
     """
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, "files in memory need Linux")
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
@@ -546,7 +548,8 @@ def build_id() -> bytes:
 
 def advise_sequential(fd: int) -> None:
     """Say that all of the open file will be read, more or less in order: the kernel reads further ahead."""
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    if hasattr(os, "posix_fadvise"):  # not on macOS
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def open_sealed(path: Path) -> int | None:

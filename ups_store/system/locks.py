@@ -16,6 +16,7 @@ from ups_store.system import files
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: struct flock on 64-bit Linux
 _LOCK_POLL_S = 0.01
+_SET, _GET = getattr(fcntl, "F_OFD_SETLK", None), getattr(fcntl, "F_OFD_GETLK", None)
 _UNSUPPORTED = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL))
 
 
@@ -23,8 +24,10 @@ class NoLocksError(OSError):
     """A file system doesn't have them, such as Lustre that is mounted without `flock`."""
 
 
-def _call(command: int, fd: int, kind: int, offset: int, length: int) -> int:
+def _call(command: int | None, fd: int, kind: int, offset: int, length: int) -> int:
     """Ask for a lock, and return the kind of the one that is in the way, if that is what was asked."""
+    if command is None:
+        raise NoLocksError(errno.ENOSYS, "no locks of open files on this system: writing needs Linux")
     try:
         answer = fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, offset, length, 0))
     except OSError as error:
@@ -38,7 +41,7 @@ def try_lock(fd: int, offset: int, length: int = 1, *, exclusive: bool = True) -
     """Try to lock bytes for this open file; they may lie past its end (Linux OFD locks)."""
     kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
     try:
-        _call(fcntl.F_OFD_SETLK, fd, kind, offset, length)
+        _call(_SET, fd, kind, offset, length)
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another process holds it
         return False
     return True
@@ -61,7 +64,7 @@ def lock(
 
 def is_locked(fd: int, offset: int, length: int = 1) -> bool:
     """Whether another open file holds a lock on any of the bytes; takes none itself."""
-    return _call(fcntl.F_OFD_GETLK, fd, fcntl.F_WRLCK, offset, length) != fcntl.F_UNLCK
+    return _call(_GET, fd, fcntl.F_WRLCK, offset, length) != fcntl.F_UNLCK
 
 
 def is_held(path: Path, offset: int) -> bool:
@@ -75,7 +78,7 @@ def is_held(path: Path, offset: int) -> bool:
 
 def unlock(fd: int, offset: int, length: int = 1) -> None:
     """Release bytes that `lock` or `try_lock` took."""
-    _call(fcntl.F_OFD_SETLK, fd, fcntl.F_UNLCK, offset, length)
+    _call(_SET, fd, fcntl.F_UNLCK, offset, length)
 
 
 class HoldsDescriptor(Protocol):

@@ -112,7 +112,7 @@ def new_memory(nbytes: int, *, shared: bool = False, kind: type[_Mapping]) -> _M
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError, AttributeError):  # a kernel, or a system, without them
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
 

@@ -38,7 +38,8 @@ def num_cores() -> int:
     The least of its affinity, the quota of each control group around it (cgroup v1 and v2, containers
     included; 1.5 cores are 2), and what SLURM gave its task, or where it doesn't say, its job on this node.
     """
-    return max(1, min(len(os.sched_getaffinity(0)), _core_limit()))
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(affinity, _core_limit()))
 
 
 @functools.cache  # every packed batch asks, and neither changes in the life of a process

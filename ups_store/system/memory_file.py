@@ -88,7 +88,7 @@ def _create(nbytes: int) -> int:
         raise _memory_full(nbytes, free)
     try:
         fd = files.create_anonymous("ups_store")
-    except (AttributeError, OSError) as error:
+    except OSError as error:
         raise _unsupported(str(error)) from error
     try:
         files.allocate_anonymous(fd, nbytes)

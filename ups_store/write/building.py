@@ -181,7 +181,7 @@ def failures_as_errors(
 def not_done(what: str, path: Path, error: OSError) -> CommitError:
     """Make the error for what the file system didn't do."""
     if isinstance(error, locks.NoLocksError):
-        hint = "write to a local disk, and copy the finished store here: reading needs no locks"
+        hint = "write to a local disk of Linux, and copy the finished store here: reading needs no locks"
         return CommitError(f"{what} ({error.strerror})", kind="no_locks", path=path, hint=hint)
     hint = "check the disk and your permissions, and run again: it continues with the last good commit"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
