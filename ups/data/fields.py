@@ -16,7 +16,7 @@ from ups.conditions import NUM_STEPS, arrays_of, condition_of, conditions_among
 from ups.data.origins import identity_of_store
 from ups.data.stores import Store
 from ups.errors import ConfigError
-from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types
+from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types, directed_lengths
 from ups.laws import Laws, TaskLaws, laws_of, lengths_of
 
 # Constant fields that belong to the input of a task.
@@ -262,7 +262,7 @@ def laws_of_fields(info: FieldsInfo, own: Mapping[str, Laws] | None) -> TaskLaws
         boundary=tuple(
             PERIODIC if wraps else kind for kind, wraps in zip(kinds, info.grid.periodic, strict=True)
         ),
-        lengths=lengths_of(info.domain_lengths, ndim=info.grid.ndim),
+        lengths=lengths_of(directed_lengths(info.domain_lengths, info.coordinates), ndim=info.grid.ndim),
         conditions=info.parameters,
     )
 
