@@ -449,7 +449,7 @@ def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> Stor
             kind="dataset",
             expected="a StoreDataset, or a store, its path, or several",
             found=type(dataset).__name__,
-            hint="torch's DataLoader takes a Subset or ConcatDataset of a StoreDataset; stores together are one",
+            hint="torch's DataLoader takes a Subset or ConcatDataset of StoreDatasets",
         )
     is_known = isinstance(dataset, AnyStore | str | os.PathLike | Iterable)
     expect("dataset", is_known, "a StoreDataset, or a store, its path, or several", repr(dataset))
