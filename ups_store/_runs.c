@@ -464,7 +464,7 @@ static int check_samples(const struct batch *b, char *out, const int64_t *firsts
     return 1;
 }
 
-/* Copies, and checks the samples of the runs before, or meanwhile; returns 0 for damage. */
+/* Copies, and checks the samples of the runs before, or meanwhile; returns 0 for damage, or a run behind them all. */
 static int copy_checked(const struct batch *b, char *out, const int64_t *firsts, size_t num_runs, size_t per_sample)
 {
     const uint8_t *checked = b->checked.buf;
@@ -474,6 +474,10 @@ static int copy_checked(const struct batch *b, char *out, const int64_t *firsts,
         return 0;
     for (size_t i = 0; i < num_samples; i++) {
         int64_t sample = firsts[i * per_sample] / b->sample_nbytes;
+        if (sample >= b->num_samples) {
+            free(unchecked);
+            return 0;
+        }
         unchecked[num] = sample * b->sample_nbytes;
         num += !checked[sample];
     }
@@ -519,7 +523,9 @@ static int get_int64(PyObject *object, Py_buffer *buffer)
         return 0;
     }
     const char *format = buffer->format;
-    if (buffer->ndim == 1 && buffer->itemsize == sizeof(int64_t) && (!strcmp(format, "l") || !strcmp(format, "q")))
+    int is_aligned = (uintptr_t)buffer->buf % sizeof(int64_t) == 0;
+    if (is_aligned && buffer->ndim == 1 && buffer->itemsize == sizeof(int64_t)
+        && (!strcmp(format, "l") || !strcmp(format, "q")))
         return 1;
     PyBuffer_Release(buffer);
     return 0;
@@ -554,7 +560,7 @@ PyDoc_STRVAR(gather_doc,
     "--\n\n"
     "Copy the runs of samples, or of windows that begin at `starts`, one behind the other; lets go of the GIL.\n"
     "Samples that aren't `checked` yet are, by the CRC-32C behind their payload.\n\n"
-    "False, and nothing of use copied, where the samples or starts aren't int64 of shape (n,) and in their range,\n"
+    "False, and nothing of use copied, where the samples or starts aren't aligned int64 of shape (n,) in their range,\n"
     "the output isn't contiguous and as long as the runs, or a sample is damaged.");
 
 static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from ups_store.errors import ConfigError
 from ups_store.read.base import AnyStore
 from ups_store.read.mixed_order import MixedOrder
 from ups_store.read.order import DataOrder, Shuffle, Step, expect
@@ -442,6 +443,14 @@ def make_batch_sampler(
 def _as_dataset(dataset: StoreDataset | StoreLike | Iterable[StoreLike]) -> StoreDataset:
     if isinstance(dataset, StoreDataset):
         return dataset
+    if isinstance(dataset, torch.utils.data.Dataset):
+        raise ConfigError(
+            "a dataset of torch's own",
+            kind="dataset",
+            expected="a StoreDataset, or a store, its path, or several",
+            found=type(dataset).__name__,
+            hint="torch's DataLoader takes a Subset or ConcatDataset of StoreDatasets",
+        )
     is_known = isinstance(dataset, AnyStore | str | os.PathLike | Iterable)
     expect("dataset", is_known, "a StoreDataset, or a store, its path, or several", repr(dataset))
     return StoreDataset(dataset)

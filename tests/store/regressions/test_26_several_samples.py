@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, SequentialSampler, Subset
 
 import ups_store
-from ups_store.torch import Batch, StoreDataset
+from ups_store.torch import Batch, StoreDataset, make_loader
 
 
 @pytest.fixture
@@ -39,6 +39,13 @@ def test_dataset_gives_a_batch_of_several_items(path: Path) -> None:
         assert isinstance(batch, Batch)
         assert batch["a"].tolist() == [4, 1]
         assert batch["caption"] == ["xxxx", "x"]
+
+
+def test_loader_of_a_subset_says_what_takes_one(path: Path) -> None:
+    for part in (Subset(StoreDataset(path), [1, 2]), ConcatDataset([StoreDataset(path)])):
+        with pytest.raises(ups_store.ConfigError, match="torch's DataLoader takes") as caught:
+            make_loader(part, batch_size=2)  # type: ignore[arg-type]
+        assert caught.value.kind == "dataset"
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
