@@ -116,7 +116,8 @@ class BatchedCommits:
 
     def _check_same(self, index: int, values: Mapping[str, Any]) -> None:
         row = list(self._waiting).index(index)
-        for name, rows in {**self._blocks, **self._ragged}.items():
+        arrays: dict[str, Any] = {**self._blocks, **self._ragged}
+        for name, rows in arrays.items():
             if rows[row].tobytes() != values[name].tobytes():
                 hint = "hand a sample over once"
                 problem = "it waits to be committed with other values"
@@ -128,7 +129,7 @@ class BatchedCommits:
         if not len(samples):
             return samples
         self._has_failed = True  # unless this returns
-        arrays = {**self._blocks, **self._ragged}
+        arrays: dict[str, Any] = {**self._blocks, **self._ragged}
         self._commit_many(samples, {name: values[: len(samples)] for name, values in arrays.items()})
         self._waiting.clear()
         self._has_failed, self._nbytes = False, 0
