@@ -116,8 +116,8 @@ class BatchedCommits:
 
     def _check_same(self, index: int, values: Mapping[str, Any]) -> None:
         row = list(self._waiting).index(index)
-        waiting: dict[str, Any] = {**self._blocks, **self._ragged}
-        for name, rows in waiting.items():
+        arrays: dict[str, Any] = {**self._blocks, **self._ragged}
+        for name, rows in arrays.items():
             if rows[row].tobytes() != values[name].tobytes():
                 hint = "hand a sample over once"
                 problem = "it waits to be committed with other values"

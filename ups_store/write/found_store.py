@@ -230,7 +230,7 @@ def remove_leftovers(target: Path, store: AnyStore) -> None:
     with contextlib.suppress(BuildLockedError, CommitError, OSError):
         fd = locked(folder)
         try:
-            remove_begun_parts(folder)
+            remove_begun_parts(folder, manifest_path(target))
             names = [name for name in files.names_in(folder) if number_of_part(name) is not None]
             if names == [part_name(i) for i in range(len(names))] and _is_beginning(store, folder, names):
                 for name in reversed(names):

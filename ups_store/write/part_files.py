@@ -20,6 +20,7 @@ from ups_store.format.manifest import SetPart
 from ups_store.format.metadata import ArrayMeta
 from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
+from ups_store.read.file_reads import read_at
 from ups_store.read.offsets import read_offsets, sample_extent
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.store_file import read_constant
@@ -118,7 +119,7 @@ def bytes_of(fd: int, layout: Layout, array: ArrayLayout, sample: int) -> bytes:
     else:
         first = array.slot(sample)[0]
         end = first + array.meta.sample_nbytes
-    return files.read_at(fd, first, end - first)
+    return read_at(fd, first, end - first)
 
 
 def whole_of(paths: Sequence[Path], ragged: Sequence[str]) -> tuple[int, dict[str, npt.NDArray[np.int64]]]:
@@ -133,10 +134,13 @@ def whole_of(paths: Sequence[Path], ragged: Sequence[str]) -> tuple[int, dict[st
     return num_samples, {name: np.concatenate(parts) for name, parts in lengths.items()}
 
 
-def remove_begun_parts(folder: Path) -> None:
-    """Remove what killed writers left of parts that they had begun; the lock of the folder is held."""
+def remove_begun_parts(folder: Path, manifest: Path) -> None:
+    """Remove what killed writers left of parts and of a manifest that they had begun, under the lock."""
     for name in filter(_BEGUN.fullmatch, files.names_in(folder)):
         remove_left(folder / name)
+    begun = re.compile(re.escape(manifest.name) + r"\.[0-9a-f]{16}")  # by `replace_file`
+    for name in filter(begun.fullmatch, files.names_in(manifest.parent)):
+        remove_left(manifest.with_name(name))
 
 
 def remove_left(path: Path) -> None:

@@ -180,7 +180,7 @@ class PartsWriter:
                 check_replaceable(goal, force=restart)
             self._named = read_manifest(goal) if self._is_set and files.exists(goal) else ()
             self._first = 1 + max((int(part.name[:5]) for part in self._named), default=-1)
-            remove_begun_parts(self._folder)
+            remove_begun_parts(self._folder, manifest_path(goal))
             self._parts = self._take_up(restart)
             remove_begun(goal)
         except BaseException:
