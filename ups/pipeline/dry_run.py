@@ -26,6 +26,7 @@ from ups.pipeline.schedule import total_steps
 from ups.pipeline.scratch import Scratch, scratch_folder
 from ups.pipeline.sources import TaskSources, find_tasks
 from ups.train.checks import first_stage, trained_stages
+from ups.train.memory import SMALLER, is_out_of_memory
 from ups.train.saved_state import SavedState, state_path
 from ups.trained.specs import CORRECTOR_FILE, OPERATOR_FILE
 from ups_store.build import BuildConfig, DigestCache, Readers, explain
@@ -242,11 +243,12 @@ def _measure(
         if name == "operator" and own.operator.state == "latent":
             scratch.build_latents(device)
         found = scratch.measure(name, own, device=device, num_steps=num_steps)
-    except torch.OutOfMemoryError as error:
-        hint = "take a smaller training.batch_size, or training.activation_checkpointing"
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         problem = f"stage {stage.name} doesn't fit into the memory of {_name_of(device)}"
-        found_text = str(error).splitlines()[0]
-        checks.refuse("hardware", MemoryLimitError(problem, found=found_text, hint=hint))
+        found_text = str(error).partition("\n")[0]
+        checks.refuse("hardware", MemoryLimitError(problem, found=found_text, hint=SMALLER))
         return stage
     except (UpsError, StoreError) as error:
         checks.warn("stages", f"stage {stage.name} isn't measured: {scratch.with_own_paths(str(error))}")

@@ -22,6 +22,7 @@ from ups.device import matmul_precision
 from ups.errors import DivergedError
 from ups.output import discard
 from ups.train.budget import with_steps
+from ups.train.memory import is_out_of_memory
 from ups.train.stage import make_stage
 from ups.train.trainer import Trainer
 from ups.train.variants import Variant
@@ -150,8 +151,10 @@ class Contender:
                 work(self._trainer)
         except DivergedError as error:
             self._give_up(str(error.problem))
-        except torch.OutOfMemoryError as error:
-            self._give_up(f"out of memory: {str(error).splitlines()[0]}")
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._give_up("out of memory: " + str(error).partition("\n")[0])
 
     def _give_up(self, why: str) -> None:
         self.measured.failure = why

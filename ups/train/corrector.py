@@ -206,6 +206,10 @@ class CorrectorStage(Stage):
         """Of the candidate, or of what was one."""
         self.file.check(score)
 
+    def published(self) -> Mapping[Path, str]:
+        """What has passed its gates, or was exported all the same."""
+        return {self.file.path: self.file.kind}
+
     def sharded_parts(self) -> list[ShardedPart]:
         """The corrector; the frozen operator stays whole on every rank."""
         return [ShardedPart(self.model.corrector, ("conditions", "velocity"))]

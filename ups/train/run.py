@@ -21,6 +21,7 @@ from ups.train.distributed import check_num_ranks, joined_ranks
 from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
 from ups.train.lost_export import LOST_WEIGHTS
+from ups.train.memory import saying_what_takes_memory
 from ups.train.meter import StartupClock, measuring
 from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import StageStart, make_stage
@@ -56,7 +57,7 @@ def run_stage(
 
     Raises:
         UpsError: Configuration, checkpoint, divergence, interruption, a rank that was lost; kind
-            "run_locked", if another process trains in the folder of checkpoints.
+            "run_locked", if another process trains in the folder of checkpoints; "out_of_memory".
         ups_store.StoreError: The data can't be read.
     """
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -75,6 +76,7 @@ def run_stage(
         matmul_precision(training.matmul_precision, note=note),
         compile_cache(training.compile_cache, note=note),
         measuring(clock),
+        saying_what_takes_memory(name, settings),
         ExitStack() as stack,
     ):
         check_num_ranks(training, ranks, note=note)

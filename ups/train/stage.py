@@ -198,6 +198,10 @@ class Stage(ABC):
         """Files that `export` writes, with their kinds of checkpoint: a better one of before is kept."""
         return {}
 
+    def published(self) -> Mapping[Path, str]:
+        """Files that others use once the stage is over, with their kinds of checkpoint."""
+        return self.exports()
+
     def data_identity(self) -> Mapping[str, Any]:
         """What data it is trained on, as JSON values: a run isn't continued on others."""
         return {}

@@ -234,7 +234,7 @@ class Trainer:
             finally:
                 self.files.close()
                 self.stage.close()  # first, or closing the loader waits for a batch that may never come
-            exports = {str(path): kind for path, kind in self.stage.exports().items() if path.exists()}
+            exports = {str(path): kind for path, kind in self.stage.published().items() if path.exists()}
             early = {"ended_by": "patience"} if self.step < self.total_steps else {}
             log.record("end", step=self.step, report=report, exports=exports, **early, **self.peak.read())
         if not self.config.checkpoint.keep_training_state and self.ranks.is_first:

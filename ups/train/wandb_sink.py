@@ -114,8 +114,9 @@ class WandbSink:
         if record["event"] == "end":
             self._put({"summary": self._named(numbers_within(record.get("report", {})))})
             self._put({"summary": self._named(numbers_of(record))})
-            for path, kind in record.get("exports", {}).items():
-                self.log_checkpoint(Path(path), kind=kind)
+            exports = {Path(path): kind for path, kind in record.get("exports", {}).items()}
+            for path, kind in exports.items():
+                self.log_checkpoint(path, kind=kind, name=self._job if len(exports) == 1 else path.stem)
         elif numbers := numbers_of(record):
             step = {self._axis: record["step"]} if "step" in record else {}
             self._put({"row": {**self._named(numbers), **promised(record, numbers), **step}})
@@ -125,14 +126,20 @@ class WandbSink:
         self._put({"row": dict(numbers)})
 
     def log_table(self, name: str, *, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Send a table."""
-        self._put({"table": {"name": name, "columns": list(columns), "rows": [list(row) for row in rows]}})
+        """Send a table; a column that has ranges in it is text, as W&B takes values of one kind."""
+        cells = [list(row) for row in rows]
+        for column in range(len(columns)):
+            if any(isinstance(row[column], list | tuple) for row in cells):
+                for row in cells:
+                    ends = row[column] if isinstance(row[column], list | tuple) else [row[column]]
+                    row[column] = " to ".join(map(str, ends))
+        self._put({"table": {"name": name, "columns": list(columns), "rows": cells}})
 
     def log_images(self, images: Mapping[str, tuple[Path, str]]) -> None:
         """Send pictures, each with its caption; the files have to stay until `close`."""
         self._put({"images": {name: (str(path), caption) for name, (path, caption) in images.items()}})
 
-    def log_checkpoint(self, path: Path, *, kind: str) -> None:
+    def log_checkpoint(self, path: Path, *, kind: str, name: str) -> None:
         """Send a checkpoint with what it was made from; only if `logging.wandb.log_checkpoints` says so."""
         if not self._settings.log_checkpoints:
             return
@@ -141,7 +148,7 @@ class WandbSink:
         except CheckpointError:  # such as of a stage that leaves another kind of file
             origins = []
         about = {"kind": kind, "identity": checkpoint_identity(path, kind=kind)}
-        self.log_files(self._job, kind="model", files=[path], about=about, made_from=origins)
+        self.log_files(name, kind="model", files=[path], about=about, made_from=origins)
 
     def log_files(
         self,
