@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -111,11 +113,29 @@ def with_nulls(value: Any) -> Any:
     return [with_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Lines of a table; a text that a spreadsheet would compute gets an apostrophe in front."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([_as_text(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def _as_text(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def json_document(path: Path) -> dict[str, Any]:
     """What a file of one JSON document holds; empty where there is none, or it can't be read."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 

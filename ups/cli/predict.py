@@ -49,6 +49,9 @@ def predict(
             "grid or for each sample, or a number of random points"
         ),
     ] = None,
+    extrapolate: Annotated[
+        bool, typer.Option("--extrapolate", help="parameters and time steps outside the training, too")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace a store that is there")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -75,6 +78,7 @@ def predict(
         members=members,
         seed=seed,
         observed=observed,
+        extrapolate=extrapolate,
     )
     with ExitStack() as bars:
         begun: list[Callable[[float], None]] = []

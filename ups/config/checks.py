@@ -140,5 +140,6 @@ def check_no_inverse_losses(config: RunConfig) -> None:
         raise ConfigError(
             "inverse losses train encoder and decoder, and these are frozen in stage operator",
             kind="inverse_losses_frozen",
-            hint="train them with `--stage joint`, or training.use_inverse_losses=false",
+            hint="say stages.joint.epochs in place of stages.autoencoder.epochs, which trains them, or "
+            "training.use_inverse_losses=false",
         )

@@ -7,7 +7,6 @@ same values give the same bytes.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import zlib
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups.errors import needs
+from ups.output import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -154,11 +154,8 @@ class Drawing:
 
     def csv(self) -> bytes:
         """What is drawn, with the digits that a number needs to be itself; what isn't finite is empty."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.table)
-        writer.writerows(zip(*map(_shown, self.table.values()), strict=True))
-        return text.getvalue().encode()
+        columns = zip(*map(_shown, self.table.values()), strict=True)
+        return csv_text([list(self.table), *columns]).encode()
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:

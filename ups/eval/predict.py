@@ -30,7 +30,7 @@ from ups.output import Note, check_writable, write_atomically
 from ups.trained.checkpoint import missing_checkpoint, read_any_document
 from ups.trained.loading import Loaded
 from ups.trained.prior import SteadyPrior
-from ups.trained.rollout_inputs import check_room
+from ups.trained.rollout_inputs import check_room, check_within_training, outside_training
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatedTask, check_simulated_task
 
@@ -62,6 +62,7 @@ class PredictionRequest:
         members: Of an ensemble for each sample; None for a single forecast.
         seed: With a sample's number it decides its members.
         observed: Where a prior of partly observed inputs knows them: a .npy file, or a number of points.
+        extrapolate: Whether parameters and time steps are taken that training knew nothing like.
     """
 
     source: Path
@@ -82,6 +83,7 @@ class PredictionRequest:
     members: int | None = None
     seed: int = 0
     observed: str | None = None
+    extrapolate: bool = False
 
 
 def predict_store(
@@ -158,6 +160,10 @@ def predict_store(
         check_room(task, num=1, steps=request.steps, **room)
     tried = request.steps if task.steady else min(request.steps, 1)
     _predict(rollout, task, name, given, np.arange(1), replace(request, steps=tried), mask)
+    check_within_training(task, given.parameters, request.dt, extrapolate=request.extrapolate)
+    if outside := outside_training(task, given.parameters, request.dt):
+        chosen = {**chosen, "extrapolated": outside}
+        note(f"warning: outside the training: {'; '.join(outside)}")
     store = PredictionStore(
         request.out,
         given,
@@ -312,6 +318,7 @@ def _predict(
         task=name,
         parameters=parameters,
         dt=None if task.steady else request.dt,
+        extrapolate=True,  # which was asked for, or isn't needed
         **own,
     )
     return frames.cpu().numpy()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +18,7 @@ from ups.eval.figure_style import Drawing
 from ups.eval.intervals import LEAST_TRAJECTORIES, Interval, Paired, as_columns
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
-from ups.output import with_nulls
+from ups.output import csv_text, with_nulls
 from ups_store.printable import counted
 
 # What fits beside the labels into 80 columns; the report has the others.
@@ -215,9 +213,7 @@ class Report:
 
     def to_csv(self) -> str:
         """A line per task, row, metric and time step; `step` is empty where all steps are meant."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*_FIRST_COLUMNS, *_PAIRED_COLUMNS, "note"])
+        lines: list[Sequence[Any]] = [(*_FIRST_COLUMNS, *_PAIRED_COLUMNS, "note")]
         for task in self.tasks:
             for prefix, rows in (("", task.rows), ("ensemble/", task.ensembles)):
                 for row in rows:
@@ -226,8 +222,8 @@ class Report:
                         seeds = " ".join(map(str, row.seeds))
                         where = (task.task, task.space, row.name, seeds, f"{prefix}{name}", step, t)
                         line = (*where, *_ends(value), *_paired_columns(row, name, step), row.note)
-                        writer.writerow(line)
-        return text.getvalue()
+                        lines.append(line)
+        return csv_text(lines)
 
 
 _VERDICTS = (

@@ -28,7 +28,14 @@ from ups.grid import FIELDS
 from ups.laws import Prior
 from ups.physics.residual import LINE_EQUATIONS
 from ups.physics.task_physics import Step, TaskPhysics
-from ups.trained.rollout_inputs import Numbers, check_room, frames_of, parse_parameters, step_times
+from ups.trained.rollout_inputs import (
+    Numbers,
+    check_room,
+    check_within_training,
+    frames_of,
+    parse_parameters,
+    step_times,
+)
 from ups.trained.simulator import Simulator
 from ups.trained.specs import check_known_encoder
 
@@ -65,7 +72,8 @@ class ConditionedForecaster:
     def forecast(self, start: Start, steps: int) -> Tensor:
         """See `Forecaster.forecast`."""
         parameters = start.parameters_of(self._simulator.spec)
-        return self.rollout(start.given, steps, task=start.task, parameters=parameters, dt=start.dt)
+        conditions: dict[str, Any] = {"parameters": parameters, "dt": start.dt, "extrapolate": True}
+        return self.rollout(start.given, steps, task=start.task, **conditions)
 
     @torch.no_grad()
     def rollout(
@@ -76,6 +84,7 @@ class ConditionedForecaster:
         task: str,
         parameters: Mapping[str, Numbers],
         dt: Numbers | None = None,
+        extrapolate: bool = False,
     ) -> Tensor:
         """Predict what follows; arguments, result and errors as those of `Simulator.rollout`."""
         simulator, physics = self._simulator, self._physics[task]
@@ -87,6 +96,7 @@ class ConditionedForecaster:
         order = simulator.spec.parameters
         parameters_BP = parse_parameters(parameters, known, order=order, num=num, device=device)
         dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=device)
+        check_within_training(known, parameters, dt, extrapolate=extrapolate)
         values = {name: parameters_BP[:, order.index(name)] for name in known.parameters}
         generator = torch.Generator().manual_seed(self._seed)
         state_BLD = simulator.encode(given_BXC, parameters_BP, task=task, array=known.input_array)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError
-from ups.output import Note
+from ups.output import Note, csv_text
 from ups.pipeline.metadata import FILE, KIND
 
+# Of a file of something else, one nested too deeply, or with a number too large.
+_NO_RECORD = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 _EVALUATIONS = ("full-eval", "small-eval")  # the first that a run has
 
 
@@ -70,13 +70,22 @@ def read_rows(
         ConfigError: If no run was evaluated by the metric; says which metrics there are.
     """
     found, metrics = [], set[str]()
-    for path in sorted(folder.rglob(FILE)):
+    for path in sorted(path for path in folder.rglob(FILE) if path.is_file()):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             if document.get("kind") != KIND:
                 continue
             found += list(_places(path, document, metric, price_per_hour, metrics))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # Whatever a file is, the others are listed: one may be nested too deeply, or hold a number too large.
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            OverflowError,
+        ) as error:
             note(f"warning: {path} is left out: it can't be read ({error})")
     if not found:
         expected = ", ".join(sorted(metrics)) or f"folders with {FILE} of runs that were evaluated"
@@ -91,7 +100,7 @@ def _places(
     evaluation = next((name for name in _EVALUATIONS if name in results), None)
     if evaluation is None:
         return
-    seconds, cost = float(document["seconds"]), document["cost"]
+    seconds, cost = float(document["seconds"]), None if document["cost"] is None else float(document["cost"])
     if cost is None and price is not None:
         cost = seconds / 3600 * price
     for task, values in results[evaluation]["tasks"].items():
@@ -128,12 +137,8 @@ def _gates(gates: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> str:
 
 def to_csv(rows: Sequence[LeaderboardRow]) -> str:
     """A line a run and task; what is no number is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(LeaderboardRow)])
-    for row in rows:
-        writer.writerow(_cell(value) for value in asdict(row).values())
-    return text.getvalue()
+    head = [field.name for field in fields(LeaderboardRow)]
+    return csv_text([head, *(map(_cell, asdict(row).values()) for row in rows)])
 
 
 def _cell(value: Any) -> Any:

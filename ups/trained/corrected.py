@@ -185,11 +185,13 @@ class CorrectedSimulator(TrainedModel):
         parameters: Mapping[str, Numbers] | None = None,
         dt: Numbers | None = None,
         resample: bool = False,
+        extrapolate: bool = False,
     ) -> Tensor:
         """Predict what may follow, as so many members of an ensemble.
 
         Args:
-            fields: As of `Simulator.rollout`, like `steps`, `task`, `parameters`, `dt` and `resample`.
+            fields: As of `Simulator.rollout`, like `steps`, `task`, `parameters`, `dt`, `resample` and
+                `extrapolate`.
             members: M; None for one sample path, without an axis of members.
             seed: Of the ensemble; a member is the same whatever their number.
             sampler: "euler", "heun" or "adaptive"; by default as trained.
@@ -210,7 +212,13 @@ class CorrectedSimulator(TrainedModel):
                 is_streamed=False,
                 seed=seed,
                 sampling=self._sampling(sampler, num_sampler_steps),
-                conditions={"task": task, "parameters": parameters, "dt": dt, "resample": resample},
+                conditions={
+                    "task": task,
+                    "parameters": parameters,
+                    "dt": dt,
+                    "resample": resample,
+                    "extrapolate": extrapolate,
+                },
             )
         )
         stacked = torch.stack(frames, dim=2)
@@ -229,6 +237,7 @@ class CorrectedSimulator(TrainedModel):
         parameters: Mapping[str, Numbers] | None = None,
         dt: Numbers | None = None,
         resample: bool = False,
+        extrapolate: bool = False,
     ) -> Iterator[Tensor]:
         """As `rollout`, one time step after the other: only one of them is held.
 
@@ -242,7 +251,13 @@ class CorrectedSimulator(TrainedModel):
             is_streamed=True,
             seed=seed,
             sampling=self._sampling(sampler, num_sampler_steps),
-            conditions={"task": task, "parameters": parameters, "dt": dt, "resample": resample},
+            conditions={
+                "task": task,
+                "parameters": parameters,
+                "dt": dt,
+                "resample": resample,
+                "extrapolate": extrapolate,
+            },
         )
 
     def _frames(

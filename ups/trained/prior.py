@@ -37,6 +37,7 @@ from ups.trained.rollout_inputs import (
     check_room,
     check_seed,
     check_steps,
+    check_within_training,
     frames_of,
     parse_parameters,
 )
@@ -153,6 +154,7 @@ class SteadyPrior(StateSpace):
         observed: Tensor | npt.NDArray[Any] | None = None,
         task: str | None = None,
         parameters: Mapping[str, Numbers] | None = None,
+        extrapolate: bool = False,
     ) -> Tensor:
         """Draw solutions that go with an input.
 
@@ -164,6 +166,7 @@ class SteadyPrior(StateSpace):
             observed: Where the input is known, bool, shape (B, X...), or (X...) for all of them alike.
             task: Name of the task; may be left out where there is only one.
             parameters: Numbers or arrays (B,) by name; may be left out where training knew one value only.
+            extrapolate: Take parameters that training knew nothing like, too.
         Returns:
             Physical units, float32, shape (B, M, X..., C), on the model's device.
         Raises:
@@ -180,6 +183,7 @@ class SteadyPrior(StateSpace):
         check_room(known, num=num, members=members, steps=1, device=self.device)
         order = self.spec.parameters
         parameters_BP = parse_parameters(parameters or {}, known, order=order, num=num, device=self.device)
+        check_within_training(known, parameters, None, extrapolate=extrapolate)
         given = self.given(values_BXC, mask_BX, parameters_BP, task=name)
         like = torch.empty(num, given[0].shape[1], self.spec.state_dim, device=self.device)
         rows = partial(torch.repeat_interleave, repeats=members, dim=0)
@@ -200,6 +204,7 @@ class SteadyPrior(StateSpace):
         parameters: Mapping[str, Numbers] | None = None,
         dt: Numbers | None = None,
         resample: bool = False,
+        extrapolate: bool = False,
     ) -> Tensor:
         """As `solve`, called as other models are: of a steady task there is one step.
 
@@ -230,6 +235,7 @@ class SteadyPrior(StateSpace):
             observed=observed,
             task=name,
             parameters=parameters,
+            extrapolate=extrapolate,
         )
         return solved if members is None else solved.unsqueeze(2)
 

@@ -22,6 +22,8 @@ from ups.trained.specs import SimulatedTask
 from ups_store.printable import counted
 
 _FLOAT32_BYTES = 4
+_PARAMETER_TOLERANCE, _DT_TOLERANCE = 1e-5, 1e-3  # relative: float32, and times as sources have them
+_CPU = torch.device("cpu")
 Numbers = Tensor | npt.NDArray[Any] | float
 
 
@@ -148,6 +150,49 @@ def parse_parameters(
             raise ShapeError(name, expected=f"a number or ({num},)", found=tuple(values.shape))
         table_BP[:, order.index(name)] = values
     return table_BP
+
+
+def outside_training(
+    task: SimulatedTask, parameters: Mapping[str, Numbers], dt: Numbers | None, *, device: torch.device = _CPU
+) -> list[str]:
+    """What a rollout is asked for that training knew nothing like, for people.
+
+    Args:
+        task: Says what training knew: ranges of parameters, and the time of a step.
+        parameters: Numbers or arrays by name.
+        dt: Times of steps; None for that of the training.
+    """
+    known = {name: (ends, _PARAMETER_TOLERANCE) for name, ends in task.parameters.items()}
+    asked = {name: values for name, values in parameters.items() if name in known}
+    if dt is not None and not task.steady:
+        known["dt"], asked["dt"] = ((task.dt, task.dt), _DT_TOLERANCE), dt
+    outside = []
+    for name, values in asked.items():
+        (low, high), tolerance = known[name]
+        numbers, room = _numbers(values, name, device=device), tolerance * max(abs(low), abs(high))
+        if numbers.numel() and (numbers.min() < low - room or numbers.max() > high + room):
+            trained = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+            least, most = numbers.min().item(), numbers.max().item()
+            given = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            outside.append(f"{name} = {given}, in training {trained}")
+    return outside
+
+
+def check_within_training(
+    task: SimulatedTask, parameters: Mapping[str, Numbers] | None, dt: Numbers | None, *, extrapolate: bool
+) -> None:
+    """Refuse parameters and time steps that training knew nothing like, unless they are asked for.
+
+    Raises:
+        ConfigError: Kind "outside_training".
+    """
+    outside = [] if extrapolate else outside_training(task, parameters or {}, dt)
+    if outside:
+        raise ConfigError(
+            f"outside the training: {'; '.join(outside)}",
+            kind="outside_training",
+            hint="predict within it, or say --extrapolate (extrapolate=True), which nothing was measured of",
+        )
 
 
 def check_room(

@@ -28,6 +28,7 @@ from ups.trained.rollout_inputs import (
     check_members,
     check_room,
     check_steps,
+    check_within_training,
     frames_of,
     parse_parameters,
     step_times,
@@ -116,6 +117,7 @@ class Simulator(StateSpace):
         resample: bool = False,
         members: int | None = None,
         seed: int = 0,
+        extrapolate: bool = False,
     ) -> Tensor:
         """Predict what follows, decoding every state on the way.
 
@@ -131,13 +133,14 @@ class Simulator(StateSpace):
                 the grid of the training, and what is predicted back onto theirs, by cubics.
             members: M of an ensemble: 1, since all of them would be the same.
             seed: Of an ensemble; has no effect here.
+            extrapolate: Take parameters and time steps that training knew nothing like, too.
         Returns:
             Physical units, float32, shape (B, K, X..., C), on the model's device; without the initial state.
             With `members` (B, 1, K, X..., C).
         Raises:
             ConfigError: Another task, a missing or unknown parameter, steps of a steady task; kind
-                "unknown_encoder" of an operator whose states nothing can decode; kind "no_memory"; kind
-                "no_ensemble" of several members.
+                "outside_training", as `check_within_training`; kind "unknown_encoder" of an operator whose
+                states nothing can decode; kind "no_memory"; kind "no_ensemble" of several members.
             ShapeError: If the fields aren't on the task's grid, or with `resample` on one of its kind.
         """
         if members is not None and check_members(members) > 1:
@@ -148,7 +151,8 @@ class Simulator(StateSpace):
                 expected="members=1, or the file of a generative model",
                 hint="train one with `ups train --stage diff_residual`, and load corrector.safetensors",
             )
-        start = self.begin(fields, steps, task=task, parameters=parameters, dt=dt, resample=resample)
+        conditions: dict[str, Any] = {"parameters": parameters, "dt": dt, "extrapolate": extrapolate}
+        start = self.begin(fields, steps, task=task, resample=resample, **conditions)
         state_BLD, frames = start.state_BLD, []
         for dt_B in start.dt_BK.unbind(1):
             state_BLD = self.step(state_BLD, start.parameters_BP, task=start.task, dt_B=dt_B)
@@ -165,13 +169,14 @@ class Simulator(StateSpace):
         parameters: Mapping[str, Numbers] | None,
         dt: Numbers | None,
         resample: bool,
+        extrapolate: bool,
         members: int | None = None,
         is_streamed: bool = False,
     ) -> RolloutStart:
         """Check what a rollout is given, and encode the first state.
 
         Args:
-            fields: As of `rollout`, like `steps`, `task`, `parameters`, `dt` and `resample`.
+            fields: As of `rollout`, like `steps`, `task`, `parameters`, `dt`, `resample` and `extrapolate`.
             members: Of an ensemble of each sample.
             is_streamed: Whether one time step is held at once, not all of them.
         Raises:
@@ -189,6 +194,7 @@ class Simulator(StateSpace):
         order = self.spec.parameters
         parameters_BP = parse_parameters(parameters or {}, known, order=order, num=num, device=self.device)
         dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=self.device)
+        check_within_training(known, parameters, dt, extrapolate=extrapolate)
         values_BXC = resampled(values_BXC, known.grid.points, periodic=known.grid.periodic)
         state_BLD = self.encode(values_BXC, parameters_BP, task=name, array=known.input_array)
         return RolloutStart(name, state_BLD, parameters_BP, dt_BK, points)

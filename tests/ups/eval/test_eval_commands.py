@@ -615,7 +615,8 @@ def test_predict_beyond_the_source_draws_what_it_wrote(folder: Path, tmp_path: P
 
 def test_predict_with_other_parameters_writes_those_that_were_used(folder: Path, tmp_path: Path) -> None:
     source, out = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip"
-    done = predict(folder, source, out, "--steps", 2, "--parameter", "nu=0.7", "--figure", tmp_path / "a.png")
+    given = ("--steps", 2, "--parameter", "nu=0.7", "--figure", tmp_path / "a.png", "--extrapolate")
+    done = predict(folder, source, out, *given)
     assert done.exit_code == 0, done.output
     with ups_store.open(out) as store:
         np.testing.assert_array_equal(store["nu"], [0.7, 0.7])

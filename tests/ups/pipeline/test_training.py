@@ -221,7 +221,7 @@ def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_
     ("override", "kind", "says"),
     [
         ("operator.pdet.num_heads=3", "num_heads", "operator.pdet.hidden_dim = 16"),
-        ("training.use_inverse_losses=true", "inverse_losses_frozen", "--stage joint"),
+        ("training.use_inverse_losses=true", "inverse_losses_frozen", "stages.joint.epochs"),
         ("encoder.patch_size=5", "patch_size", "32 points: expected a divisor of all of them: 1, 2, 4"),
         ("latent.tokens=7", "num_tokens", "latent.tokens = 7 of 8 patches: expected"),
     ],
