@@ -30,6 +30,7 @@ from ups_store.console import (
 from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any, open_store
+from ups_store.read.recovery import building_path
 from ups_store.read.store_set import is_manifest
 from ups_store.system.paths import is_pattern, is_remote, named_partitions, shown_url
 
@@ -250,7 +251,9 @@ def _nbytes_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError as error:
-        raise StoreNotFoundError("no such file", path=path, hint="check the path") from error
+        unfinished = building_path(path)
+        hint = f"it is being built: ask about {unfinished.name}" if unfinished.exists() else "check the path"
+        raise StoreNotFoundError("no such file", path=path, hint=hint) from error
 
 
 def _show(found: Diagnosis, saved: Path | None) -> None:
