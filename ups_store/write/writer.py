@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import CommitError, NotCommittedError, SpecError, StoreClosedError
+from ups_store.errors import CommitError, NotCommittedError, ReadError, SpecError, StoreClosedError
 from ups_store.format.build_tail import HOW_TO_REPLACE
 from ups_store.format.metadata import ArrayMeta
 from ups_store.read.gather import Samples
@@ -107,7 +107,9 @@ class Committer:
         nbytes = building.layout.building_nbytes
         with (
             self._mutex,
-            failures_as_errors(building.building_path, nbytes, "the samples were not committed"),
+            failures_as_errors(
+                building.building_path, nbytes, "the samples were not committed", passing=(ReadError,)
+            ),
             building.gate(exclusive=False),
             building.samples_locked(samples[order]),
         ):
