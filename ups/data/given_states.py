@@ -21,8 +21,8 @@ from ups.data.fields import CONSTANT_FIELDS, STEP_TOLERANCE
 from ups.errors import ConfigError
 from ups.grid import FIELDS, axis_names
 from ups.output import Note, discard
-from ups_store.build import BuildConfig
-from ups_store.sources import Selection, open_source, samples_by_split
+from ups_store.build import BuildConfig, Readers
+from ups_store.sources import Selection, samples_by_split
 
 Array = npt.NDArray[Any]
 AskSplit = Callable[[Mapping[str, int]], str]  # takes the number of samples by split, gives one of them
@@ -212,16 +212,16 @@ def _from_hdf5(
     path: Path, task: str, where: Where, config: BuildConfig, ask: AskSplit | None, note: Note
 ) -> _Read:
     known, follow = config.get_task(task), config.data.follow_external
-    with open_source(path, task=known, selection=Selection(), follow=follow) as source:
-        info = source.info
-    splits = samples_by_split(path, info.num_samples, task=known, fractions=config.data.fractions)
-    samples = _samples(path, splits, info.num_samples, where.split, ask, note)[: where.limit]
-    steps, *points, _ = info.arrays[FIELDS].shape
-    usual = config.data.reduce_time
-    reduction = _reduction(tuple(points), steps, info.constants.get("t"), where, path, otherwise=usual)
-    selection = Selection(reduction.space, reduction.time)
-    with open_source(path, task=known, selection=selection, follow=follow) as source:
-        info, arrays = source.info, source.read(samples)
+    with Readers(config.reading.model_copy(update={"on_error": "fail"})) as readers:
+        info = readers.describe(path, known, follow=follow)
+        splits = samples_by_split(path, info.num_samples, task=known, fractions=config.data.fractions)
+        samples = _samples(path, splits, info.num_samples, where.split, ask, note)[: where.limit]
+        steps, *points, _ = info.arrays[FIELDS].shape
+        usual = config.data.reduce_time
+        reduction = _reduction(tuple(points), steps, info.constants.get("t"), where, path, otherwise=usual)
+        selection = Selection(reduction.space, reduction.time)
+        info = readers.describe(path, known, selection, follow=follow)
+        arrays = readers.read(info, known, selection, samples, follow=follow)
     arrays |= {name: np.full(len(samples), value) for name, value in info.parameters.items()}
     attrs = {"channels": list(info.channels), "boundary": dict(info.boundary)}
     return arrays, info.constants, attrs, reduction

@@ -24,7 +24,6 @@ from ups.nn.layers import without_autocast
 from ups.output import Note
 from ups.physics.priors import prior_losses
 from ups.physics.task_physics import TaskPhysics
-from ups.train.stage import Losses
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
 
@@ -84,7 +83,7 @@ class PhysicsPriors:
         *,
         are_fields: bool,
         clean: Tensor | None = None,
-    ) -> Losses:
+    ) -> dict[str, Tensor]:
         """Of the decoded predictions of a batch.
 
         Args:

@@ -12,20 +12,28 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from ups_store.build.config import ReadingConfig
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
+from ups_store.sources.contents import Selection, SourceInfo
 from ups_store.sources.pool import Patience, ReaderPool, Skipped
-from ups_store.sources.requests import ReadRequest
+from ups_store.sources.requests import MAX_SAMPLES, DescribeRequest, ReadRequest
+from ups_store.sources.slots import ALIGN
 from ups_store.sources.source_files import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
+from ups_store.sources.tasks import Task
 from ups_store.system.memory import available_bytes, free_descriptors, num_cores
 
 START_S = 0.4  # what it takes to start a reader
 TINY_NBYTES = 32 << 20  # one reader reads that within the time that another takes to start
 MAX_AUTO = 4  # readers beyond that wait for the one process that commits
 FAST_BYTES_PER_S = 2e9  # of one reader: more than a process checksums, copies and commits
+_BATCH_NBYTES = 32 << 20  # of samples of one file
 _READER_NBYTES = 80 << 20  # Python, NumPy and HDF5
 _READER_DESCRIPTORS = 4
 _SPARE_DESCRIPTORS = 32  # for the store, its folder, and files of the system
@@ -100,6 +108,40 @@ class Readers:
             self._choose_for(requests, nbytes, stored_nbytes)
         self._fit()
         return self.pool
+
+    def describe(
+        self, path: Path, task: Task, selection: Selection | None = None, *, follow: Path | None = None
+    ) -> SourceInfo:
+        """Say what a file holds, as `open_source`; raises as `ReaderPool.describe`."""
+        (info,) = self.pool.describe([DescribeRequest(path, task, selection or Selection(), follow)])
+        return info
+
+    def read(
+        self,
+        info: SourceInfo,
+        task: Task,
+        selection: Selection,
+        samples: range,
+        *,
+        follow: Path | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Read samples of one file into new memory, as `Source.read`; raises as `ReaderPool.read`."""
+        arrays = {name: np.empty((len(samples), *a.shape), a.dtype) for name, a in info.arrays.items()}
+        sample_nbytes = sum(math.prod(a.shape) * a.dtype.itemsize for a in info.arrays.values())
+        step = max(1, min(len(samples), MAX_SAMPLES, _BATCH_NBYTES // max(1, sample_nbytes)))
+        self.pool.resize(self.pool.num_workers, slot_nbytes=step * sample_nbytes + ALIGN * len(arrays))
+        dtypes = {name: array.dtype.name for name, array in arrays.items()}
+        requests = []
+        for first in range(0, len(samples), step):
+            rows = np.arange(first, min(first + step, len(samples)))
+            indices = rows + samples.start
+            requests.append(ReadRequest(info.path, task, selection, rows, indices, dtypes, follow=follow))
+        for batch in self.pool.read(requests):
+            if isinstance(batch, Skipped):
+                raise batch.error
+            for name, values in batch.arrays.items():
+                arrays[name][batch.samples] = values
+        return arrays
 
     def _choose_for(self, requests: Sequence[ReadRequest], nbytes: int, stored_nbytes: int) -> None:
         if max(nbytes, stored_nbytes) <= TINY_NBYTES:
