@@ -34,9 +34,13 @@ def test_latent_section_puts_latents_where_training_says() -> None:
     assert configure("latent.dim=4", "training.latent_cache_dtype=float32").cache.dtype == "float32"
 
 
-def test_cache_flags_and_overrides_win_over_those_of_training() -> None:
-    keys = ("latent.dim=4", "training.latent_cache_dir=latents", "training.latent_cache_dtype=float32")
-    config = configure(*keys, "cache.dtype=bfloat16", **{"cache.dir": "${elsewhere"})
+def test_cache_flags_and_overrides_win_over_those_of_training_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data: {tasks: burgers1d}\nlatent: {dim: 4}\n"
+        "training: {latent_cache_dir: latents, latent_cache_dtype: float32}\n"
+    )
+    config = load_config(path, flags={"cache.dir": "${elsewhere"}, overrides=["cache.dtype=bfloat16"])
     assert (config.cache.dir, config.cache.dtype) == (Path("${elsewhere"), "bfloat16")
 
 

@@ -23,5 +23,5 @@ def test_validation_waits_once_for_a_file_that_hangs(
     (source,) = Path("data").glob("*.hdf5")
     with hanging(source):
         done = run_ups("validate", verb, "run.yaml", *QUICK)
-    readers = re.findall(r"reader (\d+) was late", done.output)
+    readers = re.findall(r"reader\s+(\d+)\s+was\s+late", done.output)
     assert len(readers) == 1  # another wait would be that of another process
