@@ -275,11 +275,12 @@ def test_reader_that_is_lost_once_is_replaced(
 
 @pytest.mark.usefixtures("sample_by_sample")
 def test_reader_at_its_memory_limit_says_so(source: Path, tmp_path: Path, start_s: float) -> None:
-    # Chunks of 64 MiB that were never written: reading one takes that much memory.
+    # Chunks of 64 MiB that were never written and mean NaN: reading one takes that much memory.
     source.unlink()
     shape = (NUM_SAMPLES, 64, 1 << 18)
     with h5py.File(source, "w") as file:
-        file.create_dataset("tensor", shape, "f4", chunks=(1, *shape[1:]), compression="gzip")
+        options = {"chunks": (1, *shape[1:]), "compression": "gzip", "fillvalue": np.nan}
+        file.create_dataset("tensor", shape, "f4", **options)
         file["x-coordinate"] = np.linspace(0, 1, shape[2], dtype="f4")
         file["t-coordinate"] = np.linspace(0, 1, shape[1] + 1, dtype="f4")
         file.attrs["Nu"] = 0.01
@@ -292,7 +293,9 @@ def test_reader_at_its_memory_limit_says_so(source: Path, tmp_path: Path, start_
                 resource.prlimit(reader.pid, resource.RLIMIT_AS, (limit, limit))
 
     config = reading(tmp_path, retries=0)
-    data = config.data.model_copy(update={"reduce_space": 1 << 12, "limit": 2})  # stores little of it
+    data = config.data.model_copy(
+        update={"reduce_space": 1 << 12, "limit": 2, "on_nan": "keep"}
+    )  # stores little of it
     config = config.model_copy(update={"data": data})
     with ends_within(start_s), pytest.raises(SourceError) as caught:
         build(config, Limiting())

@@ -359,15 +359,17 @@ def check_written(
     Raises:
         SourceError: Kind "not_written".
     """
-    if is_complete(dataset):
-        return
+    with translated("can't tell what was written", path=path, dataset=name, sample=sample):
+        if is_complete(dataset):
+            return
     fill, encoding = np.array([dataset.fillvalue]), encoding_of(dataset, name, path=path)
     if np.isnan(encoding.decode(fill) if encoding else fill).all():  # and is dealt with as any other NaN
         return
     if dataset.chunks is not None:
         spans = [range(n)[each] for n, each in zip(dataset.shape, box, strict=True)]
         starts = [range(r.start // c * c, r.stop, c) for r, c in zip(spans, dataset.chunks, strict=True)]
-        at = next((at for at in itertools.product(*starts) if not _has_chunk(dataset, at)), None)
+        with translated("can't tell what was written", path=path, dataset=name, sample=sample):
+            at = next((at for at in itertools.product(*starts) if not _has_chunk(dataset, at)), None)
         if at is None:
             return
     raise source_error(

@@ -306,7 +306,8 @@ class Source:
             return self._storages[name]
         extent = extent_of(dataset, is_mapped=self._is_mapped)
         encoding = encoding_of(dataset, name, path=self.info.path)
-        storage = _Storage(extent, encoding, extent is not None or is_complete(dataset))
+        with translated("can't tell what was written", path=self.info.path, dataset=name):
+            storage = _Storage(extent, encoding, extent is not None or is_complete(dataset))
         if not self._contents.groups:  # else there are as many datasets as samples
             self._storages[name] = storage
         return storage

@@ -185,6 +185,10 @@ class Disk:
         self._change_name(path, functools.partial(_set_name, path=path, inode=inode))
         return self._new_fd(inode)
 
+    def open_or_create(self, path: Path) -> int:
+        """Stands in for `files.open_or_create`."""
+        return self.open_existing(path) if path in self._names else self.create_new(path)
+
     def close(self, fd: int) -> None:
         """Stands in for `files.close`."""
         if self._open.pop(fd, None) is None:
@@ -395,6 +399,7 @@ _REPLACED = [
     "open_existing",
     "permissions",
     "create_new",
+    "open_or_create",
     "close",
     "size",
     "mode",

@@ -166,7 +166,7 @@ def _of_dataset(samples: Any, names: Names | None) -> Rows:
     fingerprint = getattr(samples, "_fingerprint", None)
     attrs: dict[str, dict[str, Any]] = {}
     if fingerprint is not None and hasattr(samples, "features") and hasattr(samples, "with_format"):
-        for name, feature in samples.features.items():
+        for name, feature in (samples.features or {}).items():
             classes = getattr(getattr(feature, "feature", feature), "names", None)  # of lists of labels, too
             attrs |= {name: {"names": list(classes)}} if classes else {}
         samples = samples.with_format("numpy", dtype=None)  # else float64 becomes float32, int32 int64

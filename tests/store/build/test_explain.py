@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
+from pdebench_files import T, X
 
 import ups_store
 from ups_store.build import read
@@ -81,7 +83,8 @@ def test_store_of_another_configuration_would_be_rebuilt(config: BuildConfig) ->
 
 def test_store_of_changed_sources_would_be_rebuilt(config: BuildConfig) -> None:
     build(config)
-    write_burgers(Path(config.data.root) / BURGERS, num_samples=20, nu=0.1)
+    fields = np.ones((20, T, X), np.float32)
+    write_burgers(Path(config.data.root) / BURGERS, fields=fields)
     found = explain(config)
     assert found.action == "rebuild"
     assert any("digest" in key for key in found.differences)

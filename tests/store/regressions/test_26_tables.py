@@ -37,7 +37,7 @@ class Split(list[dict[str, np.ndarray]]):
 
     features, _fingerprint = None, "f00"
 
-    def with_format(self, kind: str) -> Split:
+    def with_format(self, kind: str, **options: object) -> Split:
         return self
 
 

@@ -503,7 +503,7 @@ def test_reader_without_memory_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "large.h5"
     shape = (1, 64, 1 << 20)
     with h5py.File(path, "w") as file:  # a chunk of 256 MiB, never written
-        file.create_dataset("data", shape, np.float32, chunks=shape, compression="gzip")
+        file.create_dataset("data", shape, np.float32, chunks=shape, compression="gzip", fillvalue=np.nan)
     with ReaderPool(1, slot_nbytes=1 << 28, patience=Patience(retries=0)) as pool:
         warm_up(pool)
         pid = pool.status().readers[0].pid
