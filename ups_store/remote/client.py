@@ -226,9 +226,10 @@ def persistently(work: Callable[[], Result], *, url: Url, deadline_s: float = DE
             with _slots:
                 return work()
         except Exception as error:
-            num_failed += 1
-            _raise_unless_transient(error, url, num_failed)
             failure = error
+        num_failed += 1
+        # Not while it is handled: it says the whole URL, and as context of ours it may be pickled with it.
+        _raise_unless_transient(failure, url, num_failed)
         pause_s = min(_FIRST_PAUSE_S * 2**num_failed, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
         if time.monotonic() + pause_s - begun > deadline_s / 2:
             took_s = time.monotonic() - begun

@@ -39,6 +39,7 @@ def test_refusal_of_a_signed_url_names_no_secret(status: int, caplog: pytest.Log
     with serving(refuse) as url, pytest.raises(ups_store.StoreError) as caught:
         ups_store.open(with_secrets(url), deadline_s=0.2)
     error = caught.value
+    assert error.__context__ is None  # which some pickle, too, such as Dask
     shown = (error, repr(error), vars(error), pickle.dumps(error), "".join(traceback.format_exception(error)))
     assert [leaks(each) for each in shown] == [[]] * len(shown)
     assert not leaks(caplog.text)
