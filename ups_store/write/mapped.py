@@ -240,16 +240,22 @@ def map_inputs(job: MapJob, *, first: int, on_error: OnError) -> Iterator[Mapped
     if not job.num_workers:
         yield from _map_here(job, first, on_error)
         return
-    asked: deque[tuple[int, str]] = deque()
+    asked: deque[tuple[int, CallRequest]] = deque()
 
     def requests() -> Iterator[CallRequest]:
         for number, request in _requests(job, first):
-            asked.append((number, request.path))
+            asked.append((number, request))
             yield request
 
-    with ReaderPool(job.num_workers, slot_nbytes=1, patience=job.patience, note=job.note) as pool:
-        for answer in pool.try_each(requests()):
-            yield _mapped(*asked.popleft(), answer, on_error)
+    def ask(requests: Iterable[CallRequest], num_workers: int) -> Iterator[Any]:
+        with ReaderPool(num_workers, slot_nbytes=1, patience=job.patience, note=job.note) as pool:
+            yield from pool.try_each(requests)
+
+    for answer in ask(requests(), job.num_workers):
+        number, request = asked.popleft()
+        if isinstance(answer, Result) and answer.samples is None:  # its worker was killed by the next input
+            (answer,) = ask([request], 1)
+        yield _mapped(number, request.path, answer, on_error)
 
 
 def _map_here(job: MapJob, first: int, on_error: OnError) -> Iterator[Mapped]:

@@ -11,6 +11,7 @@ import pytest
 from mapped_functions import badly, noting, one, several
 
 import ups_store
+from ups_store.write import mapped
 
 pytestmark = pytest.mark.multi_process
 
@@ -59,6 +60,21 @@ def test_inputs_that_fail_are_left_out_noted_and_warned_about(tmp_path: Path) ->
     assert "ValueError: three" in skipped[0]["error"]
     with pytest.warns(RuntimeWarning, match="2 inputs failed"):
         write(path, badly, range(9), **options)
+
+
+def test_input_whose_samples_were_lost_with_its_worker_is_called_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received, lost = mapped._received, []
+
+    def losing(path: str, nbytes: int) -> mapped.Result:
+        lost.append(path)
+        return mapped.Result(None) if len(lost) == 2 else received(path, nbytes)
+
+    monkeypatch.setattr(mapped, "_received", losing)
+    store = write(tmp_path / "a.zarr.zip", badly, [0, 1, 2, 4, 5], on_error="skip")
+    assert store["i"].tolist() == [0, 1, 2, 4, 5]
+    assert len(lost) == 6
 
 
 @pytest.mark.slow
