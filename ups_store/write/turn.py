@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -42,6 +43,7 @@ class Turn:
         self._signs: list[Any] = []
         self._since_s = time.monotonic()
         self._has_ended = threading.Event()
+        self._beating: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         with ProgressLine(self._target.name, is_wanted=self._is_shown) as line:
@@ -50,7 +52,8 @@ class Turn:
                 self.wait()
         if self.fd >= 0:
             locks.close_on_fork(self)
-            threading.Thread(target=self._beat, name="ups_store turn", daemon=True).start()
+            self._beating = threading.Thread(target=self._beat, name="ups_store turn", daemon=True)
+            self._beating.start()
         return self
 
     def _take(self) -> bool:
@@ -99,12 +102,15 @@ class Turn:
 
     def _beat(self) -> None:
         while not self._has_ended.wait(_BEAT_S):
-            files.touch(self.fd)
+            with contextlib.suppress(OSError):  # the others wait shorter, no more
+                files.touch(self.fd)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._has_ended.set()
+        if self._beating is not None:
+            self._beating.join()  # before the number of its descriptor is another file's
         if self.fd >= 0:
             files.remove(self._path)
             files.close(self.fd)
