@@ -24,4 +24,4 @@ def test_validation_waits_once_for_a_file_that_hangs(
     with hanging(source):
         done = run_ups("validate", verb, "run.yaml", *QUICK)
     readers = re.findall(r"reader\s+(\d+)\s+was\s+late", done.output)
-    assert len(readers) == 1  # another wait would be that of another process
+    assert len(readers) == 1, done.output  # another wait would be that of another process
