@@ -34,7 +34,7 @@ MOVED_PAGES = {
     "how-we-work.md": "CONTRIBUTING.md",
 }  # from the repository's root
 CONFIGURATIONS = {
-    "build": ("ups_store.build.config", "BuildConfig", "a build, `ups-store build`"),
+    "build": ("ups_store.building.config", "BuildConfig", "a build, `ups-store build`"),
     "run": ("ups.config", "RunConfig", "a run: training, evaluation, and the builds that they start"),
 }
 

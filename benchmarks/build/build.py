@@ -16,9 +16,9 @@ import ups_store
 from benchmarks.harness.inputs import Folder, check, values_of
 from benchmarks.harness.measure import RATE, Comparison, Timed, compare, median_s, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
-from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.progress import QuietWatcher
-from ups_store.build.stores import build_all
+from ups_store.building.config import BuildConfig, load_config
+from ups_store.building.progress import QuietWatcher
+from ups_store.building.stores import build_all
 from ups_store.sources import reader_handle
 
 TASK, SOURCE = "burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5"

@@ -18,9 +18,9 @@ from benchmarks.build.silent_read import SilentRead
 from benchmarks.harness.inputs import Folder, check, values_of
 from benchmarks.harness.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
-from ups_store.build.config import load_config
-from ups_store.build.read import BATCH_BYTES
-from ups_store.build.stores import build_all
+from ups_store.building.config import load_config
+from ups_store.building.read import BATCH_BYTES
+from ups_store.building.stores import build_all
 from ups_store.sources.contents import EVERYTHING
 from ups_store.sources.pool import ReadBatch, ReaderPool
 from ups_store.sources.requests import ReadRequest

@@ -14,7 +14,7 @@ from pdebench_files import coordinate, values
 from well_files import CHANNELS_2D, write_well_2d
 
 import ups_store
-from ups_store.build.config import BuildConfig, load_config
+from ups_store.building.config import BuildConfig, load_config
 from ups_store.errors import SourceError
 from ups_store.sources.layouts import LAYOUTS
 

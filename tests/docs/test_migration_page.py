@@ -103,7 +103,7 @@ def test_flags_are_named_and_still_there() -> None:
     assert {*PRECOMPUTE_FLAGS, *skips, "--epochs", "--seed"} <= said
     assert skips <= flags_of(app, "run")
     present = {old_names.FLAGS.get(flag, flag) for flag in PRECOMPUTE_FLAGS}
-    assert flags_of(importlib.import_module("ups_store.build.command").app) >= present
+    assert flags_of(importlib.import_module("ups_store.building.command").app) >= present
     assert {"--config", "--epochs", "--seed", "--stage"} <= flags_of(app, "train")
 
 

@@ -27,9 +27,9 @@ from faulty_disk import FaultyDisk
 from reader_faults import FakeRead, fake
 
 import ups_store
-from ups_store.build import read
-from ups_store.build.config import BuildConfig, ReadingConfig
-from ups_store.build.read import UnreadSamplesError
+from ups_store.building import read
+from ups_store.building.config import BuildConfig, ReadingConfig
+from ups_store.building.read import UnreadSamplesError
 from ups_store.console import interruptible
 from ups_store.errors import BuildInterruptedError, IdentityMismatchError, ReadTimeoutError, SourceError
 from ups_store.read.recovery import building_path

@@ -17,8 +17,8 @@ from small_stores import begin, build, mixed_constants, mixed_values, sample_of
 
 import ups_store
 from ups_store import CommitError, ReadError
-from ups_store.build.forms import _hash_at
-from ups_store.build.place import find_partitions, is_finished
+from ups_store.building.forms import _hash_at
+from ups_store.building.place import find_partitions, is_finished
 from ups_store.check.doctor import examine
 from ups_store.check.garbage import find_garbage
 from ups_store.format.layout import Layout

@@ -12,11 +12,11 @@ import h5py
 import numpy as np
 from pdebench_files import Arrays, T, X, coordinate, values, write
 
-from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.digests import DigestCache
-from ups_store.build.plan import StorePlan, plan_store
-from ups_store.build.result import BuildReport, BuildResult
-from ups_store.build.stores import build_all
+from ups_store.building.config import BuildConfig, load_config
+from ups_store.building.digests import DigestCache
+from ups_store.building.plan import StorePlan, plan_store
+from ups_store.building.result import BuildReport, BuildResult
+from ups_store.building.stores import build_all
 from ups_store.format.identity import config_hash
 from ups_store.sources.pool import ReaderPool
 from ups_store.write.create import identity_of

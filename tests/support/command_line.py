@@ -55,7 +55,7 @@ def run_ups_store(*args: object) -> Done:
 
 def run_build(*args: object) -> Done:
     """Run `ups-store build` with the arguments as text, without the reader that it would have ready."""
-    from ups_store.build import command
+    from ups_store.building import command
     from ups_store.console import run
 
     return _run(lambda: run(command.main), "ups-store build", *args)

@@ -15,9 +15,9 @@ from pdebench_files import coordinate, write
 from small_stores import build, flip, mixed_values
 
 import ups_store
-from ups_store.build.config import load_config
-from ups_store.build.repair import repair_store
-from ups_store.build.stores import build_all
+from ups_store.building.config import load_config
+from ups_store.building.repair import repair_store
+from ups_store.building.stores import build_all
 from ups_store.check.doctor import examine
 from ups_store.check.salvage import salvage
 from ups_store.convert import export_store

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from pdebench_files import Arrays, T, X, Y, Z, coordinate, values
 
-from ups_store.build.config import load_config
+from ups_store.building.config import load_config
 from ups_store.sources.tasks import Task
 
 N = 4

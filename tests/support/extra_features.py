@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 # Each checks its packages at its entry point, before it imports them.
-COMMANDS = ("ups_store.cli.", "ups_store.build.command", "ups.cli.")
+COMMANDS = ("ups_store.cli.", "ups_store.building.command", "ups.cli.")
 HINT = re.compile(r"pip install 'ups-store\[(\w+)\]'")
 
 here = Path()

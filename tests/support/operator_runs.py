@@ -23,9 +23,9 @@ from ups.data.solvers import make_dataset
 from ups.output import Note
 from ups.train.run import run_stage
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
-from ups_store.build.command import app as build_command
-from ups_store.build.config import load_config as load_build_config
-from ups_store.build.stores import build_all
+from ups_store.building.command import app as build_command
+from ups_store.building.config import load_config as load_build_config
+from ups_store.building.stores import build_all
 
 TASKS = ("advection1d", "burgers1d", "darcy2d")
 SETTINGS: dict[str, Any] = {

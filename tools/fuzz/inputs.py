@@ -23,7 +23,7 @@ from tools.fuzz.fuzzer import Fuzzer
 from tools.fuzz.hdf5 import Hdf5Kind
 from tools.fuzz.kind import Arrays, InputKind, assert_same
 from ups.errors import CheckpointError
-from ups_store.build.config import load_config
+from ups_store.building.config import load_config
 from ups_store.convert.import_pt import Names
 from ups_store.errors import StoreError
 

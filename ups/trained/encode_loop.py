@@ -71,7 +71,7 @@ class MicroBatches:
 
 
 class BatchEncoder:
-    """A trained encoder as `ups_store.build.encode` wants it, and can overlap it with reading.
+    """A trained encoder as `ups_store.building.encode` wants it, and can overlap it with reading.
 
     Args:
         encoder: One task's encoder.

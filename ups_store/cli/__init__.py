@@ -10,7 +10,7 @@ from ups_store.system.interrupt import importing
 def main() -> None:
     """Run the verb that the command line names, and end the process with its exit code."""
     if sys.argv[1:2] == ["build"]:  # its readers start before anything else is imported
-        from ups_store.build.__main__ import main as build
+        from ups_store.building.__main__ import main as build
 
         build(sys.argv[2:], name="ups-store build")
     with importing():

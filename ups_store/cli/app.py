@@ -23,7 +23,7 @@ class _StoreVerbs(Verbs):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name == "build":
-            from ups_store.build.command import app as building
+            from ups_store.building.command import app as building
 
             command = typer.main.get_command(building)
         return name, command, rest

@@ -71,8 +71,8 @@ def verify(
 
 def _repair(words: list[Path], config: Path) -> None:
     """Repair the store that the first word names; the others are overrides of the configuration."""
-    from ups_store.build.repair import repair_store
-    from ups_store.build.watch import ConsoleWatcher
+    from ups_store.building.repair import repair_store
+    from ups_store.building.watch import ConsoleWatcher
 
     path, overrides = words[0], [str(word) for word in words[1:]]
     if not all("=" in word for word in overrides):
@@ -89,8 +89,8 @@ def _repair(words: list[Path], config: Path) -> None:
 
 def _check_config(path: Path, config: Path, overrides: list[str]) -> None:
     """Read the configuration before the store is checked: it must be one, also if nothing is damaged."""
-    from ups_store.build.config import load_config
-    from ups_store.build.repair import words_of
+    from ups_store.building.config import load_config
+    from ups_store.building.repair import words_of
 
     try:
         with open_store(path) as store:

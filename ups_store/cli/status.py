@@ -13,7 +13,7 @@ from ups_store.console import AsJson, format_duration, format_nbytes, print_json
 from ups_store.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ups_store.build.status import MachineStatus, ProcessStatus
+    from ups_store.building.status import MachineStatus, ProcessStatus
 
 _REFRESH_S = 2.0
 
@@ -32,7 +32,7 @@ def status(
         raise ConfigError("--watch and --json", expected="one of them", found="both")
     from dataclasses import asdict
 
-    from ups_store.build.status import read_status
+    from ups_store.building.status import read_status
 
     found = read_status(paths)
     if as_json:
@@ -47,7 +47,7 @@ def _watch(paths: Sequence[Path], found: list[MachineStatus]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from ups_store.build.status import read_status
+    from ups_store.building.status import read_status
 
     with Live(Text("\n".join(_lines(found))), console=results(), auto_refresh=False) as live:
         while any(machine.is_running for machine in found):

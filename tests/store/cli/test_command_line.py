@@ -14,9 +14,9 @@ from build_helpers import write_burgers
 from command_line import run_ups, run_ups_store
 
 from ups.cli.app import app as ups_app
-from ups_store.build import __main__ as build_main
-from ups_store.build.command import BuildVerb
-from ups_store.build.command import app as build_app
+from ups_store.building import __main__ as build_main
+from ups_store.building.command import BuildVerb
+from ups_store.building.command import app as build_app
 from ups_store.cli.app import app as store_app
 from ups_store.command_line import Verb, make_single
 from ups_store.console import is_quiet
@@ -147,7 +147,7 @@ def test_build_as_a_verb_starts_its_reader_before_the_parser_is_imported() -> No
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
     assert done.returncode == 2
-    assert build_main.main.__module__ == "ups_store.build.__main__"
+    assert build_main.main.__module__ == "ups_store.building.__main__"
 
 
 @pytest.mark.parametrize(

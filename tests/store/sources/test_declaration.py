@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ups_store.build.config import BuildConfig, load_config
+from ups_store.building.config import BuildConfig, load_config
 from ups_store.errors import ConfigError
 from ups_store.sources.tasks import get_task
 

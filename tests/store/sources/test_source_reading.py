@@ -19,9 +19,9 @@ from build_helpers import BURGERS, Recorder, build, settings
 from pdebench_files import FAMILIES, Family
 from reader_faults import ModulesRequest
 
-from ups_store.build import read
-from ups_store.build.config import ReadingConfig
-from ups_store.build.plan import plan_store
+from ups_store.building import read
+from ups_store.building.config import ReadingConfig
+from ups_store.building.plan import plan_store
 from ups_store.errors import SourceError
 from ups_store.format.value_range import ValueRange
 from ups_store.sources import regions

@@ -77,7 +77,7 @@ def test_it_ends_with_its_process() -> None:
 @pytest.mark.parametrize(("flag", "is_started"), [("--help", False), ("--tasks", True)])
 def test_build_starts_it_unless_it_only_shows_help(flag: str, is_started: bool) -> None:
     code = (
-        "import sys, atexit; from ups_store.build.__main__ import main\n"
+        "import sys, atexit; from ups_store.building.__main__ import main\n"
         "def show():\n"
         "    handle = sys.modules.get('ups_store.sources.reader_handle')\n"
         "    print(len(handle._spare) if handle else 0)\n"

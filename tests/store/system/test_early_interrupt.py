@@ -33,8 +33,11 @@ sys.argv = [module, *sys.argv[4:]]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 LINE = "error: interrupted; run the same command again\n"
-FIRST_OF_BUILD = ("typer", "numpy", "pydantic", "omegaconf.nodes", "rich.console", "ups_store.build.config")
-BUILD_AFTER_FLAGS = ("ups_store.build.stores", "ups_store.sources.pool", "ups_store.build.explanation")
+FIRST_OF_BUILD = (
+    *("typer", "numpy", "pydantic", "omegaconf.nodes", "rich.console"),
+    "ups_store.building.config",
+)
+BUILD_AFTER_FLAGS = ("ups_store.building.stores", "ups_store.sources.pool", "ups_store.building.explanation")
 
 
 def press(module: str, *command: str, signal_name: str = "SIGINT") -> subprocess.CompletedProcess[str]:
@@ -80,7 +83,7 @@ def test_ctrl_c_while_matplotlib_is_imported_is_one_line_and_5(make_store: MakeS
 
 
 def test_little_is_imported_before_the_handler_is_there() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import ups_store.cli, ups_store.build.__main__\n"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import ups_store.cli, ups_store.building.__main__\n"
     code += "print(sorted({'typing', 'typer', 'numpy', 'pathlib', 'logging'} & set(sys.modules)))"
     root = Path(ups_store.__file__).parents[1]
     command = [sys.executable, "-I", "-S", "-c", code, str(root)]
@@ -113,7 +116,7 @@ def test_sigterm_while_the_build_is_imported_is_one_line_and_5(module: str) -> N
 @pytest.mark.multi_process
 def test_sigterm_after_the_first_line_is_one_line_and_5() -> None:
     command = ("ups_store.build", "--tasks", "burgers1d", "--root", "nowhere")
-    done = press("ups_store.build.stores", *command, signal_name="SIGTERM")
+    done = press("ups_store.building.stores", *command, signal_name="SIGTERM")
     begun, _, message = done.stderr.partition("\n")
     assert begun.startswith("building burgers1d")
     assert (done.returncode, done.stdout) == (5, "")

@@ -12,7 +12,7 @@ from ups.config import RunConfig, dump_config, load_config
 from ups.config.corrector_size import corrector_size
 from ups.config.stage_keys import stage_keys
 from ups.errors import ConfigError, ConfigWarning
-from ups_store.build.config import load_config as load_build_config
+from ups_store.building.config import load_config as load_build_config
 
 OLD = Path(__file__).parents[1] / "configs"
 TASK = "data.tasks=burgers1d"

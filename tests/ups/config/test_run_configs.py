@@ -18,7 +18,7 @@ from ups.grid import PERIODIC, UNKNOWN_BOUNDARY, GridSpec, TokenGrid, cut_grid
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import token_axes
 from ups.nn.layers import Condition
-from ups_store.build.config import load_config as load_build_config
+from ups_store.building.config import load_config as load_build_config
 from ups_store.sources.tasks import TASKS, WELL_TASKS
 
 REPOSITORY = Path(__file__).resolve().parents[3]

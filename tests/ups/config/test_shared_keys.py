@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ups.config.build_keys import to_build
 from ups_store import ConfigError
 from ups_store.build import BuildConfig, load_config
-from ups_store.build.command import app
+from ups_store.building.command import app
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OLD = REPOSITORY / "tests" / "ups" / "configs"

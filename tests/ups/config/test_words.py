@@ -10,7 +10,7 @@ import yaml
 
 from ups.config import RunConfig, load_config
 from ups.errors import ConfigError, ConfigWarning
-from ups_store.build.config import load_config as load_build
+from ups_store.building.config import load_config as load_build
 from ups_store.old_names import KEYS, with_present_names
 
 OLD = "data: {task: burgers1d}\ntraining: {time_stride: 2, rollout_horizon: 3}\n"

@@ -28,7 +28,7 @@ from ups.data.statistics import measure_statistics
 from ups.errors import ConfigError
 from ups.laws import LAWS
 from ups_store.build import BuildConfig, CacheConfig, DataConfig
-from ups_store.build.command import app as build
+from ups_store.building.command import app as build
 from ups_store.errors import SourceError
 
 torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from command_line import run_ups
 
 import ups_store
 from ups.data.solvers import SOLVERS, make_dataset
-from ups_store.build.config import load_config
+from ups_store.building.config import load_config
 from ups_store.errors import ConfigError
 from ups_store.sources import get_task, open_source
 from ups_store.sources.source_files import find_sources

@@ -39,9 +39,9 @@ from ups.data.stores import latent_build
 from ups.data.windows import WindowBatch, WindowSource
 from ups.errors import ConfigError
 from ups.trained.encoder import LatentEncoder
-from ups_store.build.config import load_config as load_build_config
-from ups_store.build.digests import DigestCache
-from ups_store.build.plan import plan_store
+from ups_store.building.config import load_config as load_build_config
+from ups_store.building.digests import DigestCache
+from ups_store.building.plan import plan_store
 from ups_store.errors import DiskFullError, ExternalDataError, IdentityMismatchError, SourceError
 from ups_store.read.recovery import building_path
 

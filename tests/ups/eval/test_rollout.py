@@ -25,7 +25,7 @@ from ups.trained.autoencoder import Autoencoder
 from ups.trained.simulator import Simulator
 from ups.trained.specs import AutoencoderSpec, SimulatedTask, SimulatorSpec, TaskSpec
 from ups_store.build import BuildConfig, CacheConfig, DataConfig
-from ups_store.build.command import app as build
+from ups_store.building.command import app as build
 
 torch.set_num_threads(1)
 OPERATOR = OperatorSize(width=8, depths=(1,), modes=4).to_json()

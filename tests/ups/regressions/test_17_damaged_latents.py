@@ -15,7 +15,7 @@ from ups.config import load_config
 from ups.data.splits import open_suitable
 from ups_store.build import QuietWatcher, build_all
 from ups_store.build import load_config as load_build_config
-from ups_store.build.repair import repair_store
+from ups_store.building.repair import repair_store
 
 CONFIG = """
 data: {tasks: burgers1d, root: data, split: train}

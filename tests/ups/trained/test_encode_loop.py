@@ -13,7 +13,7 @@ from burgers_encoder import T, X, make_checkpoint
 
 from ups.trained.encode_loop import BatchEncoder, MicroBatches, make_encoder
 from ups_store import ArraySpec
-from ups_store.build.encode import Encoder, load_encoder
+from ups_store.building.encode import Encoder, load_encoder
 
 N = 7
 FIELDS = ArraySpec((N, T, X, 1), "float32", dims=("sample", "time", "x", "channel"))

@@ -22,14 +22,14 @@ import ups_store
 from ups.errors import UpsError
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 from ups.trained.encoder import LatentEncoder
-from ups_store.build.config import BuildConfig, load_config
-from ups_store.build.digests import DigestCache
-from ups_store.build.encode import EncodeError
-from ups_store.build.plan import plan_store
-from ups_store.build.progress import Stopwatch
-from ups_store.build.read import batch_size_of, read_batches
-from ups_store.build.result import BuildReport
-from ups_store.build.stores import build_all
+from ups_store.building.config import BuildConfig, load_config
+from ups_store.building.digests import DigestCache
+from ups_store.building.encode import EncodeError
+from ups_store.building.plan import plan_store
+from ups_store.building.progress import Stopwatch
+from ups_store.building.read import batch_size_of, read_batches
+from ups_store.building.result import BuildReport
+from ups_store.building.stores import build_all
 from ups_store.errors import BuildInterruptedError
 from ups_store.format.identity import config_hash
 from ups_store.system import files
@@ -101,7 +101,7 @@ def test_build_stores_the_latents_of_the_encoder(inside: Path) -> None:
 def test_second_build_finds_the_stores_valid_without_torch(inside: Path) -> None:
     build(inside)
     code = (
-        "import sys\nfrom ups_store.build.__main__ import main\n"
+        "import sys\nfrom ups_store.building.__main__ import main\n"
         "sys.argv = ['build', '--config', 'run.yaml', '--json']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "assert 'torch' not in sys.modules"

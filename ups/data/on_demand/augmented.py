@@ -28,7 +28,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class AugmentingEncoder:
-    """A build's encoder that is given other fields; also see `ups_store.build.encode.OverlappingEncoder`.
+    """A build's encoder that is given other fields; also see `ups_store.building.encode.OverlappingEncoder`.
 
     Args:
         encoder: What encodes.

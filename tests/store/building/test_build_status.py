@@ -1,0 +1,144 @@
+"""`ups-store status`: what event logs of builds say of every process, on every machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run_ups_store
+
+from ups_store.building.events import EventLog
+from ups_store.building.status import read_status
+from ups_store.errors import ConfigError
+
+HERE = os.uname().nodename
+NOW_S = time.time()
+
+
+def event(kind: str, /, *, at_s: float = 0.0, **details: Any) -> dict[str, Any]:
+    """A line of a log; of this process, unless it says otherwise."""
+    origin = {"run": "a", "host": HERE, "rank": 0, "pid": os.getpid()}
+    return {"time_s": NOW_S + at_s, "event": kind, **origin, **details}
+
+
+def log(path: Path, *events: dict[str, Any], cut: str = "") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(each) + "\n" for each in events) + cut)
+    return path
+
+
+def begun(**of: Any) -> Iterator[dict[str, Any]]:
+    """A build that has read 40 of 100 samples, 10 in a second, and waits for a reader."""
+    yield event("start", at_s=-9, **of)
+    yield event("stage", at_s=-8, name="reading", total=100, unit="samples", **of)
+    yield event("progress", at_s=-4, done=20, waits_for="", **of)
+    yield event("progress", at_s=-2, done=40, waits_for="reader 1", **of)
+
+
+@pytest.fixture
+def dead() -> int:
+    """The id of a process that was."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_running_process_has_a_rate_time_left_and_what_it_waits_for(tmp_path: Path) -> None:
+    log(tmp_path / "a.jsonl", *begun(), event("note", message="slow disk"), cut='{"time_s": 3, "ev')
+    (machine,) = read_status([tmp_path])
+    (process,) = machine.processes
+    assert (machine.host, machine.run, machine.is_running) == (HERE, "a", True)
+    assert (process.state, process.stage, process.done, process.total) == ("running", "reading", 40, 100)
+    assert (process.per_second, process.seconds_left) == (10.0, 6.0)
+    assert (machine.per_second, machine.seconds_left) == ({"samples": 10.0}, 6.0)
+    shown = run_ups_store("status", tmp_path).stdout
+    assert f"{HERE} (run a): 1 process, 10.0 samples/s, 6 s left" in shown
+    assert "rank 0: running, reading 40 of 100 samples (40%), 10.0 samples/s, 6 s left, waits for" in shown
+    assert "    note: slow disk" in shown
+
+
+def test_process_that_is_gone_without_a_last_line_was_killed(tmp_path: Path, dead: int) -> None:
+    log(tmp_path / "a.jsonl", *begun(pid=dead))
+    (machine,) = read_status([tmp_path])
+    assert [process.state for process in machine.processes] == ["killed"]
+    assert machine.processes[0].seconds_left is None
+    assert not machine.is_running
+    assert run_ups_store("status", tmp_path, "--watch").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        ([event("end", is_done=True)], "finished"),
+        (
+            [event("error", kind="interrupted", message="interrupted"), event("end", is_done=False)],
+            "interrupted",
+        ),
+        ([event("error", kind="stalled", message="reader 0 hangs"), event("end", is_done=False)], "stalled"),
+        ([event("error", kind="disk_full", message="no room"), event("end", is_done=False)], "failed"),
+    ],
+)
+def test_ended_process_says_how(tmp_path: Path, end: list[dict[str, Any]], state: str) -> None:
+    log(tmp_path / "a.jsonl", *begun(), *end)
+    (machine,) = read_status([tmp_path])
+    assert [process.state for process in machine.processes] == [state]
+    shown = run_ups_store("status", tmp_path).stdout
+    assert ("error: " in shown) == (state != "finished")
+
+
+def test_silent_process_of_another_machine_is_unknown(tmp_path: Path) -> None:
+    log(tmp_path / "a.jsonl", *begun(host="far"), *begun(host="farther", rank=1))
+    log(tmp_path / "b.jsonl", event("start", at_s=-3600, host="far", rank=2))
+    far, farther = read_status([tmp_path])
+    assert [process.state for process in far.processes] == ["running", "unknown"]
+    assert far.seconds_left == 6.0, "of those that run"
+    assert [process.rank for process in farther.processes] == [1]
+    assert "in b.jsonl: unknown" in run_ups_store("status", tmp_path).stdout
+
+
+def test_process_that_took_the_place_of_another_counts_alone(tmp_path: Path, dead: int) -> None:
+    path = log(tmp_path / "a.jsonl", *begun(pid=dead), *begun())
+    (machine,) = read_status([path])
+    assert [process.pid for process in machine.processes] == [os.getpid()]
+
+
+def test_bytes_are_shown_as_such_and_a_new_stage_begins_from_nothing(tmp_path: Path) -> None:
+    stage = event("stage", at_s=-5, name="digesting", total=10_000_000, unit="bytes")
+    log(tmp_path / "a.jsonl", *begun(), stage)
+    (machine,) = read_status([tmp_path])
+    assert (machine.processes[0].done, machine.processes[0].per_second) == (0, None)
+    log(
+        tmp_path / "a.jsonl",
+        *begun(),
+        stage,
+        *(event("progress", at_s=s, done=(5 + s) * 10**6) for s in (-4, -3)),
+    )
+    assert "1.0 MB/s" in run_ups_store("status", tmp_path).stdout
+
+
+def test_log_of_a_build_can_be_read_and_others_are_named(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "log" / "build.jsonl") as watcher:
+        watcher.write("start")
+        watcher.stage("reading", 4, unit="samples")
+        watcher.advance(4)
+    found = json.loads(run_ups_store("status", tmp_path / "log", "--json").stdout)["machines"]
+    assert [process["stage"] for machine in found for process in machine["processes"]] == ["reading"]
+    for wrong in (tmp_path, tmp_path / "absent.jsonl"):
+        with pytest.raises(ConfigError) as caught:
+            read_status([wrong])
+        assert caught.value.kind == "no_log"
+    assert run_ups_store("status", tmp_path / "log", "--json", "--watch").exit_code == 2
+
+
+def test_watching_ends_when_nothing_runs_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = log(tmp_path / "a.jsonl", *begun())
+    ends = lambda seconds: log(path, *begun(), event("end", is_done=True))  # noqa: E731
+    monkeypatch.setattr("ups_store.cli.status.time.sleep", ends)
+    assert "finished" in run_ups_store("status", tmp_path, "--watch").stdout

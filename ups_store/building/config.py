@@ -1,0 +1,342 @@
+"""Configuration of a build: typed, from YAML, flags and dotted overrides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from ups_store.building.config_file import read_config
+from ups_store.building.config_problems import config_error
+from ups_store.building.other_keys import load_other_keys
+from ups_store.errors import ConfigError, SpecError, needs
+from ups_store.printable import without_secrets
+from ups_store.remote.shared_place import EXPECTED as EXPECTED_SHARED
+from ups_store.remote.shared_place import check_place
+from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration, local_path
+from ups_store.sources.origins import EXPECTED, is_remote, names_remote, scheme_of
+from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
+from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
+
+with needs("hdf5"):
+    from pydantic import (
+        BeforeValidator,
+        Field,
+        PlainValidator,
+        SerializationInfo,
+        ValidationError,
+        ValidationInfo,
+        field_serializer,
+        field_validator,
+    )
+
+FIELDS_ENCODER = "none"  # `latent.encoder` of a build of fields
+MAX_WORKERS = 256  # more than any file system serves better than a few
+
+_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")  # it starts the names of files
+_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+
+
+def long_dtype(value: object) -> object:
+    """The name that NumPy has for a dtype, of a short one such as "bf16"; any other value as it is."""
+    return _SHORT_DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+Count = Annotated[int, Field(strict=True, ge=1)]  # strict: `yes` isn't 1
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FieldDtype = Annotated[Literal["float16", "bfloat16", "float32", "float64"], BeforeValidator(long_dtype)]
+ComputeDtype = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(long_dtype)]
+
+
+Codec = Literal["none", "blosc", "pcodec"]
+
+
+def _root(value: object) -> object:
+    """A folder as a path, a remote one as the text that it is."""
+    if not isinstance(value, str | Path):
+        raise ConfigError("", expected=f"a path, or {EXPECTED}", found=repr(value))
+    if is_remote(value):
+        try:
+            scheme_of(str(value))
+        except ConfigError as error:  # of an unknown kind; the code that catches it knows the key
+            error.problem, error.found = "", error.path
+            raise
+        return value
+    return Path(cast("str | Path", local_path(value)))
+
+
+def _shared(value: object) -> str | None:
+    """The place of a shared cache: a URL as the text that it is, a folder as an absolute path."""
+    if value is None:
+        return None
+    if not isinstance(value, str | Path):
+        raise ConfigError("", expected=EXPECTED_SHARED, found=repr(value))
+    try:
+        return check_place(str(value))
+    except SpecError as error:  # the code that catches it knows the key
+        raise ConfigError("", expected=error.expected, found=error.path) from error
+
+
+def _places(value: Any, info: SerializationInfo) -> Any:
+    """Places as checkpoints, reports and trackers have them: without what is secret of a URL."""
+    show = str if (info.context or {}).get("secrets") else without_secrets
+    if isinstance(value, tuple):
+        return [show(name) for name in value]
+    return None if value is None else show(str(value))
+
+
+class DataConfig(DeclaredSection):
+    """Which samples of which files."""
+
+    tasks: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/sources/tasks.py")
+    root: Annotated[Path | str, PlainValidator(_root)] = Field(
+        description="folder with the HDF5 files, or its URL; by default the variable PDEBENCH_ROOT"
+    )
+    split: tuple[str, ...] = Field(SPLITS, min_length=1, description="train, val, test")
+    files: tuple[str, ...] | None = Field(
+        None, min_length=1, description="names or glob patterns below root, or URLs, to choose"
+    )
+    stage_dir: LocalPath | None = Field(
+        None,
+        description="folder of a local disk that sources are copied into and read from; by default only what"
+        " a URL names is copied, into the folder sources beside the stores",
+    )
+    follow_external: Path | None = Field(
+        None,
+        description="folder of other files that sources may take data from; by default none may",
+    )
+    reduce_space: Count = Field(1, description="every how many-th point, on each spatial axis")
+    reduce_time: Count = Field(1, description="every how many-th time step")
+    split_fractions: tuple[float, float, float] = Field((0.8, 0.1, 0.1), description="train, val, test")
+    limit: Count | None = Field(None, description="at most so many samples a store")
+    on_nan: Literal["fail", "keep"] = Field("fail", description="what to do with NaN and Inf")
+    source_digest: Literal["full", "sampled"] = Field("full", description="how sources are identified")
+
+    _as_json = field_serializer("root", "files", when_used="json")(_places)
+
+    @field_validator("tasks", "split", "files", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) else value
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        declared = (info.context or {}).get("tasks", ())  # they stand in another section
+        for name in value:
+            if name not in declared:
+                get_task(name, declared=declared)
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("split")
+    @classmethod
+    def _known_splits(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(canonical_split(name) for name in value))
+
+    @field_validator("split_fractions")
+    @classmethod
+    def _valid_fractions(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
+        SplitFractions(*value)
+        return value
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether sources have to be fetched: the root, or a name of a file, is a URL or an rclone remote."""
+        return isinstance(self.root, str) or names_remote([self.files or ()], self.root)
+
+    @property
+    def fractions(self) -> SplitFractions:
+        """`split_fractions` by name."""
+        return SplitFractions(*self.split_fractions)
+
+
+class CacheConfig(DeclaredSection):
+    """Where stores go and what they hold."""
+
+    dir: LocalPath = Field(Path("cache"), description="folder of the stores")
+    dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
+    codec: Codec = Field("none", description="pack stores, which are decoded then; none: map them")
+    partitions: Count | None = Field(
+        None, description="files that a new store is built in, one by one; chosen by size for a packed one"
+    )
+    encode_timeout_s: Seconds = Field(
+        600.0,
+        description="for encoding one batch, the first ten times as long; then stacks are written and the"
+        " process ends with exit code 4",
+    )
+    commit_timeout_s: Seconds = Field(600.0, description="for committing one batch; then as for encoding")
+    remote: Annotated[str | None, PlainValidator(_shared)] = Field(
+        None,
+        description="shared cache: a URL or a folder that stores are pulled from, and pushed to once built",
+    )
+    remote_timeout_s: Seconds = Field(
+        60.0, description="for the shared cache to bring 4 MiB; then stores are built here, with a warning"
+    )
+
+    _as_json = field_serializer("remote", when_used="json")(_places)
+
+
+class EncodingConfig(DeclaredSection):
+    """How a build encodes."""
+
+    encoder: str = Field("ups", description="entry point, or module:callable as an override; none: fields")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    compute_dtype: ComputeDtype = Field("float32", description="of encoding")
+    micro_batch: Count = Field(256, description="frames that are encoded together; decides the last bits")
+    pin_memory: bool = Field(True, description="copy to a CUDA device from page-locked memory")
+    compile: bool = Field(False, description="torch.compile the encoder; may change the last bits")
+
+
+class LatentConfig(EncodingConfig):
+    """What encodes, where stores hold latents instead of fields."""
+
+    checkpoint: LocalPath = Field(description="weights; by default <checkpoint.dir>/autoencoder.safetensors")
+    dim: Count | None = Field(None, description="channels of a latent token, as the checkpoint has them")
+    tokens: Count | None = Field(None, description="latent tokens of a frame, as the checkpoint has them")
+
+
+class ReadingConfig(DeclaredSection):
+    """How sources are read; what is read doesn't depend on it, so it isn't part of a store's identity."""
+
+    num_workers: int | Literal["auto"] = Field(
+        "auto", description="reader processes; 0 is 1, as a read that hangs is given up with its process"
+    )
+    batch_size: Count | Literal["auto"] | None = Field(
+        None, description="samples that are read, encoded and committed at a time; by default about 32 MiB"
+    )
+    timeout_s: Seconds = Field(300.0, description="for one batch of samples, or without progress")
+    open_timeout_s: Seconds = Field(60.0, description="for opening a file")
+    retries: Annotated[int, Field(strict=True, ge=0)] = Field(
+        2, description="how often a read is tried again after its reader was late or died"
+    )
+    on_error: Literal["fail", "skip"] = Field(
+        "fail", description="what to do with samples that can't be read"
+    )
+    stall_warning_s: Seconds = Field(
+        60.0, description="time without progress after which a diagnosis is shown"
+    )
+    check_on_resume: bool = Field(
+        True, description="read back and check what an unfinished store holds before it is continued"
+    )
+
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _size_or_auto(cls, value: object) -> object:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if is_count or value in ("auto", None):
+            return value
+        raise ConfigError("reading.batch_size", expected="auto, or a whole number >= 1", found=repr(value))
+
+    @field_validator("num_workers", mode="before")
+    @classmethod
+    def _count_or_auto(cls, value: object) -> object:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WORKERS
+        if is_count or value == "auto":
+            return value
+        expected = f"auto, or a whole number 0..{MAX_WORKERS}"
+        raise ConfigError("reading.num_workers", expected=expected, found=repr(value))
+
+
+class BuildConfig(DeclaredSection):
+    """Everything that decides a build."""
+
+    data: DataConfig
+    cache: CacheConfig = CacheConfig()
+    reading: ReadingConfig = ReadingConfig()
+    latent: LatentConfig | None = Field(None, description="where stores hold latents")
+    tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of your own, see docs/guides/layouts.md")
+
+    @field_validator("tasks")
+    @classmethod
+    def _new_names(cls, value: dict[str, TaskDeclaration]) -> dict[str, TaskDeclaration]:
+        for name in value:
+            if not _TASK_NAME.fullmatch(name):
+                raise ConfigError("", expected="a name of letters, digits and '_'", found=repr(name))
+            if name in TASKS or name in WELL_TASKS:
+                raise ConfigError("", expected="another name: there is such a task", found=repr(name))
+        return value
+
+    @property
+    def stage_dir(self) -> Path | None:
+        """Folder that sources are copied into; None where they are read in place."""
+        if self.data.stage_dir is not None:
+            return self.data.stage_dir
+        names = (patterns for task in self.tasks.values() for patterns in task.files.values())
+        is_fetched = self.data.is_remote or names_remote(names, self.data.root)
+        return self.cache.dir / "sources" if is_fetched else None
+
+    def get_task(self, name: str) -> Task:
+        """The task of a name in `data.tasks`, one that this configuration declares or one that is known."""
+        if name not in self.tasks:
+            return get_task(name)
+        declared = self.tasks[name]
+        layout = declared.layout
+        return Task(
+            name=name,
+            ndim=len(layout.space) if layout else declared.ndim or 0,
+            channels=layout.channels if layout else (),
+            boundary={str(axis): kind for axis, kind in declared.boundary.items()},
+            test_part=declared.test_part,
+            steady=layout.is_steady if layout else None,
+            files={str(split): patterns for split, patterns in declared.files.items()},
+            layout=layout,
+        )
+
+
+def load_config(
+    path: Path | None = None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    note: Callable[[str], None] | None = None,
+) -> BuildConfig:
+    """Read a configuration; later sources win: YAML file, flags, dotted overrides.
+
+    Args:
+        path: YAML file, or None.
+        flags: Values by dotted key; None values are left out.
+        overrides: `key=value` with dotted keys, values in YAML.
+        note: Given a sentence for each key, such as a misspelled one of `training`, that has no effect.
+    Raises:
+        ConfigError: Names the key, what was found, what is expected, and the nearest known key.
+    """
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    said = {*given, *(override.partition("=")[0] for override in overrides)}
+    values = _of_build(read_config(path, flags=given, overrides=overrides), said=said, note=note)
+    try:
+        return BuildConfig.model_validate(values, context={"tasks": _declared_names(values)})
+    except ValidationError as error:
+        raise config_error(error, model=BuildConfig, path=path, outside=said) from error
+
+
+def _of_build(whole: dict[str, Any], *, said: Set[str], note: Callable[[str], None] | None) -> dict[str, Any]:
+    """What a run says to a build; what is said of `cache` beside the file wins over that of latents there."""
+    if _is_own(whole):
+        return whole
+    values = whole
+    latent = whole.get("latent")
+    if isinstance(latent, dict) and latent.get("encoder") == FIELDS_ENCODER:
+        values = {key: value for key, value in whole.items() if key != "latent"}
+    for others in load_other_keys():
+        if note is not None:
+            for sentence in others.without_effect(values):
+                note(sentence)
+        values = others.to_build(values)
+    names = {key.split(".")[1] for key in said if key.startswith("cache.")}
+    names -= {name for name in names if f"training.latent_cache_{name}" in said}
+    if names:
+        values["cache"] |= {name: whole["cache"][name] for name in names}
+    return values
+
+
+def _is_own(whole: Mapping[str, Any]) -> bool:
+    """Whether only keys of a build of fields are said; then other packages needn't be asked."""
+    data = whole.get("data")
+    is_own_data = isinstance(data, dict) and data.keys() <= DataConfig.model_fields.keys()
+    return is_own_data and whole.keys() <= BuildConfig.model_fields.keys() - {"latent"}
+
+
+def _declared_names(values: Mapping[Any, Any]) -> tuple[str, ...]:
+    tasks = values.get("tasks")
+    return tuple(map(str, tasks)) if isinstance(tasks, dict) else ()

@@ -1,0 +1,267 @@
+"""The readers of a whole build: one pool, which grows once there is something to read.
+
+There is at least one, also where `reading.num_workers` is 0: only a process of its own can be given up when
+a read doesn't return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.building.config import ReadingConfig
+from ups_store.console import format_nbytes
+from ups_store.errors import StoreError
+from ups_store.sources.contents import Selection, SourceInfo
+from ups_store.sources.pool import Patience, ReaderPool, Skipped
+from ups_store.sources.requests import MAX_SAMPLES, DescribeRequest, ReadRequest
+from ups_store.sources.slots import ALIGN
+from ups_store.sources.source_files import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
+from ups_store.sources.tasks import Task
+from ups_store.system.memory import available_bytes, free_descriptors, num_cores
+
+START_S = 0.4  # what it takes to start a reader
+TINY_NBYTES = 32 << 20  # one reader reads that within the time that another takes to start
+MAX_AUTO = 4  # readers beyond that wait for the one process that commits
+FAST_BYTES_PER_S = 2e9  # of one reader: more than a process checksums, copies and commits
+_BATCH_NBYTES = 32 << 20  # of samples of one file
+_READER_NBYTES = 80 << 20  # Python, NumPy and HDF5
+_READER_DESCRIPTORS = 4
+_SPARE_DESCRIPTORS = 32  # for the store, its folder, and files of the system
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How many readers, and why, for people."""
+
+    num_workers: int
+    why: str
+
+    def sentence(self) -> str:
+        """What was chosen automatically, for people."""
+        by = describe_readers(self.num_workers)
+        return f"reading {by}, chosen automatically ({self.why}; reading.num_workers sets it)"
+
+
+def describe_readers(num_workers: int) -> str:
+    """Such as "with 2 reader processes", for people."""
+    return f"with {num_workers} reader process" + ("es" if num_workers > 1 else "")
+
+
+class Readers:
+    """Processes that read sources for as long as a build takes, with deadlines; a context manager.
+
+    Args:
+        config: How many, and how long they may take.
+        note: Given a sentence when a reader is replaced, and what was chosen; by default not shown.
+
+    Attributes:
+        pool: The pool; `resize`d here only.
+        choice: The last choice.
+        is_auto: Whether their number isn't configured.
+        is_tuned: Whether it, and the size of batches, are to be tried out.
+    """
+
+    def __init__(self, config: ReadingConfig, *, note: Callable[[str], None] = lambda message: None) -> None:
+        self.is_auto = config.num_workers == "auto"
+        self.is_tuned = config.batch_size == "auto"
+        num_workers = 1 if config.num_workers == "auto" else max(1, config.num_workers)
+        self.choice = Choice(num_workers, "one opens the sources" if self.is_auto else "as configured")
+        self._is_rate_known = False
+        self._note = note
+        self.pool = ReaderPool(
+            num_workers,
+            slot_nbytes=USUAL_SLOT_NBYTES,
+            patience=Patience(
+                timeout_s=config.timeout_s, open_timeout_s=config.open_timeout_s, retries=config.retries
+            ),
+            on_error="skip" if config.on_error == "skip" else "raise",
+            note=note,
+        )
+
+    def for_samples(
+        self, requests: Sequence[ReadRequest], *, nbytes: int, stored_nbytes: int, slot_nbytes: int
+    ) -> ReaderPool:
+        """The pool for reading samples.
+
+        Args:
+            requests: What is to be read.
+            nbytes: How much that is, as it is asked for.
+            stored_nbytes: How much that is in the files; more where they are reduced while they are read.
+            slot_nbytes: Size of the largest batch.
+
+        Raises:
+            StoreError: Kind "no_memory" or "no_descriptors", if there isn't enough for one reader.
+            SourceError: As `ReaderPool.read`, which reads the first batch to see how long that takes.
+        """
+        self.pool.resize(self.pool.num_workers, slot_nbytes=slot_nbytes)
+        if self.is_auto and requests and not self._is_rate_known:
+            self._choose_for(requests, nbytes, stored_nbytes)
+        self._fit()
+        return self.pool
+
+    def describe(
+        self, path: Path, task: Task, selection: Selection | None = None, *, follow: Path | None = None
+    ) -> SourceInfo:
+        """Say what a file holds, as `open_source`; raises as `ReaderPool.describe`."""
+        (info,) = self.pool.describe([DescribeRequest(path, task, selection or Selection(), follow)])
+        return info
+
+    def read(
+        self,
+        info: SourceInfo,
+        task: Task,
+        selection: Selection,
+        samples: range,
+        *,
+        follow: Path | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Read samples of one file into new memory, as `Source.read`; raises as `ReaderPool.read`."""
+        arrays = {name: np.empty((len(samples), *a.shape), a.dtype) for name, a in info.arrays.items()}
+        sample_nbytes = sum(math.prod(a.shape) * a.dtype.itemsize for a in info.arrays.values())
+        step = max(1, min(len(samples), MAX_SAMPLES, _BATCH_NBYTES // max(1, sample_nbytes)))
+        self.pool.resize(self.pool.num_workers, slot_nbytes=step * sample_nbytes + ALIGN * len(arrays))
+        dtypes = {name: array.dtype.name for name, array in arrays.items()}
+        requests = []
+        for first in range(0, len(samples), step):
+            rows = np.arange(first, min(first + step, len(samples)))
+            indices = rows + samples.start
+            requests.append(ReadRequest(info.path, task, selection, rows, indices, dtypes, follow=follow))
+        for batch in self.pool.read(requests):
+            if isinstance(batch, Skipped):
+                raise batch.error
+            for name, values in batch.arrays.items():
+                arrays[name][batch.samples] = values
+        return arrays
+
+    def _choose_for(self, requests: Sequence[ReadRequest], nbytes: int, stored_nbytes: int) -> None:
+        if max(nbytes, stored_nbytes) <= TINY_NBYTES:
+            why = f"{format_nbytes(max(nbytes, stored_nbytes))} are read sooner than another one starts"
+            self.choice = Choice(self.pool.num_workers, why)
+            return
+        most = min(num_cores(), MAX_AUTO, len(requests))
+        self._fit()
+        rate = _rate(self.pool, requests[0], nbytes)
+        self._is_rate_known = True
+        if rate is None:
+            self._choose(most, "the first batch can't be read")
+            return
+        self._choose(*chosen(nbytes, rate=rate, most=most))
+        if not self.is_tuned:  # else there are trials, and another choice to be noted
+            self._note(self.choice.sentence())
+
+    def use(self, num_workers: int, why: str) -> None:
+        """Have so many readers from now on, for a reason, for people."""
+        self._is_rate_known = True
+        self._choose(num_workers, why)
+
+    def _choose(self, num_workers: int, why: str) -> None:
+        self.choice = Choice(num_workers, why)
+        self.pool.resize(num_workers, slot_nbytes=self.pool.slot_nbytes, num_slots=USUAL_SLOTS)
+
+    def _fit(self) -> None:
+        """Have fewer readers, and then slots, than chosen if memory or descriptors don't suffice."""
+        if len(self.pool.status().readers) >= self.pool.num_workers:
+            return  # all of them run already
+        wanted, slot_nbytes = self.pool.num_workers, self.pool.slot_nbytes
+        num_workers, num_slots = fitting(
+            wanted, slot_nbytes=slot_nbytes, memory=available_bytes(), descriptors=free_descriptors()
+        )
+        if (num_workers, num_slots) == (wanted, USUAL_SLOTS):
+            return
+        self._note(
+            f"{num_workers} of {wanted} readers with {num_slots} slots: memory or descriptors are scarce"
+        )
+        self.choice = dataclasses.replace(self.choice, num_workers=num_workers)
+        self.pool.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.close()
+
+
+def chosen(nbytes: int, *, rate: float, most: int) -> tuple[int, str]:
+    """How many readers are worth their start, and why.
+
+    Args:
+        nbytes: What is to be read.
+        rate: Bytes per second that one reader was measured to give.
+        most: How many there may be.
+    """
+    shown = f"{format_nbytes(nbytes)} at {format_nbytes(int(rate))}/s by one reader"
+    if rate >= FAST_BYTES_PER_S:
+        return 1, f"{shown}, faster than commits"
+    # Another reader has to save more time than its start takes.
+    worth = max(1, math.floor(nbytes / rate / START_S))
+    if worth < most:
+        return worth, f"{shown}: another would take longer to start than it saves"
+    return most, f"{shown}, at most {most}"
+
+
+@contextlib.contextmanager
+def given_or_own(readers: Readers | None, config: ReadingConfig | None = None) -> Iterator[Readers]:
+    """Readers that a caller gave, or new ones for the duration of a block."""
+    if readers:
+        yield readers
+    else:
+        with Readers(config or ReadingConfig()) as own:
+            yield own
+
+
+def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> tuple[int, int]:
+    """As many readers as there is room for, at most `wanted`, and their number of slots.
+
+    Reading takes memory beside the slots: what a reader is, and a block of the file.
+
+    Raises:
+        StoreError: Kind "no_memory" or "no_descriptors", if there is no room for one.
+    """
+    num_workers = min(wanted, (descriptors - _SPARE_DESCRIPTORS) // _READER_DESCRIPTORS)
+    if num_workers < 1:
+        raise StoreError(
+            "too few file descriptors for a reader",
+            kind="no_descriptors",
+            expected=f"{_SPARE_DESCRIPTORS + _READER_DESCRIPTORS}",
+            found=f"{descriptors} free",
+            hint="raise `ulimit -n`",
+        )
+    for num_slots in range(USUAL_SLOTS, 0, -1):
+        each = _READER_NBYTES + BLOCK_BYTES + num_slots * slot_nbytes
+        possible = min(num_workers, memory // each)
+        if possible >= 1:
+            return possible, num_slots
+    raise StoreError(
+        "too little memory for a reader",
+        kind="no_memory",
+        expected=f"{each:,} bytes, with one slot of {slot_nbytes:,}",
+        found=f"{memory:,} free",
+        hint="free some, or raise the limit of the container",
+    )
+
+
+def _rate(pool: ReaderPool, request: ReadRequest, nbytes: int) -> float | None:
+    """Bytes per second that one reader gives, the file open and its first batch in memory, or nearly so many.
+
+    The first reading opens the file, fills memory, and may have to wait for another reader; it is enough
+    where even then one reads `nbytes` sooner than another would be worth its start.
+    """
+    for _ in range(2):
+        started = time.perf_counter()
+        (item,) = pool.read([request])
+        if isinstance(item, Skipped):
+            return None
+        rate = sum(array.nbytes for array in item.arrays.values()) / (time.perf_counter() - started)
+        if nbytes < 2 * START_S * rate:
+            break
+    return rate
