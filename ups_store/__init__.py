@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from ups_store.packed.store import PackedStore
     from ups_store.read.base import AnyStore
     from ups_store.read.open import open_any as open
-    from ups_store.read.partitioned import PartitionedStore
     from ups_store.read.ragged import RaggedArray
+    from ups_store.read.several import PartitionedStore
     from ups_store.read.store import Store
     from ups_store.read.store_set import StoreSet
     from ups_store.remote.store import RemoteStore
@@ -142,7 +142,7 @@ _HOMES = {  # module and name there; everything else is an error class
     "join": ("write.create", "join"),
     "open": ("read.open", "open_any"),
     "PackedStore": ("packed.store", "PackedStore"),
-    "PartitionedStore": ("read.partitioned", "PartitionedStore"),
+    "PartitionedStore": ("read.several", "PartitionedStore"),
     "PartsWriter": ("write.parts", "PartsWriter"),
     "RaggedArray": ("read.ragged", "RaggedArray"),
     "RemoteStore": ("remote.store", "RemoteStore"),
@@ -156,6 +156,15 @@ _HOMES = {  # module and name there; everything else is an error class
     "write": ("write", ""),  # the room itself, which can be called
     "write_parts": ("write.parts", "write_parts"),
 }
+
+_READERS = {"packed": "packed.store", "remote": "remote.store"}  # stand above `read`, where `open` is
+
+
+def reader_of(kind: str) -> Any:
+    """Import what opens stores of a kind that most programs don't have; see `ups_store.read.open`."""
+    from importlib import import_module
+
+    return import_module(f"ups_store.{_READERS[kind]}")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,8 +17,8 @@ from ups_store.building.store_build import Build
 from ups_store.errors import ReadError, StoreError, StoreNotFoundError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.open import open_any, open_store
-from ups_store.read.partitioned import parts_of
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX, building_path
+from ups_store.read.several import parts_of
 from ups_store.system import files, locks
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
 from ups_store.system.replacement import real_place
@@ -109,14 +109,17 @@ def give_form(
         others = [part for part in parts_of(store) if part.codec != codec]
         if not others:
             return
-        from ups_store.packed.pack import repack_store
+        from ups_store.packed.pack import pack
 
         what = "unpacking" if codec == "none" else f"packing by {codec}"
         watcher.stage(f"{title}: {what}", sum(map(payload_nbytes, others)), unit="bytes")
         for part in others:
             with clock.timed("pack"):
-                repack_store(part, codec=codec, force=force, progress=watcher.advance)
-            part.close()
+                part.close()
+                if part.codec != "none":
+                    pack(part.path, part.path, "none", force=force, progress=watcher.advance)
+                if codec != "none":
+                    pack(part.path, part.path, codec, force=force, progress=watcher.advance)
 
 
 def remove_dead(path: Path, *, codec: str) -> None:

@@ -29,9 +29,9 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.base import AnyStore
-from ups_store.read.file_reads import looks_like_store
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, building_path
+from ups_store.read.store_file import looks_like_store
 from ups_store.remote.transfer import is_pulling
 from ups_store.system import files, locks
 from ups_store.system.files import make_folder
@@ -76,7 +76,7 @@ def check_packable(plan: StorePlan) -> None:
     if plan.codec == "none":
         return
     check_installed("numcodecs", *(["pcodec"] if plan.codec == "pcodec" else []), extra="pack")
-    from ups_store.packed.chunk_codecs import MAX_CHUNK_BYTES
+    from ups_store.packed.codecs import MAX_CHUNK_BYTES
 
     largest = max(payload_nbytes({name: spec}) for name, spec in plan.arrays.items())
     if largest > MAX_CHUNK_BYTES:

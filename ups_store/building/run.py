@@ -20,7 +20,7 @@ from ups_store.building.tuning import Tuner, Tuning
 from ups_store.check.info import mapped_nbytes
 from ups_store.check.statistics import Statistics
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import parts_of
+from ups_store.read.several import parts_of
 from ups_store.system import files
 
 

@@ -24,9 +24,9 @@ from ups_store.format.layout import PAGE_BYTES
 from ups_store.format.stretches import stretches
 from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.catalog import Catalog, read_building, read_finished
-from ups_store.read.file_reads import read_at
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX
+from ups_store.read.store_file import read_at
 from ups_store.read.verify import Report, verify_file
 from ups_store.system import files
 from ups_store.system.paths import check_local, check_one_file

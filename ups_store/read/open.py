@@ -6,23 +6,24 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ups_store import reader_of
 from ups_store.errors import (
     FormatError,
     ReadError,
     SpecError,
     StoreError,
     StoreNotFoundError,
+    StoreReplacedError,
     TruncatedError,
 )
 from ups_store.printable import printable
-from ups_store.read.base import AnyStore, check_unpickled
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import read_finished
-from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
+from ups_store.read.several import PartitionedStore
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
 from ups_store.read.store_set import (
@@ -115,7 +116,7 @@ def _open_file(
         error.hint = "it is being built: run the build again to finish it, or open it with partial=True"
         raise
     try:
-        return Store(target, fd, read_finished(fd, target), reopen=reopen, access=access, verify=verify)
+        return Store(target, fd, read_finished(fd, target), access=access, verify=verify)
     except TruncatedError as error:
         if target.name.endswith(BUILDING_SUFFIX):
             error.hint = "it is being built: run the same again to finish it, or open it with partial=True"
@@ -153,7 +154,7 @@ def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
         found = read_building_file(fd, where)
         building = None if found.state is State.FINISHED else found
         options: dict[str, Any] = {"access": access, "verify": verify}
-        return Store(path, fd, found.catalog, reopen=reopen, building=building, **options)
+        return Store(path, fd, found.catalog, building=building, **options)
 
 
 def reopen(
@@ -161,24 +162,31 @@ def reopen(
     fingerprint: str | None,
     config_hash: str,
     options: dict[str, Any],
-    copy_path: Path | None = None,
-) -> Store:
-    """What a pickled store becomes.
+) -> AnyStore:
+    """Open again what was pickled.
 
     Args:
-        path: The store's file.
+        path: The store's file, or its URL.
         fingerprint: What it held then; None for one under construction.
         config_hash: Its identity.
-        options: Of `open_store`.
-        copy_path: The copy in RAM that it gathered from, if it shares that; see `Store.preload`.
+        options: Of `open_any`; and as `copy_path` the copy in RAM that it shared, see `Store.preload`.
     Raises:
-        StoreReplacedError: If the file doesn't hold the content that it held then.
+        StoreReplacedError: If it doesn't hold the content, or have the identity, of then.
     """
-    store = None if copy_path is None else _open_copy(Path(path), copy_path, **options)
+    copy_path = options.pop("copy_path", None)
+    store: AnyStore | None = None if copy_path is None else _open_copy(Path(path), copy_path, **options)
     if store is None:
-        store = open_store(path, **options)
+        store = open_any(path, **options)
     found = store.config_hash if fingerprint is None else store.fingerprint
-    check_unpickled(store, fingerprint or config_hash, found)
+    if found != (fingerprint or config_hash):
+        store.close()
+        raise StoreReplacedError(
+            "it was replaced since this object was pickled",
+            path=store.path,
+            expected=f"content {fingerprint or config_hash}",
+            found=found,
+            hint="open it again",
+        )
     return store
 
 
@@ -194,7 +202,7 @@ def _open_copy(
         return None
     try:
         options: dict[str, Any] = {"access": access, "verify": verify, "is_copy": True}
-        return Store(path, fd, read_finished(fd, path), reopen=reopen, **options)
+        return Store(path, fd, read_finished(fd, path), **options)
     finally:
         files.close(fd)
 
@@ -264,9 +272,8 @@ def _open_url(
     if access != "auto" or verify not in (None, "touch"):
         found, expected = f"access={access!r}, verify={verify!r}", "auto; None or touch"
         raise SpecError("argument", path=shown_url(path), expected=expected, found=found)
-    # By name, as what is packed below: most programs need no object store.
-    opening = import_module("ups_store.remote.opening")
-    opened: AnyStore = opening.open_url(path, opening.RemoteOptions.of(**given))
+    remote = reader_of("remote")
+    opened: AnyStore = remote.open_url(path, remote.RemoteOptions.of(**given))
     return opened
 
 
@@ -311,8 +318,7 @@ def _open_one(path: str | os.PathLike[str], partial: bool, access: Access, verif
     """Open one file, mapped or packed."""
 
     def open_packed(target: Path, fd: int) -> AnyStore:
-        # By name: what packs and unpacks stands above what reads, and most programs need no codec.
-        opened: AnyStore = import_module("ups_store.packed.store").open_descriptor(target, fd)
+        opened: AnyStore = reader_of("packed").open_packed_file(target, fd)
         return opened
 
     return _open_file(path, partial, access, verify, open_packed=open_packed)

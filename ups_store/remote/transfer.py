@@ -23,7 +23,7 @@ from ups_store.errors import (
 )
 from ups_store.format.zip_records import END_BYTES, parse_end
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import PartitionedStore, parts_of
+from ups_store.read.several import PartitionedStore, parts_of
 from ups_store.read.store_set import is_manifest
 from ups_store.remote.shared_cache import SUFFIX, SharedCache, SharedFile, files_of_store
 from ups_store.remote.shared_place import DEADLINE_S

@@ -40,7 +40,7 @@ from ups_store.check.set_doctor import examine_set, files_of_set
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
 from ups_store.format.manifest import pack_manifest
-from ups_store.packed.pack import pack_store, repack_store
+from ups_store.packed.pack import pack, pack_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files
 from ups_store.write import part_files
@@ -546,8 +546,7 @@ def test_parts_of_a_set_that_are_not_sound_are_named(manifest: Path) -> None:
 
 
 def test_packed_part_of_a_set_is_sound(manifest: Path) -> None:
-    with ups_store.open(part_of(manifest, 1)) as store:
-        repack_store(store, codec="blosc")
+    pack(part_of(manifest, 1), part_of(manifest, 1))
     assert statuses(manifest) == [Status.COMPLETE, Status.PACKED, Status.COMPLETE]
     assert run_ups_store("verify", manifest).exit_code == 0
 
