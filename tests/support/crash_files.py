@@ -117,10 +117,9 @@ def _small_file(folder: Path) -> Make:
 
 MAKERS = {
     "safetensors": Maker(_exported("safetensors")),
-    "arrow": Maker(_exported("arrow")),
+    "kerchunk": Maker(_exported("kerchunk")),
     "hdf5": Maker(_exported("hdf5"), goes_on=False),
     "zarr": Maker(_exported("zarr"), {Path("zarr.json"): b"{}", Path("c/0"): b"old"}, goes_on=False),
-    "pt": Maker(_exported("pt"), {Path("store.json"): b"{}", Path("x.pt"): b"old"}, goes_on=False),
     "pack": Maker(_packed),
     "unpack": Maker(_unpacked, goes_on=False),
     "concat": Maker(_concatenated),
