@@ -11,7 +11,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -39,11 +39,15 @@ from ups_store.format.ragged import (
 SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
 LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 5.1)
 MAX_JSON_BYTES = 16 << 20
+MAX_METADATA_BYTES = 64 << 20  # where the last `zarr.json` ends (spec 9.1)
+MAX_EMPTY_SAMPLES = 1 << 24  # N of a store that holds no byte for a sample: nothing else bounds it (spec 9.1)
+MAX_DIM_BYTES = 256
 MAX_ARRAYS = 4096
 MAX_RANK = 32
 _KEPT_PARSED_BYTES = 4 << 10  # of a document whose attributes are kept as objects
 MAX_ELEMENTS = 1 << 60  # not reached, axes of length 0 counted as 1: NumPy addresses bytes below 2^63
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPE_NAMES = ("bool", *_INTEGERS, "float16", "float32", "float64", "bfloat16")
 _HINT = "open it with a general Zarr reader, or rebuild it"
@@ -247,6 +251,18 @@ def is_name(name: object) -> bool:
     return not name.startswith("__") and name != "zarr.json"
 
 
+def is_dim(name: object) -> bool:
+    """Whether the format allows it as the name of a dimension (spec 4.5)."""
+    if not isinstance(name, str) or _CONTROL.search(name):
+        return False
+    return 0 < len(name.encode(errors="surrogatepass")) <= MAX_DIM_BYTES
+
+
+def too_many_empty(metas: Iterable[ArrayMeta], num_samples: int) -> bool:
+    """Whether there are more samples than a store may have that holds no byte for one (spec 9.1)."""
+    return num_samples > MAX_EMPTY_SAMPLES and not any(m.is_committed and m.sample_nbytes for m in metas)
+
+
 def check_name(name: str) -> str:
     """Return `name` if the format allows it (spec 4.2), else raise `SpecError`."""
     if is_name(name):
@@ -363,11 +379,12 @@ def _parse_geometry(
         raise bad("shape", f"fewer than {MAX_ELEMENTS} elements, axes of length 0 counted as 1")
     if dtype not in DTYPE_NAMES:
         raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", kind="dtype")
-    is_named = isinstance(dims, list) and all(isinstance(dim, str) and dim for dim in dims)
+    is_named = isinstance(dims, list) and all(isinstance(dim, str) for dim in dims)
     if not isinstance(dims, list) or not is_named or len(dims) != len(shape):
         raise bad("dimension_names", f"{len(shape)} names")
-    if len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
-        wanted = f"distinct names, {SAMPLE_DIM!r} only as the first"
+    if not all(map(is_dim, dims)) or len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
+        size = f"of 1 to {MAX_DIM_BYTES} bytes without control characters"
+        wanted = f"distinct names {size}, {SAMPLE_DIM!r} only as the first"
         raise bad("dimension_names", wanted, kind="dims", clause="4.5")
     return tuple(shape), str(dtype), tuple(dims)
 

@@ -24,11 +24,14 @@ from ups_store.format.identity import differences, flaws, identity_of_array
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
     MAX_ARRAYS,
+    MAX_EMPTY_SAMPLES,
     MAX_JSON_BYTES,
+    MAX_METADATA_BYTES,
     SAMPLE_DIM,
     ArrayMeta,
     is_name,
     parse_array,
+    too_many_empty,
 )
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
 from ups_store.format.zip_records import BEFORE_1_0, ROOT_NAME, Entry, parse_local_header
@@ -226,13 +229,14 @@ def _check_identity(root: RootMeta, path: Path) -> None:
 
 def _read_json(read: ReadAt, entry: Entry, crc: int, path: Path) -> bytes:
     """The bytes of a metadata entry, its size and CRC-32 checked."""
-    if entry.nbytes > MAX_JSON_BYTES:
+    if entry.nbytes > MAX_JSON_BYTES or entry.end > MAX_METADATA_BYTES:
         raise FormatError(
             f"{entry.name} too long",
             path=path,
             kind="limits",
             clause="9.1",
-            expected=f"at most {MAX_JSON_BYTES}",
+            byte_range=(entry.data_offset, entry.end),
+            expected=f"at most {MAX_JSON_BYTES} bytes, before byte {MAX_METADATA_BYTES} of the file",
             found=entry.nbytes,
         )
     raw = read(entry.data_offset, entry.nbytes)
@@ -300,7 +304,17 @@ def num_samples_of(documents: Documents, path: Path) -> int:
                     expected=f"{lengths[dim]}, as in the arrays before",
                     found=length,
                 )
-    return lengths.get(SAMPLE_DIM, 0)
+    num_samples = lengths.get(SAMPLE_DIM, 0)
+    if too_many_empty([meta for meta, _ in documents.metas], num_samples):
+        raise FormatError(
+            "too many samples for a store that holds no byte for any",
+            path=path,
+            kind="limits",
+            clause="9.1",
+            expected=f"at most {MAX_EMPTY_SAMPLES}",
+            found=num_samples,
+        )
+    return num_samples
 
 
 def fingerprint_of(catalog: Catalog) -> str:
