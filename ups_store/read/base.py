@@ -313,7 +313,7 @@ class AnyStore(ABC):
             SpecError: For a store in a device's memory, kind "unsupported".
             MissingExtraError: If xarray isn't installed.
         """
-        from ups_store.read.xarray_dataset import dataset_of
+        from ups_store.read.xarray import dataset_of
 
         return dataset_of(self, names)
 

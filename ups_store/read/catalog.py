@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
-from ups_store.format.build_tail import HOW_TO_REPLACE
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
 from ups_store.format.companions import names_in_file, recognised
@@ -34,7 +33,7 @@ from ups_store.format.metadata import (
     too_many_empty,
 )
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
-from ups_store.format.zip_records import BEFORE_1_0, ROOT_NAME, Entry, parse_local_header
+from ups_store.format.zip_records import ROOT_NAME, Entry, parse_local_header
 from ups_store.read.directory import Directory, ReadAt, read_directory
 from ups_store.read.file_reads import mode, read_at, size
 
@@ -174,10 +173,6 @@ def _read_metadata(read: ReadAt, path: Path, next_claim: NextClaim) -> tuple[Roo
 def read_root(read: ReadAt, path: Path, claim: Claim) -> RootMeta:
     """Read the root's document and check it with the identity in it (spec 7.1, steps 2 to 4)."""
     raw = _read_json(read, *claim, path)
-    if raw.endswith(b" "):  # a whole number of pages, then
-        problem = "it was written before format 1.0 was released"
-        hint = f"build it again; `create` replaces an unfinished one with {HOW_TO_REPLACE}"
-        raise FormatError(problem, path=path, kind=BEFORE_1_0, clause="4.1", hint=hint)
     root = parse_root(raw, path=path)
     _check_identity(root, path)
     return root

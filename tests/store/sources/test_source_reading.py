@@ -365,7 +365,7 @@ def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None
         pool.ask(DigestRequest(path, "full", path.stat().st_size))
         modules = pool.ask(ModulesRequest(path))
     assert not {name for name in modules if name.startswith("ups_store.build")}
-    assert modules.isdisjoint({"omegaconf", "yaml", "pydantic", "typer", "rich", "torch"})
+    assert modules.isdisjoint({"yaml", "pydantic", "typer", "rich", "torch"})
 
 
 # --- ranges -------------------------------------------------------------------------------------------
