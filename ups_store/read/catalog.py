@@ -18,7 +18,6 @@ from typing import TypeAlias
 from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
-from ups_store.format.companions import names_in_file, recognised
 from ups_store.format.identity import differences, flaws, identity_of_array
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
@@ -29,8 +28,10 @@ from ups_store.format.metadata import (
     SAMPLE_DIM,
     ArrayMeta,
     is_name,
+    names_in_file,
     parse_array,
     too_many_empty,
+    with_companions_marked,
 )
 from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
 from ups_store.format.zip_records import ROOT_NAME, Entry, parse_local_header
@@ -269,7 +270,7 @@ def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
 
 def mark_companions(documents: Documents, path: Path) -> None:
     """Have the metadata of arrays that belong to a ragged one say so (spec 14.1)."""
-    metas = recognised([meta for meta, _ in documents.metas], path=path)
+    metas = with_companions_marked([meta for meta, _ in documents.metas], path=path)
     documents.metas = [(meta, nbytes) for meta, (_, nbytes) in zip(metas, documents.metas, strict=True)]
 
 

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SpecError
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.companions import companions_of
 from ups_store.format.identity import config_hash, constant_digest, flaws, identity_document
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
@@ -28,7 +26,9 @@ from ups_store.format.metadata import (
     MAX_RANK,
     SAMPLE_DIM,
     ArrayMeta,
+    ArraySpec,
     check_name,
+    companions_of,
     dtype_name,
     is_dim,
     row_flaw,

@@ -162,6 +162,7 @@ def test_every_reference_of_schema_exists(name: str) -> None:
 
 def test_schemas_have_types_and_limits_of_the_code() -> None:
     """Spec 4.7, 9.1."""
+    identity = schema_of("identity")
     assert identity["$defs"]["data_type"]["enum"] == list(DTYPE_NAMES)
     assert identity["properties"]["arrays"]["maxProperties"] == MAX_ARRAYS
     assert identity["$defs"]["array"]["properties"]["shape"]["maxItems"] == MAX_RANK
