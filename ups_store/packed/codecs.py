@@ -104,9 +104,14 @@ class ChunkCodec:
     dtype: str
     level: int
 
-    @property
+    @functools.cached_property
     def _itemsize(self) -> int:
         return dtype_of(self.dtype).itemsize
+
+    @functools.cached_property
+    def _blosc_header(self) -> tuple[int, int, int, int]:
+        """Version, codec, shuffle and type size."""
+        return _BLOSC_VERSION, _ZSTD, _SHUFFLED if self._itemsize > 1 else 0, self._itemsize
 
     def to_json(self) -> list[dict[str, Any]]:
         """List the codecs as `zarr.json` names them."""
@@ -144,8 +149,7 @@ class ChunkCodec:
             raise ValueError(f"{len(packed)} bytes, less than a header")
         version, _, flags, size, num_payload, _, num_packed = _BLOSC_HEADER.unpack_from(packed)
         header = version, flags >> 5, flags & (_SHUFFLED | _BITS_SHUFFLED), size, num_payload, num_packed
-        shuffle = _SHUFFLED if self._itemsize > 1 else 0
-        expected = _BLOSC_VERSION, _ZSTD, shuffle, self._itemsize, out.nbytes, len(packed)
+        expected = (*self._blosc_header, out.nbytes, len(packed))
         if header != expected:
             raise ValueError(f"version, codec, shuffle, sizes in its header {header}, expected {expected}")
         _blosc_decompress()(packed, out)

@@ -236,7 +236,8 @@ class PackedChunks:
         edges = self._edges.get(name)
         if edges is None:
             edges = self._edges[name] = self._read_edges(self._arrays[name])
-        first, end = edges[sample or 0 : (sample or 0) + 2].tolist()
+        number = 0 if sample is None else sample
+        first, end = int(edges[number]), int(edges[number + 1])
         return Chunk(name, sample, first, end - first - CHECKSUM_BYTES)
 
     def _read_edges(self, array: PackedArray) -> npt.NDArray[np.int64]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ups_store import reader_of
 from ups_store.errors import (
@@ -23,7 +24,7 @@ from ups_store.printable import printable
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import read_finished
 from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
-from ups_store.read.several import PartitionedStore
+from ups_store.read.several import PartitionedStore, files_of
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
 from ups_store.read.store_set import (
@@ -38,7 +39,6 @@ from ups_store.system import files
 from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
 from ups_store.system.paths import (
     check_one_file,
-    find_partitions,
     is_pattern,
     is_remote,
     path_of,
@@ -208,7 +208,7 @@ def _open_copy(
 
 
 def open_any(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     partial: bool = False,
     access: Access = "auto",
@@ -219,13 +219,15 @@ def open_any(
 ) -> AnyStore:
     """Open a store of any kind, here or at a URL.
 
-    One file is a `Store`, mapped; a packed file a `PackedStore`, which decodes; the partitions that a pattern
-    such as `NAME-*-of-00016.zarr.zip` names are one `PartitionedStore`, the parts that the manifest
-    `NAME.zarr.json` names one `StoreSet`. At `s3://`, `gs://`, `az://` or `https://` one file is a
-    `RemoteStore`, which fetches what is asked for and checks it; a pattern and a manifest are as here.
+    One file is a `Store`, mapped; a packed file a `PackedStore`, which decodes. Several files are one
+    `PartitionedStore`: the partitions that `NAME-*-of-00016.zarr.zip` names, the stores that another pattern,
+    such as `NAME-*.zarr.zip`, matches, in the order of their names, and those of a list, in its order. The
+    parts that the manifest `NAME.zarr.json` names are one `StoreSet`. At `s3://`, `gs://`, `az://` or
+    `https://` one file is a `RemoteStore`, which fetches what is asked for and checks it; partitions, a list
+    and a manifest are as here.
 
     Args:
-        path: A file, a pattern, or a manifest; or the URL of one.
+        path: A file, a pattern, or a manifest; the URL of one; or a list of files and URLs.
         partial: See `ups_store.read.open.open_store`; for single files.
         access: Likewise; a packed file can't be opened with "map".
         verify: Likewise; of a packed file and at a URL every chunk is checked whatever this says.
@@ -243,26 +245,36 @@ def open_any(
         SpecError: For arguments that have no meaning.
     """
     given = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "deadline_s": deadline_s}
-    if is_remote(path):
-        return _open_url(path, access, verify, given)
-    _check_local_options(path, given)
-    pattern = path_of(path)
+    if isinstance(path, list | tuple):
+        options: dict[str, Any] = {"access": access, "verify": verify, **given}
+        return _open_several(None, [functools.partial(open_any, each, **options) for each in path])
+    where = cast("str | os.PathLike[str]", path)  # or what isn't one, which `path_of` says
+    if is_remote(where):
+        return _open_url(where, access, verify, given)
+    _check_local_options(where, given)
+    pattern = path_of(where)
     if is_manifest(pattern):
         return _open_set(pattern, access, verify)
     if not is_pattern(pattern):
-        return _open_one(path, partial, access, verify)
-    with contextlib.ExitStack() as stack:
-        partitions = [
-            stack.enter_context(_open_one(partition, False, access, verify))
-            for partition in find_partitions(pattern)
-        ]
-        store = PartitionedStore(pattern, partitions)
-        stack.pop_all()
-    return store
+        return _open_one(where, partial, access, verify)
+    openings = [functools.partial(_open_one, each, False, access, verify) for each in files_of(pattern)]
+    return _open_several(pattern, openings)
 
 
 # What users call it, in the errors of Python, in `help` and in pickles.
 open_any.__module__, open_any.__name__, open_any.__qualname__ = "ups_store", "open", "open"
+
+
+def _open_several(pattern: Path | None, openings: Sequence[Callable[[], AnyStore]]) -> PartitionedStore:
+    """Open several stores as one; of a list, which has no pattern, the first one's path stands for it."""
+    if not openings:
+        hint = "give at least one path"
+        raise SpecError("no stores", kind="partitions", expected="a path, or a list of them", hint=hint)
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(opening()) for opening in openings]
+        joined = PartitionedStore(stores[0].path if pattern is None else pattern, stores)
+        stack.pop_all()
+    return joined
 
 
 def _open_url(

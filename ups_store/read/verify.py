@@ -485,9 +485,13 @@ class _MappedVerifier(Verifier):
         else:  # it isn't known where samples begin
             at = ragged.offsets.offset + 8 * flaw[0]
             problem = Problem("offsets", "14.5", (at, at + 16), meta.name, flaw[0], f"found {flaw[1]}")
-            crc = self._sums(meta, array.offset, meta.nbytes).crc32
+            sums, rows = (
+                self._sums(meta, array.offset, meta.nbytes),
+                Chunk(meta.name, None, array.offset, meta.nbytes, 0),
+            )
+            wrong_bool = [each for each in sums.problems(rows, sums.crc32c) if each.kind == "bool_value"]
             self.progress(meta.nbytes)
-            checked = [Checked(crc, meta.nbytes, (problem,))]
+            checked = [Checked(sums.crc32, meta.nbytes, (problem, *wrong_bool))]
         self.num_chunks += self.layout.num_samples
         if array.entry is None:
             return checked
