@@ -43,9 +43,8 @@ if TYPE_CHECKING:
         TruncatedError,
         VersionTooNewError,
     )
-    from ups_store.format.identity import describe_differences, differences
     from ups_store.format.metadata import ArraySpec
-    from ups_store.format.root_metadata import FORMAT_VERSION
+    from ups_store.format.root import FORMAT_VERSION, describe_differences, differences
     from ups_store.packed.store import PackedStore
     from ups_store.read.base import AnyStore
     from ups_store.read.open import open_any as open
@@ -132,13 +131,13 @@ _HOMES = {  # module and name there; everything else is an error class
     "ArraySpec": ("format.metadata", "ArraySpec"),
     "BatchedCommits": ("write.batched", "BatchedCommits"),
     "Committer": ("write.writer", "Committer"),
-    "FORMAT_VERSION": ("format.root_metadata", "FORMAT_VERSION"),
+    "FORMAT_VERSION": ("format.root", "FORMAT_VERSION"),
     "Store": ("read.store", "Store"),
     "StoreWriter": ("write.writer", "StoreWriter"),
     "available_memory_bytes": ("system.memory", "available_bytes"),
     "create": ("write.create", "create"),
-    "describe_differences": ("format.identity", "describe_differences"),
-    "differences": ("format.identity", "differences"),
+    "describe_differences": ("format.root", "describe_differences"),
+    "differences": ("format.root", "differences"),
     "join": ("write.create", "join"),
     "open": ("read.open", "open_any"),
     "PackedStore": ("packed.store", "PackedStore"),

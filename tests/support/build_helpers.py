@@ -17,7 +17,7 @@ from ups_store.building.digests import DigestCache
 from ups_store.building.plan import StorePlan, plan_store
 from ups_store.building.result import BuildReport, BuildResult
 from ups_store.building.stores import build_all
-from ups_store.format.identity import config_hash
+from ups_store.format.root import config_hash
 from ups_store.sources.pool import ReaderPool
 from ups_store.write.create import identity_of
 

@@ -39,7 +39,7 @@ from ups_store.building.read import read_batches
 from ups_store.building.readers import Readers
 from ups_store.building.staging import Sources
 from ups_store.errors import BuildLockedError, StoreNotFoundError, StoreReplacedError
-from ups_store.format.identity import config_hash
+from ups_store.format.root import config_hash
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
