@@ -47,7 +47,8 @@ _OTHERS = {
         damaged_checksum_of_sample damaged_checksum_of_sample_without_rows damaged_chunk_of_checksums
         damaged_chunk_of_offsets damaged_first_byte_of_fill damaged_index damaged_index_checksum
         damaged_last_byte_of_fill damaged_offsets_and_bool damaged_offsets_and_checksum_of_sample
-        damaged_offsets_and_fill damaged_offsets_and_index damaged_offsets_begin_with_1 damaged_offsets_end_early
+        damaged_offsets_and_fill damaged_offsets_and_index damaged_offsets_begin_with_1
+        damaged_offsets_end_early
         damaged_offsets_end_late damaged_offsets_fall damaged_offsets_negative
         damaged_offsets_of_other_samples damaged_rows damaged_text_cut_in_a_character
         damaged_text_not_utf_8 damaged_text_of_a_surrogate
