@@ -29,9 +29,9 @@ from ups_store.errors import StoreNotFoundError as StoreNotFoundError
 from ups_store.errors import StoreReplacedError as StoreReplacedError
 from ups_store.errors import TruncatedError as TruncatedError
 from ups_store.errors import VersionTooNewError as VersionTooNewError
-from ups_store.format.array_spec import ArraySpec as ArraySpec
 from ups_store.format.identity import describe_differences as describe_differences
 from ups_store.format.identity import differences as differences
+from ups_store.format.metadata import ArraySpec as ArraySpec
 from ups_store.format.root_metadata import FORMAT_VERSION as FORMAT_VERSION
 from ups_store.packed.store import PackedStore as PackedStore
 from ups_store.read.base import AnyStore as AnyStore

@@ -7,7 +7,9 @@ from ups_store.building.config import LatentConfig as LatentConfig
 from ups_store.building.config import ReadingConfig as ReadingConfig
 from ups_store.building.config import load_config as load_config
 from ups_store.building.config import long_dtype as long_dtype
+from ups_store.building.config_file import near_config as near_config
 from ups_store.building.config_file import read_config as read_config
+from ups_store.building.config_file import shipped_configs as shipped_configs
 from ups_store.building.config_problems import config_error as config_error
 from ups_store.building.config_problems import config_errors as config_errors
 from ups_store.building.digests import DigestCache as DigestCache
@@ -22,8 +24,6 @@ from ups_store.building.read import UnreadSamplesError as UnreadSamplesError
 from ups_store.building.readers import Readers as Readers
 from ups_store.building.result import BuildReport as BuildReport
 from ups_store.building.shared import SharedStores as SharedStores
-from ups_store.building.shipped import near_config as near_config
-from ups_store.building.shipped import shipped_configs as shipped_configs
 from ups_store.building.staging import stage_sources as stage_sources
 from ups_store.building.store_build import Build as Build
 from ups_store.building.store_build import open_build as open_build

@@ -20,8 +20,7 @@ from ups_store.check.intact import (
 )
 from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
-from ups_store.format.layout import PAGE_BYTES
-from ups_store.format.stretches import stretches
+from ups_store.format.layout import PAGE_BYTES, consecutive_runs
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.file_reads import read_at
 from ups_store.read.gather import Samples
@@ -248,4 +247,4 @@ def _status_without_metadata(fd: int) -> Status:
 
 def spans(samples: Samples) -> list[list[int]]:
     """Sorted sample numbers as stretches `[first, past_last]`."""
-    return [[first, first + num] for first, num in stretches(samples)]
+    return [[first, first + num] for first, num in consecutive_runs(samples)]

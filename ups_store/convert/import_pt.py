@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SourceError, SpecError, StoreError, needs
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import DTYPE_NAMES, MAX_ARRAYS, dtype_of, is_name
+from ups_store.format.metadata import DTYPE_NAMES, MAX_ARRAYS, ArraySpec, dtype_of, is_name
 from ups_store.printable import counted, one_line
 from ups_store.system import files, memory
 from ups_store.system.paths import check_local, path_of

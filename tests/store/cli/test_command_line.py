@@ -133,7 +133,7 @@ def test_build_as_a_verb_starts_its_reader_before_the_parser_is_imported() -> No
         "import ups_store.sources.reader_handle as handle\n"
         "plain = handle.start_spare\n"
         "def start():\n"
-        "    print(sorted({'typer', 'pydantic', 'omegaconf'} & set(sys.modules)))\n"
+        "    print(sorted({'typer', 'pydantic', 'yaml'} & set(sys.modules)))\n"
         "handle.start_spare = start\n"
         "from ups_store.cli import main\n"
         "main()\n"
