@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ups_store.check.labelled_sample import sample_text
+from ups_store.check.preview import sample_text
 from ups_store.command_line import reading_urls
 from ups_store.console import AsJson, print_json, print_lines
 from ups_store.errors import StoreNotFoundError, needs

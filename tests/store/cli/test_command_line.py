@@ -49,7 +49,8 @@ def test_misspelled_verbs_and_options_name_the_nearest(command: str) -> None:
     ]
     done = COMMANDS[command](verb, flag, "1")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert f"No such option: {flag}. Did you mean {near}?" in done.stderr
+    assert f"No such option: {flag}" in done.stderr
+    assert near in done.stderr.partition(flag)[2]
 
 
 def test_value_that_is_no_choice_is_said_without_the_library_that_found_it() -> None:
@@ -63,7 +64,7 @@ def test_misspelled_option_of_the_build_module_names_the_nearest() -> None:
         [sys.executable, "-m", "ups_store.build", "--tsks", "burgers1d"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Did you mean --tasks?" in done.stderr
+    assert "--tasks" in done.stderr.partition("--tsks")[2]
 
 
 def test_quiet_leaves_warnings_and_errors_before_and_behind_the_verb(tmp_path: Path) -> None:
