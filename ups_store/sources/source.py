@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ups_store.errors import ConfigError, StoreClosedError
-from ups_store.format.stretches import ranges_of
+from ups_store.format.layout import consecutive_ranges
 from ups_store.sources.casting import CastLoss
 from ups_store.sources.cf import CfEncoding
 from ups_store.sources.contents import (
@@ -62,7 +62,7 @@ def open_source(
     is_mapped: bool = False,
     note: Callable[[str], None] = lambda name: None,
 ) -> Source:
-    """Open a file whose layout is recognised by what it holds.
+    """Open a file whose layout is with_companions_marked by what it holds.
 
     Args:
         path: HDF5 file.
@@ -206,7 +206,9 @@ class Source:
         losses = dict.fromkeys(out, CastLoss())
         row = 0
         try:
-            for run in ranges_of(indices, longest=1 if self._contents.groups else max(1, len(indices))):
+            for run in consecutive_ranges(
+                indices, longest=1 if self._contents.groups else max(1, len(indices))
+            ):
                 rows = {name: array[row : row + len(run)] for name, array in out.items()}
                 row += len(run)
                 for name, loss in self._read_run(run, rows, note):
