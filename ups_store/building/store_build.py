@@ -44,7 +44,7 @@ from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
-from ups_store.sources.pool import ReadBatch
+from ups_store.sources.readers import ReadBatch
 from ups_store.system import files
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory
 from ups_store.write.writer import Committer, StoreWriter
