@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from ups_store.errors import CorruptChunkError, FormatError
 from ups_store.format.build_tail import TailHeader
-from ups_store.format.identity import constant_digest, identity_document
 from ups_store.format.layout import ArrayLayout, Layout, RaggedLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.format.ragged import Offsets
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import FORMAT_VERSION, RootMeta, constant_digest, identity_document
 from ups_store.format.zip_records import ROOT_NAME
 from ups_store.read.catalog import (
     Catalog,

@@ -20,7 +20,7 @@ from ups_store.errors import CorruptChunkError, DiskFullError, FormatError, Spec
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.metadata import ArrayMeta
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME, Entry, pack_directory
 from ups_store.packed.codecs import ChunkCodec, Packing
 from ups_store.packed.store import PackedStore, check_chunk_size

@@ -26,7 +26,7 @@ from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, INDEX_RECORD_BYTES, ArrayLayout, Layout, plan
 from ups_store.format.metadata import ArrayMeta, dtype_of, parse_array
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME, Entry
 from ups_store.packed.codecs import MAX_CHUNK_BYTES, ChunkCodec, Packing
 from ups_store.read.catalog import (
@@ -412,7 +412,7 @@ def _num_threads(nbytes: int) -> int:
     return max(1, min(MAX_THREADS, num_cores(), nbytes // BYTES_PER_THREAD))
 
 
-def open_packed_file(path: Path, fd: int) -> PackedStore:
+def open_descriptor(path: Path, fd: int) -> PackedStore:
     """Open a packed store by its descriptor, which stays the caller's."""
     return PackedStore(path, fd, read_packed(fd, path))
 
@@ -427,7 +427,7 @@ def open_packed(path: str | os.PathLike[str]) -> PackedStore:
     target = path_of(path)
     check_one_file(target)
     with files.opened(target) as fd:
-        return open_packed_file(target, fd)
+        return open_descriptor(target, fd)
 
 
 class _PackedVerifier(Verifier):

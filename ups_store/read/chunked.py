@@ -18,7 +18,7 @@ from ups_store.errors import CorruptChunkError
 from ups_store.format.layout import ArrayLayout, Layout
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import Offsets
-from ups_store.format.root_metadata import RootMeta
+from ups_store.format.root import RootMeta
 from ups_store.read.base import AnyStore
 from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
 from ups_store.read.gather import (

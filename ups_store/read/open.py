@@ -330,7 +330,7 @@ def _open_one(path: str | os.PathLike[str], partial: bool, access: Access, verif
     """Open one file, mapped or packed."""
 
     def open_packed(target: Path, fd: int) -> AnyStore:
-        opened: AnyStore = reader_of("packed").open_packed_file(target, fd)
+        opened: AnyStore = reader_of("packed").open_descriptor(target, fd)
         return opened
 
     return _open_file(path, partial, access, verify, open_packed=open_packed)

@@ -13,7 +13,7 @@ from ragged_stores import LENGTHS, build_ragged, check_same, ragged_values
 
 import ups_store
 from ups_store.check import doctor, info
-from ups_store.check.labelled_sample import label_sample
+from ups_store.check.preview import label_sample
 from ups_store.check.salvage import salvage
 from ups_store.convert.export import FORMATS, export_store
 from ups_store.packed.pack import pack_store

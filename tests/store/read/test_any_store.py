@@ -116,7 +116,7 @@ class TestEveryStore:
     def test_identity_is_what_the_caller_gave(self, store: AnyStore) -> None:
         assert store.identity == IDENTITY
         assert store.identity_document["content"] == IDENTITY
-        assert store.config_hash == ups_store.format.identity.config_hash(store.identity_document)
+        assert store.config_hash == ups_store.format.root.config_hash(store.identity_document)
 
     @pytest.mark.parametrize(
         "indices",
