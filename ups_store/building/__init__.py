@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ups_store.building.__main__ import main
+    from ups_store.building.build import Build, open_build
     from ups_store.building.config import (
         BuildConfig,
         CacheConfig,
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
     )
     from ups_store.building.config_file import near_config, read_config, shipped_configs
     from ups_store.building.config_problems import config_error, config_errors
+    from ups_store.building.decide import Explanation, check_replaceable, explain
     from ups_store.building.digests import DigestCache
-    from ups_store.building.explanation import Explanation, explain
     from ups_store.building.fill import Filling
-    from ups_store.building.place import check_replaceable
     from ups_store.building.progress import QuietWatcher, Watcher
     from ups_store.building.ranks import BuildRank
     from ups_store.building.read import UnreadSamplesError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ups_store.building.result import BuildReport
     from ups_store.building.shared import SharedStores
     from ups_store.building.staging import stage_sources
-    from ups_store.building.store_build import Build, open_build
     from ups_store.building.stores import build_all
 
 __all__ = [
@@ -79,6 +78,8 @@ __all__ = [
 ]
 
 _HOMES = {  # modules and the names there
+    "build": ("Build", "open_build"),
+    "decide": ("Explanation", "check_replaceable", "explain"),
     "__main__": ("main",),
     "config": (
         *("BuildConfig", "CacheConfig", "DataConfig", "EncodingConfig", "LatentConfig", "ReadingConfig"),
@@ -87,9 +88,7 @@ _HOMES = {  # modules and the names there
     "config_file": ("near_config", "read_config", "shipped_configs"),
     "config_problems": ("config_error", "config_errors"),
     "digests": ("DigestCache",),
-    "explanation": ("Explanation", "explain"),
     "fill": ("Filling",),
-    "place": ("check_replaceable",),
     "progress": ("QuietWatcher", "Watcher"),
     "ranks": ("BuildRank",),
     "read": ("UnreadSamplesError",),
@@ -97,7 +96,6 @@ _HOMES = {  # modules and the names there
     "result": ("BuildReport",),
     "shared": ("SharedStores",),
     "staging": ("stage_sources",),
-    "store_build": ("Build", "open_build"),
     "stores": ("build_all",),
 }
 
