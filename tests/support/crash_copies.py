@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+from lossy_disk import Disk, PowerLoss, installed
+
 from ups_store.errors import DownloadError
 from ups_store.sources import download
 from ups_store.sources.attempts import Attempts
@@ -17,7 +19,6 @@ from ups_store.sources.download import fetch
 from ups_store.sources.origins import Body, Version
 from ups_store.sources.reader import Reader
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 
 _CHUNK_BYTES, _SYNC_BYTES = 1000, 2000
 _NAME = "burgers1d_train.h5"
