@@ -19,7 +19,6 @@ from ups_store.building.build import build_store, remove_replaced
 from ups_store.building.config import BuildConfig
 from ups_store.building.decide import count_files
 from ups_store.building.digests import DigestCache, DigestKind, FileSignature
-from ups_store.building.events import EventLog
 from ups_store.building.joining import is_finished
 from ups_store.building.progress import QuietWatcher, Stopwatch, Watcher
 from ups_store.building.ranks import ALONE, BuildRank
@@ -27,6 +26,7 @@ from ups_store.building.readers import Readers
 from ups_store.building.result import BuildReport, BuildResult, Startup
 from ups_store.building.staging import Sources
 from ups_store.building.stores import build_all, open_builds
+from ups_store.building.watch import EventLog
 from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
 from ups_store.launch import run_id
 from ups_store.sources.file_state import changed
