@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+from ups_store.building.build import Build
 from ups_store.building.config import BuildConfig
-from ups_store.building.forms import count_files
+from ups_store.building.decide import count_files
 from ups_store.building.progress import Watcher
-from ups_store.building.store_build import Build
 from ups_store.console import format_nbytes
 from ups_store.errors import (
     CorruptChunkError,
