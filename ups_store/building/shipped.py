@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from ups_store.system.paths import check_local
+from ups_store.system.urls import check_local
 
 GROUP = "ups_store.configs"
 _EARLIER_FOLDER = "configs/"  # of the repository, as in `--config configs/demo.yaml`

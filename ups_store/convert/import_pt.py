@@ -18,7 +18,8 @@ from ups_store.errors import SourceError, SpecError, StoreError, needs
 from ups_store.format.array_spec import ArraySpec
 from ups_store.format.metadata import is_name
 from ups_store.printable import counted, one_line
-from ups_store.system.paths import check_local, path_of
+from ups_store.system.paths import path_of
+from ups_store.system.urls import check_local
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
 

@@ -9,7 +9,8 @@ from typing import Any
 from ups_store.errors import FormatError, SpecError, StoreNotFoundError, needs
 from ups_store.read.open import open_any
 from ups_store.read.xarray_dataset import variables_of
-from ups_store.system.paths import MANIFEST_SUFFIX, is_remote
+from ups_store.system.paths import MANIFEST_SUFFIX
+from ups_store.system.urls import is_remote
 
 with needs("xarray"):
     import xarray as xr

@@ -18,8 +18,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from ups_store.errors import RemoteError, StoreNotFoundError, StoreReplacedError, needs
-from ups_store.remote.urls import Url
 from ups_store.sources.origin_s3 import REDIRECTED, reaching_only_named_hosts
+from ups_store.system.urls import Url
 
 DEADLINE_S = 60.0  # of one request with all its attempts
 MAX_REQUESTS = 32  # of the process under way at once

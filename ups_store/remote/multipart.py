@@ -23,11 +23,11 @@ from urllib.parse import quote, urlsplit
 from ups_store.errors import DiskFullError, FormatError, RemoteError
 from ups_store.remote.client import PreconditionFailed, is_there
 from ups_store.remote.signing import Signer, encoded_query
-from ups_store.remote.urls import Url
 from ups_store.sources.download import Progress
 from ups_store.system import files, locks
 from ups_store.system.parallel import for_each
 from ups_store.system.replacement import replace_text
+from ups_store.system.urls import Url
 
 PART_BYTES = 16 << 20
 PARTS_IN_FLIGHT = 4

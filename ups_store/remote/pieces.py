@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ups_store.errors import StoreNotFoundError, StoreReplacedError
 from ups_store.remote.client import RemoteObject
 from ups_store.remote.client import Version as ObjectVersion
-from ups_store.remote.urls import Url
 from ups_store.sources.origins import Body, ChangedError, Version
+from ups_store.system.urls import Url
 
 PIECE_BYTES = 4 << 20
 PIECES_IN_FLIGHT = 8  # one connection gives a tenth of what a machine's network takes

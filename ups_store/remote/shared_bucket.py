@@ -16,11 +16,10 @@ from ups_store.remote.multipart import PART_BYTES, end_upload, unfinished_upload
 from ups_store.remote.pieces import ObjectOrigin
 from ups_store.remote.shared_cache import TEMPORARY, SharedFile, Stray
 from ups_store.remote.signing import Signer
-from ups_store.remote.urls import Url
 from ups_store.sources.download import Progress
 from ups_store.sources.origins import CHUNK_BYTES, Origin, joined
 from ups_store.system import files
-from ups_store.system.paths import shown_url
+from ups_store.system.urls import Url, shown_url
 
 _DIGEST = "sha256"  # attribute of an object
 

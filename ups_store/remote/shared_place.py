@@ -8,7 +8,8 @@ from urllib.parse import unquote, urlsplit
 
 from ups_store.errors import SpecError, check_installed
 from ups_store.remote.shared_cache import SharedCache
-from ups_store.system.paths import path_of, shown_url, url_of
+from ups_store.system.paths import path_of
+from ups_store.system.urls import shown_url, url_of
 
 DEADLINE_S = 60.0  # without progress
 EXPECTED = "s3://BUCKET/PREFIX, gs://..., az://..., https://... (read only), or a folder"

@@ -11,10 +11,9 @@ from ups_store.errors import RemoteError, StoreNotFoundError
 from ups_store.remote.client import RemoteObject
 from ups_store.remote.pieces import ObjectOrigin
 from ups_store.remote.shared_cache import SharedFile, Stray
-from ups_store.remote.urls import Url
 from ups_store.sources.download import Progress
 from ups_store.sources.origins import Origin, joined
-from ups_store.system.paths import shown_url
+from ups_store.system.urls import Url, shown_url
 
 
 class WebCache:

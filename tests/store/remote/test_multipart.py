@@ -18,8 +18,8 @@ from ups_store.errors import RemoteError
 from ups_store.remote import multipart
 from ups_store.remote.multipart import end_upload, unfinished_uploads, upload
 from ups_store.remote.signing import Signer
-from ups_store.remote.urls import Url
 from ups_store.system import files, locks
+from ups_store.system.urls import Url
 
 DATA = bytes(range(256)) * 33  # of 5 parts, the last one shorter
 PART_NBYTES = 2000

@@ -11,8 +11,8 @@ from remote_stores import fail, object_server
 from ups_store.errors import RemoteError
 from ups_store.remote import pieces
 from ups_store.remote.pieces import ObjectOrigin
-from ups_store.remote.urls import Url
 from ups_store.sources.origins import ChangedError, Version
+from ups_store.system.urls import Url
 
 DATA = bytes(range(256)) * 10
 PLACE = ObjectOrigin(Url.of("s3://b/d/a"), "sha256:0")
