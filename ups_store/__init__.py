@@ -43,8 +43,8 @@ if TYPE_CHECKING:
         TruncatedError,
         VersionTooNewError,
     )
-    from ups_store.format.array_spec import ArraySpec
     from ups_store.format.identity import describe_differences, differences
+    from ups_store.format.metadata import ArraySpec
     from ups_store.format.root_metadata import FORMAT_VERSION
     from ups_store.packed.store import PackedStore
     from ups_store.read.base import AnyStore
@@ -129,7 +129,7 @@ __all__ = [
 
 _HOMES = {  # module and name there; everything else is an error class
     "AnyStore": ("read.base", "AnyStore"),
-    "ArraySpec": ("format.array_spec", "ArraySpec"),
+    "ArraySpec": ("format.metadata", "ArraySpec"),
     "BatchedCommits": ("write.batched", "BatchedCommits"),
     "Committer": ("write.writer", "Committer"),
     "FORMAT_VERSION": ("format.root_metadata", "FORMAT_VERSION"),

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+from lossy_disk import Disk, PowerLoss, installed
+
 from ups_store.errors import DownloadError
 from ups_store.remote import fetch as fetching
 from ups_store.remote.client import Version
 from ups_store.remote.fetch import Body, fetch, find_copy
 from ups_store.sources.reader import Reader
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 
 _CHUNK_BYTES, _SYNC_BYTES = 1000, 2000
 _NAME = "burgers1d_train.h5"

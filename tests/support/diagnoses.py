@@ -36,7 +36,6 @@ _OTHERS = {
     ("building", Status.TOO_NEW): "newer_minor",
     ("packed", Status.PACKED): "blosc partition pcodec without_data",
     ("packed", Status.TOO_NEW): "refused_newer_minor",
-    ("packed", Status.BEFORE_1_0): "refused_space_behind_root",
     ("ragged", Status.COMPLETE): """
         bytes chunks_without_fill flags name_of_120_characters neighbours no_rows no_samples
         points_and_text rows_over_64_kib several_chunks
@@ -83,9 +82,9 @@ _OTHERS = {
     ("refused/end", Status.METADATA_DAMAGED): "bytes_before_the_start",
     ("refused/end", Status.FOREIGN): """
         directory_too_long empty_file end_record_cut_short entry_of_another_name file_of_127_bytes
-        hdf5_renamed only_end_records text_file zarr_zip_of_zarr_python zeros zip_of_another_program
+        file_from_before_1_0 hdf5_renamed only_end_records text_file zarr_zip_of_zarr_python zeros
+        zip_of_another_program
     """,
-    ("refused/end", Status.BEFORE_1_0): "file_from_before_1_0",
     ("refused/end", Status.TRUNCATED): """
         truncated_before_central_record_of_zarr truncated_before_zip64_end truncated_in_comment
         truncated_in_data_of_u_c_0_0_0
@@ -98,13 +97,13 @@ _OTHERS = {
     ("refused/text", Status.IDENTITY_LOST): """
         crc_of_root_document depth_of_100000_in_identity depth_of_101_in_identity key_twice_in_identity
         lone_surrogate_in_identity lone_surrogate_in_root_attributes newline_in_root
+        page_of_spaces_behind_root space_behind_root
         number_in_identity_exponent_without_sign number_in_identity_infinity
         number_in_identity_integer_with_fraction number_in_identity_minus_zero number_in_identity_nan
         number_in_root_attributes_exponent_without_sign number_in_root_attributes_infinity
         number_in_root_attributes_integer_with_fraction number_in_root_attributes_minus_zero
         number_in_root_attributes_nan root_of_16_mib_and_a_byte space_in_identity
     """,
-    ("refused/text", Status.BEFORE_1_0): "page_of_spaces_behind_root space_behind_root",
 }
 OTHERS = {f"{folder}/{name}": status for (folder, status), names in _OTHERS.items() for name in names.split()}
 

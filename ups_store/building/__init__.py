@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         load_config,
         long_dtype,
     )
-    from ups_store.building.config_file import read_config
+    from ups_store.building.config_file import near_config, read_config, shipped_configs
     from ups_store.building.config_problems import config_error, config_errors
     from ups_store.building.digests import DigestCache
     from ups_store.building.explanation import Explanation, explain
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ups_store.building.readers import Readers
     from ups_store.building.result import BuildReport
     from ups_store.building.shared import SharedStores
-    from ups_store.building.shipped import near_config, shipped_configs
     from ups_store.building.staging import stage_sources
     from ups_store.building.store_build import Build, open_build
     from ups_store.building.stores import build_all
@@ -85,7 +84,7 @@ _HOMES = {  # modules and the names there
         *("BuildConfig", "CacheConfig", "DataConfig", "EncodingConfig", "LatentConfig", "ReadingConfig"),
         *("load_config", "long_dtype"),
     ),
-    "config_file": ("read_config",),
+    "config_file": ("near_config", "read_config", "shipped_configs"),
     "config_problems": ("config_error", "config_errors"),
     "digests": ("DigestCache",),
     "explanation": ("Explanation", "explain"),
@@ -97,7 +96,6 @@ _HOMES = {  # modules and the names there
     "readers": ("Readers",),
     "result": ("BuildReport",),
     "shared": ("SharedStores",),
-    "shipped": ("near_config", "shipped_configs"),
     "staging": ("stage_sources",),
     "store_build": ("Build", "open_build"),
     "stores": ("build_all",),

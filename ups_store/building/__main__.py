@@ -31,7 +31,7 @@ def main(
     with importing():
         from ups_store.errors import check_installed
 
-        for_all = ("h5py", "blake3", "omegaconf", "pydantic", "typer", "rich")
+        for_all = ("h5py", "blake3", "yaml", "pydantic", "typer", "rich")
         check_installed(*for_all, extra="hdf5")  # before a reader process misses one
         if not {"-h", "--help"} & {*words}:
             from ups_store.sources.reader_handle import start_spare

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ups_store.building.config import BuildConfig, load_config
+from ups_store.building.config_file import shipped_configs
 from ups_store.building.events import watching
 from ups_store.building.progress import Stopwatch
 from ups_store.building.ranks import BuildRank
-from ups_store.building.shipped import shipped_configs
 from ups_store.command_line import Verb, completing, make_single
 from ups_store.console import is_verbose, log, print_json, print_lines
 from ups_store.errors import ConfigError

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from ups_store.building.config_file import read_config
+from ups_store.building.config_file import load_other_keys, read_config
 from ups_store.building.config_problems import config_error
-from ups_store.building.other_keys import load_other_keys
 from ups_store.errors import ConfigError, SpecError, needs
 from ups_store.printable import without_secrets
 from ups_store.remote.fetch import EXPECTED, checked_url

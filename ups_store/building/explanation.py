@@ -26,7 +26,6 @@ from ups_store.building.stores import describe_plan, open_builds
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError, StoreNotFoundError
 from ups_store.format.identity import describe_differences, differences
-from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store
@@ -193,8 +192,6 @@ def _published(plan: StorePlan, wanted: Document) -> _Verdict:
     except StoreNotFoundError:
         return "build", "there is none yet", {}
     except StoreError as error:
-        if error.kind == BEFORE_1_0:
-            return "rebuild", error.problem, {}
         if is_damaged(plan.path, error):
             return "rebuild", f"damaged ({error.problem}), it is set aside", {}
         return "refuse", f"no store ({error.problem}), --overwrite replaces it", {}
@@ -208,8 +205,6 @@ def _unfinished(plan: StorePlan, wanted: Document, otherwise: Action) -> _Verdic
             differing = differences(store.identity_document, wanted)
             num_committed = int(store.committed.sum())
     except StoreError as error:
-        if error.kind == BEFORE_1_0:
-            return "build", f"what is unfinished there {error.problem.removeprefix('it ')}", {}
         if is_damaged(where, error):
             return otherwise, f"what is unfinished there is damaged ({error.problem}), it is set aside", {}
         return "refuse", f"no unfinished store ({error.problem}), --overwrite replaces it", {}

@@ -27,7 +27,6 @@ from ups_store.errors import (
 )
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.identity import config_hash, describe_differences, differences
-from ups_store.format.zip_records import BEFORE_1_0
 from ups_store.read.base import AnyStore
 from ups_store.read.file_reads import looks_like_store
 from ups_store.read.open import open_any, open_store
@@ -106,9 +105,7 @@ def find_valid(plan: StorePlan, expected: Mapping[str, Any], note: Callable[[str
     except StoreNotFoundError:
         pass
     except FormatError as error:
-        if error.kind == BEFORE_1_0:
-            problem = "was written before format 1.0 was released, rebuilding"
-        elif not is_damaged(plan.path, error):
+        if not is_damaged(plan.path, error):
             error.hint = "move it away, or replace it: `ups-store build --overwrite`"
             raise
     partitions = find_partitions(plan, wanted)
@@ -248,12 +245,11 @@ def open_writer(
         return writer
     except (FormatError, CorruptChunkError) as error:
         unfinished = building_path(plan.path)
-        if error.kind != BEFORE_1_0:
-            if error.path != str(unfinished) or not is_damaged(unfinished, error):
-                raise
-            with files.opened(unfinished, writable=True) as fd:
-                if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, unfinished):
-                    _set_aside(unfinished, error, watcher.note)
+        if error.path != str(unfinished) or not is_damaged(unfinished, error):
+            raise
+        with files.opened(unfinished, writable=True) as fd:
+            if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, unfinished):
+                _set_aside(unfinished, error, watcher.note)
         return create_file(plan, content, on_mismatch="restart")
     except IdentityMismatchError:
         with open_store(building_path(plan.path), partial=True) as other:

@@ -18,8 +18,7 @@ from ups_store.building.encode import Encoder, OverlappingEncoder, check_size, l
 from ups_store.building.ranks import BuildRank
 from ups_store.building.readers import Readers, given_or_own
 from ups_store.building.staging import Sources
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import dtype_of
+from ups_store.format.metadata import ArraySpec, dtype_of
 from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
 from ups_store.sources.file_state import OuterFile, changed
 from ups_store.sources.requests import DescribeRequest

@@ -14,11 +14,10 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from ups_store.check.statistics import ArrayStatistics, Statistics
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, slot_nbytes
-from ups_store.format.metadata import LARGE_SAMPLE_BYTES, ArrayMeta, dtype_name
+from ups_store.format.metadata import LARGE_SAMPLE_BYTES, ArrayMeta, ArraySpec, dtype_name
 from ups_store.read.base import AnyStore
 from ups_store.read.partitioned import PartitionedStore, parts_of
 from ups_store.read.recovery import building_path, read_building_file

@@ -340,7 +340,6 @@ def gc(
         committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
         what = {
             "unfinished": f"unfinished{committed}",
-            "before_1_0": "unfinished, from before format 1.0: a build begins it again",
             "too_new": "unfinished, begun by a newer version of ups-store, left alone",
             "damaged": "unfinished, and damaged: it can't be continued",
             "temporary": "temporary file of a builder that died before it held anything",

@@ -14,7 +14,7 @@ from ups_store.format.canonical import canonical_json, plain_json
 from ups_store.format.metadata import ArrayMeta
 from ups_store.printable import one_line
 
-MAX_PARTITIONS = 100_000  # five digits in the name of a file (spec 2.4)
+MAX_PARTITIONS = 99_999  # five digits in the name of a file (spec 2.4)
 _KEYS = {"arrays", "constants", "content"}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

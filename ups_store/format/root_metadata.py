@@ -15,6 +15,8 @@ FORMAT_VERSION = (1, 0)
 FEATURES = ("packed", "ragged")  # what a file may require of this reader (spec 10.3)
 _ROOT_KEYS = {"attributes", "node_type", "zarr_format"}
 _OUR_KEYS = ("config_hash", "format_version", "identity", "requires")
+MAX_FEATURES = 64
+_FEATURE_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _VERSION_PATTERN = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 
@@ -110,8 +112,9 @@ def _parse_version(ours: dict[str, Any], path: object) -> tuple[int, int]:
 
 def _parse_requires(ours: dict[str, Any], path: object) -> tuple[str, ...]:
     names = ours.get("requires")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _bad_ours(path, ours, "requires", "a list of names of features")
+    if not isinstance(names, list) or len(names) > MAX_FEATURES or not all(map(_is_feature, names)):
+        expected = f"a list of at most {MAX_FEATURES} names of features, 1 to 64 of a-z, 0-9, '_', '.', '-'"
+        raise _bad_ours(path, ours, "requires", expected)
     if names != sorted(set(names)):
         raise _bad_ours(path, ours, "requires", "sorted names, none twice")
     unknown = [name for name in names if name not in FEATURES]
@@ -129,6 +132,10 @@ def _parse_requires(ours: dict[str, Any], path: object) -> tuple[str, ...]:
     if len(names) > 1:
         raise _bad_ours(path, ours, "requires", "packed or ragged, not both", clause="10.3")
     return tuple(names)
+
+
+def _is_feature(name: object) -> bool:
+    return isinstance(name, str) and _FEATURE_PATTERN.fullmatch(name) is not None
 
 
 def _check_our_keys(ours: dict[str, Any], requires: tuple[str, ...], *, is_newer: bool, path: object) -> None:

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from ups_store.errors import SourceError, StoreError
 from ups_store.format.metadata import dtype_of
-from ups_store.format.value_range import ValueRange
 from ups_store.sources.casting import holding, largest
 from ups_store.sources.contents import EVERYTHING, Selection, SourceInfo
 from ups_store.sources.file_state import FileState
 from ups_store.sources.slots import Placed
 from ups_store.sources.tasks import Task
+from ups_store.sources.value_range import ValueRange
 
 if TYPE_CHECKING:
     from ups_store.sources.reader import Reader

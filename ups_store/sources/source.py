@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ups_store.errors import StoreClosedError
-from ups_store.format.stretches import ranges_of
+from ups_store.format.layout import consecutive_ranges
 from ups_store.sources.casting import CastLoss
 from ups_store.sources.cf import CfEncoding
 from ups_store.sources.contents import (
@@ -28,19 +28,18 @@ from ups_store.sources.contents import (
 )
 from ups_store.sources.coordinates import read_coordinates
 from ups_store.sources.describe import describe, measure
+from ups_store.sources.external_data import CheckedFile
+from ups_store.sources.file_state import changed
 from ups_store.sources.hdf5 import (
     check_written,
     encoding_of,
     get_dataset,
     h5py,
     is_complete,
-    open_hdf5,
     source_error,
     translated,
 )
 from ups_store.sources.layouts import recognise
-from ups_store.sources.linked_file import LinkedFile
-from ups_store.sources.outer_files import OuterFiles
 from ups_store.sources.parameters import NumberPart
 from ups_store.sources.regions import DatasetExtent, chunk_length, extent_of, read_samples
 from ups_store.sources.tasks import Task
@@ -60,7 +59,7 @@ def open_source(
     is_mapped: bool = False,
     note: Callable[[str], None] = lambda name: None,
 ) -> Source:
-    """Open a file whose layout is recognised by what it holds.
+    """Open a file whose layout is with_companions_marked by what it holds.
 
     Args:
         path: HDF5 file.
@@ -82,8 +81,7 @@ def open_source(
     """
     check_local(path)
     path = Path(path)
-    outer = OuterFiles(path, None if follow is None else Path(follow), note=note)
-    file = LinkedFile(open_hdf5(path), path, outer)
+    file = CheckedFile(path, None if follow is None else Path(follow), note)
     try:
         with translated("can't read the structure", path=path):
             layout = recognise(file, task)
@@ -92,13 +90,13 @@ def open_source(
             info = describe(
                 file, layout=layout, contents=contents, lengths=lengths, task=task, selection=selection
             )
-            if outer.are_allowed:
+            if file.may_have_outer:
                 _find_all(file, contents, note)
             else:
                 _check_links(file, contents)
-            outer.is_complete = True
+            file.is_complete = True
             info = dataclasses.replace(
-                info, samples_per_chunk=_samples_per_chunk(file, contents), outer=tuple(outer.used)
+                info, samples_per_chunk=_samples_per_chunk(file, contents), outer=tuple(file.outer)
             )
     except BaseException:
         file.close()
@@ -129,7 +127,7 @@ class Source:
 
     def __init__(
         self,
-        file: LinkedFile,
+        file: CheckedFile,
         *,
         info: SourceInfo,
         contents: Contents,
@@ -199,16 +197,22 @@ class Source:
         self._check_in_range(indices)
         losses = dict.fromkeys(out, CastLoss())
         row = 0
-        for run in ranges_of(indices, longest=1 if self._contents.groups else max(1, len(indices))):
-            rows = {name: array[row : row + len(run)] for name, array in out.items()}
-            row += len(run)
-            for name, loss in self._read_run(run, rows, note):
-                losses[name] += loss
+        try:
+            for run in consecutive_ranges(
+                indices, longest=1 if self._contents.groups else max(1, len(indices))
+            ):
+                rows = {name: array[row : row + len(run)] for name, array in out.items()}
+                row += len(run)
+                for name, loss in self._read_run(run, rows, note):
+                    losses[name] += loss
+        finally:  # also where HDF5 said something else about it
+            if (outer := self.changed_file()) is not None:
+                raise changed(outer) from None
         return losses
 
     def changed_file(self) -> Path | None:
         """One of the files beside it that isn't what it was when it was opened, if there is one."""
-        return self._file.outer.changed_one()
+        return self._file.changed_one()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -338,7 +342,7 @@ class Source:
                 )
 
 
-def _find_all(file: LinkedFile, contents: Contents, note: Callable[[str], None]) -> None:
+def _find_all(file: CheckedFile, contents: Contents, note: Callable[[str], None]) -> None:
     """Come across every other file that samples or coordinates lie in."""
     parts = [part for array in contents.arrays.values() for part in array.parts]
     for sample in range(max(1, len(contents.groups))):
@@ -348,7 +352,7 @@ def _find_all(file: LinkedFile, contents: Contents, note: Callable[[str], None])
             file.get(name)  # what isn't there is missed when it is read
 
 
-def _check_links(file: LinkedFile, contents: Contents) -> None:
+def _check_links(file: CheckedFile, contents: Contents) -> None:
     """Refuse links into other files before the first sample is read.
 
     Those to the groups of samples take 18 µs each. Those in the groups take as many reads of the disk as

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import tarfile
@@ -26,7 +25,6 @@ from small_stores import (
     mixed_constants,
     mixed_values,
     samples_of,
-    write_building_before_1_0,
 )
 
 import ups_store
@@ -46,7 +44,7 @@ from ups_store.system import files
 from ups_store.write import part_files
 
 VALUES = mixed_values(6)
-BROKEN = {Status.DAMAGED, Status.BEFORE_1_0, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
+BROKEN = {Status.DAMAGED, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
 WRONG_IDENTITIES = [
     "identity_with_another_key",
     "identity_without_content",
@@ -239,16 +237,6 @@ def test_identity_that_is_none_is_named_and_salvage_makes_a_sound_store(name: st
     assert examine(path.with_name("saved.zarr.zip")).status is Status.COMPLETE
 
 
-def test_file_from_before_version_1_0_is_to_be_built_again(path: Path) -> None:
-    """Spec 10.4."""
-    comment = b'{"format":"ups_store","version":"1.0"}'
-    path.write_bytes(path.read_bytes()[:-32] + struct.pack("<H", len(comment)) + comment)
-    found = examine(path)
-    assert (found.status, found.num_samples) == (Status.BEFORE_1_0, 0)
-    assert found.to_json()["advice"].startswith("build it again")
-    assert examine(write_building_before_1_0(building_path(path))).status is Status.BEFORE_1_0
-
-
 @pytest.mark.parametrize(("num", "more"), [(1, ""), (2, ", and 1 more")])
 def test_refusal_to_copy_counts_the_other_problems(path: Path, tmp_path: Path, num: int, more: str) -> None:
     layout = layout_of(path)
@@ -382,7 +370,7 @@ def test_flipped_byte_is_diagnosed_and_nothing_wrong_is_saved(
 
 def expected_of(layout: Layout, offset: int, status: Status) -> tuple[list[int], tuple[str, ...]]:
     """Which samples are left of two, and which arrays aren't, after a change at an offset."""
-    if status is Status.METADATA_DAMAGED or status is Status.BEFORE_1_0:
+    if status is Status.METADATA_DAMAGED:
         return [], ()
     for sample in range(2):
         first, _ = layout.arrays["u"].slot(sample)

@@ -225,7 +225,6 @@ def test_parse_array_takes_shapes_up_to_the_limits() -> None:
         ("shape", ["3"], "array_metadata"),
         ("shape", [1] * (MAX_RANK + 1), "array_metadata"),
         ("shape", [1 << 53], "array_metadata"),
-        ("dimension_names", [""], "array_metadata"),
         ("shape", [1 << 30, 1 << 30], "array_metadata"),
         ("shape", [0, 1 << 30, 1 << 30], "array_metadata"),
         ("data_type", "complex64", "dtype"),

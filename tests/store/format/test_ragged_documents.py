@@ -17,9 +17,8 @@ from ups_store import ArraySpec
 from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32, crc32_before, crc32c
-from ups_store.format.companions import companions_of, recognised
 from ups_store.format.layout import plan
-from ups_store.format.metadata import ArrayMeta, parse_array
+from ups_store.format.metadata import ArrayMeta, companions_of, parse_array, with_companions_marked
 from ups_store.format.ragged import RowGeometry, encoding_of
 from ups_store.format.root_metadata import RootMeta, parse_root
 from ups_store.format.zip_records import pack_directory
@@ -169,7 +168,7 @@ def test_ragged_array_without_its_companions_is_refused(broken: str) -> None:
         "offsets": ArrayMeta(offsets.name, offsets.shape, "int64", offsets.dims),
         "crc32c": ArrayMeta(checks.name, checks.shape, "uint32", checks.dims),
     }
-    found = recognised([ROWS, *plain.values()], path="x")
+    found = with_companions_marked([ROWS, *plain.values()], path="x")
     assert [meta.part for meta in found] == ["rows", "offsets", "crc32c"]
     if broken in plain:
         del plain[broken]
@@ -180,7 +179,7 @@ def test_ragged_array_without_its_companions_is_refused(broken: str) -> None:
     else:
         plain["crc32c"] = ArrayMeta(checks.name, (5,), "uint32", checks.dims, {"a": 1})
     with pytest.raises(FormatError) as error:
-        recognised([ROWS, *plain.values()], path="x")
+        with_companions_marked([ROWS, *plain.values()], path="x")
     assert (error.value.kind, error.value.clause, error.value.array) == ("ragged", "14.1", "points")
 
 
@@ -206,7 +205,7 @@ def _rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
         for name, raw in data.items()
         if name.endswith("/zarr.json")
     ]
-    metas = recognised(metas, path=path)
+    metas = with_companions_marked(metas, path=path)
     sizes = [(meta, len(data[f"{meta.name}/zarr.json"])) for meta in metas]
     layout = plan(len(data["zarr.json"]), sizes, 2)
     raw = bytearray(layout.file_nbytes)

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import ups_store
-from ups_store.format.metadata import DTYPE_NAMES, MAX_ARRAYS, MAX_RANK, ArrayMeta
+from tests.support.spec_page import SCHEMAS, schema_of
+from tests.support.spec_page import schema_problems as problems
+from ups_store.format.metadata import DTYPE_NAMES, MAX_ARRAYS, MAX_RANK
 from ups_store.packed.pack import pack_store
 
-SCHEMAS = Path(__file__).parents[3] / "docs" / "format" / "schemas"
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "v1.0"
-NAMES = ("array", "identity", "root")
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 CRC32C = {"name": "crc32c"}
 HASH = "0123456789abcdef" * 4
@@ -29,30 +29,14 @@ Document = dict[str, Any]
 Edit = Callable[[Document], object]
 
 
-def schema_of(name: str) -> Document:
-    found: Document = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
-    return found
-
-
-def problems(name: str, document: Document) -> list[str]:
-    """What a schema finds wrong with a document."""
-    jsonschema = pytest.importorskip("jsonschema")
-    referencing = pytest.importorskip("referencing")
-    resources = [referencing.Resource.from_contents(schema_of(name)) for name in NAMES]
-    registry = referencing.Registry().with_resources([(each.id(), each) for each in resources])
-    validator = jsonschema.Draft202012Validator(schema_of(name), registry=registry)
-    return [error.message for error in validator.iter_errors(document)]
-
-
 def check_documents(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            if name.endswith("zarr.json"):
-                document = json.loads(archive.read(name))
-                assert problems("root" if name == "zarr.json" else "array", document) == [], name
+            if name == "zarr.json":
+                assert problems("root", json.loads(archive.read(name))) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_schema_is_one_of_draft_2020_12(name: str) -> None:
     pytest.importorskip("jsonschema").Draft202012Validator.check_schema(schema_of(name))
 
@@ -67,26 +51,6 @@ def test_documents_of_golden_file_are_valid(path: Path) -> None:
 def test_documents_of_packed_file_are_valid(name: str, codec: str, tmp_path: Path) -> None:
     with ups_store.open(GOLDEN / f"{name}.zarr.zip") as store:
         check_documents(pack_store(store, tmp_path / "a.packed.zarr.zip", codec=codec).path)
-
-
-def ragged_array(encoding: str | None = None) -> Document:
-    """10 rows of a ragged array, as spec 14.2 says."""
-    tail, row_dtype, chunk = ([], "uint8", 65536) if encoding else ([3], "float32", 5461)
-    first = {"name": "bytes"} if encoding else LITTLE
-    keys = {"crc32c": "points.crc32c", "offsets": "points.offsets"}
-    meta = ArrayMeta("points", (10, *tail), row_dtype, ("point", "axis")[: 1 + len(tail)])
-    sharding = {
-        "chunk_shape": [chunk, *tail],
-        "codecs": [first],
-        "index_codecs": [LITTLE, CRC32C],
-        "index_location": "end",
-    }
-    return {
-        **meta.document(),
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk, *tail]}},
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        "attributes": {"ups_store": {"ragged": keys | ({"encoding": encoding} if encoding else {})}},
-    }
 
 
 def identity() -> Document:
@@ -110,14 +74,6 @@ def root(document: Document | None = None, requires: tuple[str, ...] = (), **mor
     return {"zarr_format": 3, "node_type": "group", "attributes": {"title": "a", "ups_store": ours}}
 
 
-def sharded() -> Document:
-    return ArrayMeta("u", (2, 2048), "float32", ("sample", "x"), {"units": "m"}).document()
-
-
-def plain() -> Document:
-    return ArrayMeta("flag", (2,), "bool", ("sample",)).document()
-
-
 PACKED = {"codec": "blosc", "level": 9, "fingerprint": HASH}
 VALID: dict[str, tuple[str, Document]] = {
     "root": ("root", root()),
@@ -126,10 +82,6 @@ VALID: dict[str, tuple[str, Document]] = {
     "root of a newer minor": ("root", root(requires=("colours",), format_version="1.12", palette=1)),
     "identity": ("identity", identity()),
     "identity of a ragged array": ("identity", ragged_identity()),
-    "array": ("array", plain()),
-    "array with slots": ("array", sharded()),
-    "ragged array": ("array", ragged_array()),
-    "ragged array of text": ("array", ragged_array("utf-8")),
 }
 
 
@@ -142,11 +94,6 @@ def test_document_that_the_format_allows_is_valid(name: str) -> None:
 def ours_of(document: Document) -> Document:
     ours: Document = document["attributes"]["ups_store"]
     return ours
-
-
-def shard_of(document: Document) -> Document:
-    configuration: Document = document["codecs"][0]["configuration"]
-    return configuration
 
 
 WRONG: dict[str, tuple[str, Edit]] = {
@@ -168,7 +115,7 @@ WRONG: dict[str, tuple[str, Edit]] = {
     "8.1 another key": ("identity", lambda d: d.update(format=1)),
     "8.1 no content": ("identity", lambda d: d.pop("content")),
     "8.1 partition of three": ("identity", lambda d: d.update(partition=[0, 1, 2])),
-    "8.1 too many partitions": ("identity", lambda d: d.update(partition=[0, 100_001])),
+    "8.1 too many partitions": ("identity", lambda d: d.update(partition=[0, 100_000])),
     "8.1 digest": ("identity", lambda d: d["constants"].update(x="0")),
     "8.1 null in a constant": ("identity", lambda d: d["arrays"]["x"].update(shape=[None])),
     "14.1 long name": ("identity", lambda d: d["arrays"].update({"p" * 121: POINTS})),
@@ -178,25 +125,6 @@ WRONG: dict[str, tuple[str, Edit]] = {
     "4.5 sample last": ("identity", lambda d: d["arrays"]["u"].update(dims=["x", "sample"])),
     "4.5 twice": ("identity", lambda d: d["arrays"]["u"].update(dims=["sample", "x", "x"])),
     "4.7 data type": ("identity", lambda d: d["arrays"]["u"].update(dtype="complex64")),
-    "4.4 another key of an array": ("array", lambda d: d.update(storage_transformers=[])),
-    "4.4 fill value": ("array", lambda d: d.update(fill_value=0)),
-    "4.4 own attribute": ("array", lambda d: d["attributes"].update(ups_store={})),
-    "4.4 byte order of one byte": ("array", lambda d: d.update(codecs=[LITTLE, CRC32C])),
-    "4.4 no checksum": ("array", lambda d: d["codecs"].pop()),
-    "4.4 separator": ("array", lambda d: d["chunk_key_encoding"]["configuration"].update(separator=".")),
-    "4.4 chunk of none": ("array", lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=[0])),
-    "4.4 two samples a chunk": ("array with slots", lambda d: shard_of(d).update(chunk_shape=[2, 2048])),
-    "4.4 index at the start": ("array with slots", lambda d: shard_of(d).update(index_location="start")),
-    "4.4 shard of a constant": ("array with slots", lambda d: d.update(dimension_names=["y", "x"])),
-    "4.4 chunks without checksums": ("array with slots", lambda d: shard_of(d).update(codecs=[LITTLE])),
-    "9.1 length of an axis": ("array with slots", lambda d: d.update(shape=[2, 2**53])),
-    "9.1 axes": ("array", lambda d: d.update(shape=[1] * 33)),
-    "14.2 checksums in chunks": ("ragged array", lambda d: shard_of(d).update(codecs=[LITTLE, CRC32C])),
-    "14.2 no offsets": ("ragged array", lambda d: ours_of(d)["ragged"].pop("offsets")),
-    "14.2 own attribute": ("ragged array", lambda d: ours_of(d).update(more=1)),
-    "14.2 sample in the rows": ("ragged array", lambda d: d.update(dimension_names=["sample", "axis"])),
-    "14.2 text of floats": ("ragged array", lambda d: ours_of(d)["ragged"].update(encoding="utf-8")),
-    "14.2 encoding": ("ragged array of text", lambda d: ours_of(d)["ragged"].update(encoding="latin-1")),
 }  # fmt: skip
 
 
@@ -218,7 +146,7 @@ def references(value: Any) -> Iterator[str]:
             yield from references(inner)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_every_reference_of_schema_exists(name: str) -> None:
     schema = schema_of(name)
     assert (schema["$schema"], schema["$id"]) == (
@@ -234,7 +162,7 @@ def test_every_reference_of_schema_exists(name: str) -> None:
 
 def test_schemas_have_types_and_limits_of_the_code() -> None:
     """Spec 4.7, 9.1."""
-    identity, array = schema_of("identity"), schema_of("array")
+    identity = schema_of("identity")
     assert identity["$defs"]["data_type"]["enum"] == list(DTYPE_NAMES)
     assert identity["properties"]["arrays"]["maxProperties"] == MAX_ARRAYS
-    assert array["properties"]["shape"]["maxItems"] == MAX_RANK
+    assert identity["$defs"]["array"]["properties"]["shape"]["maxItems"] == MAX_RANK

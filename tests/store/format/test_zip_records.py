@@ -202,13 +202,6 @@ def test_parse_end_refuses_bytes_behind_the_comment() -> None:
     assert refusal_of_end(END + b"\0").kind == "foreign"
 
 
-def test_parse_end_names_files_from_before_version_1_0() -> None:
-    """Spec 10.4."""
-    comment = b'{"format":"ups_store","version":"1.0"}'
-    error = refusal_of_end(END[:-32] + struct.pack("<H", len(comment)) + comment)
-    assert (error.kind, error.hint) == ("before_1_0", "build it again")
-
-
 @pytest.mark.parametrize("offset", [0, 9, 11, 1 << 63, (1 << 64) - 1])
 def test_parse_end_refuses_a_directory_that_ends_elsewhere(offset: int) -> None:
     assert refusal_of_end(changed(END, END64 + 48, "Q", offset)).kind == "end_records"

@@ -34,7 +34,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 LINE = "error: interrupted; run the same command again\n"
 FIRST_OF_BUILD = (
-    *("typer", "numpy", "pydantic", "omegaconf.nodes", "rich.console"),
+    *("typer", "numpy", "pydantic", "yaml.nodes", "rich.console"),
     "ups_store.building.config",
 )
 BUILD_AFTER_FLAGS = ("ups_store.building.stores", "ups_store.sources.pool", "ups_store.building.explanation")

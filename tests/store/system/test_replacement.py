@@ -68,11 +68,11 @@ WRITERS: dict[str, Write] = {
     "concat": concat,
     "safetensors": export("safetensors"),
     "hdf5": export("hdf5"),
-    "arrow": export("arrow"),
+    "kerchunk": export("kerchunk"),
     "text": lambda store, target: replace_text(target, "new"),
     "preview": preview,
 }
-FOLDERS: dict[str, Write] = {"zarr": export("zarr"), "pt": export("pt")}
+FOLDERS: dict[str, Write] = {"zarr": export("zarr")}
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+from unsynced import Change, Resize, Write, variants_of
+
 from ups_store.errors import StoreNotFoundError
 from ups_store.system import files, locks
-from ups_store.testing.unsynced import Change, Resize, Write, variants_of
 
 # Of files that aren't on the disk.
 _read_really, _size_really, _close_really = files.read_at, files.size, files.close
