@@ -127,13 +127,7 @@ def intact_by_chunks(fd: int, catalog: Catalog) -> Intact:
 def read_intact(
     fd: int, layout: Layout, names: Sequence[str], samples: Samples, *, path: Path
 ) -> Iterator[tuple[Samples, dict[str, Any]]]:
-    """Read samples that verified, in batches; large and ragged ones are checked again on what is returned.
-
-    Yields:
-        Sample numbers (B,), and arrays (B, ...) by name; of ragged arrays lists of B.
-    Raises:
-        CorruptChunkError: If the file changed meanwhile.
-    """
+    """Read samples that verified, in batches; large and ragged ones are checked again on what is returned."""
     arrays = {name: layout.arrays[name] for name in names}
     chunks = {name: _chunks_of(fd, layout, array) for name, array in arrays.items()}
     nbytes = sum(array.meta.nbytes for array in arrays.values()) // max(1, layout.num_samples)
@@ -231,9 +225,6 @@ def read_without_root(fd: int, path: Path) -> Catalog:
 
     Everything but the root group's text is checked as when a store is opened. Of the identity there is what
     the arrays tell, the geometry; digests of constants, content and attributes of the root are lost.
-
-    Raises:
-        FormatError: If these can't be read either, or don't fit together.
     """
     read = reads_of(fd)
     directory = read_directory(read, files.size(fd), path)

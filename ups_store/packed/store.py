@@ -102,12 +102,7 @@ class PackedCatalog(Catalog):
 
 
 def read_packed(fd: int, path: Path) -> PackedCatalog:
-    """Read and check the catalog of a packed file; every address is checked before it is used (spec 13.6).
-
-    Raises:
-        FormatError: Says what is wrong where, with the clause; kind "not_packed" for a mapped store.
-        VersionTooNewError: For a newer version, a minor one too: it may pack in ways that are unknown here.
-    """
+    """Read and check the catalog of a packed file; every address is checked before it is used (spec 13.6)."""
     check_regular(fd, path)
     read = reads_of(fd)
     directory = read_directory(read, files.size(fd), path)
@@ -197,24 +192,14 @@ def _find_data(
 
 
 class PackedChunks:
-    """Reads chunks of a packed file; every checksum is checked before anything is decoded. For any thread.
-
-    Args:
-        file: The packed file.
-        arrays: What it holds.
-    """
+    """Reads chunks of a packed file; every checksum is checked before anything is decoded. For any thread."""
 
     def __init__(self, file: StoreFile, arrays: dict[str, PackedArray]) -> None:
         self._file, self._arrays = file, arrays
         self._edges: dict[str, npt.NDArray[np.int64]] = {}
 
     def read(self, name: str, sample: int | None, out: npt.NDArray[Any]) -> bytes:
-        """Decode one chunk into `out`, C-contiguous memory of its shape and dtype; returns its bytes.
-
-        Raises:
-            CorruptChunkError: If it is damaged.
-            TruncatedError: If another program cut the file.
-        """
+        """Decode one chunk into `out`, C-contiguous memory of its shape and dtype; returns its bytes."""
         chunk, descriptor = self.chunk(name, sample), self._file.descriptor  # held, see there
         raw = read_bytes(descriptor.fd, chunk.first, chunk.end - chunk.first, path=self._file.path)
         packed, hint = chunk.payload_of(raw), "`ups-store doctor` says what to do"
@@ -228,11 +213,7 @@ class PackedChunks:
         return raw
 
     def chunk(self, name: str, sample: int | None) -> Chunk:
-        """Find a chunk by the shard index, which is read and checked once.
-
-        Raises:
-            CorruptChunkError: If the index is damaged, or its chunks don't follow one another (spec 13.6).
-        """
+        """Find a chunk by the shard index, which is read and checked once."""
         edges = self._edges.get(name)
         if edges is None:
             edges = self._edges[name] = self._read_edges(self._arrays[name])
@@ -418,12 +399,7 @@ def open_descriptor(path: Path, fd: int) -> PackedStore:
 
 
 def open_packed(path: str | os.PathLike[str]) -> PackedStore:
-    """Open what must be a packed store; `ups_store.open` opens every kind.
-
-    Raises:
-        FormatError: If it isn't one, kind "not_packed" for a mapped store, or is damaged.
-        SpecError: For a pattern of several files, kind "partitions".
-    """
+    """Open what must be a packed store; `ups_store.open` opens every kind."""
     target = path_of(path)
     check_one_file(target)
     with files.opened(target) as fd:

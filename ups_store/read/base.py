@@ -130,7 +130,7 @@ class AnyStore(ABC):
     def __getitem__(self, key: int | np.integer[Any] | slice) -> dict[str, Any]: ...
 
     def __getitem__(self, key: object) -> Any:
-        """`store[name]` is a whole array, `store[i]` a sample, `store[a:b]` a batch; see `whole`, `sample`.
+        """`store[name]` is a whole array, `store[i]` a sample, `store[a:b]` a batch; see `whole`, `gather`.
 
         Raises:
             ArrayNotFoundError: For a name that it doesn't have; also a KeyError.

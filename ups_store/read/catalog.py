@@ -106,11 +106,7 @@ class Documents:
 
 
 def read_finished(fd: int, path: Path) -> Catalog:
-    """Read and check the catalog of a finished file (spec 7.1).
-
-    Raises:
-        FormatError: Says what is wrong where, with the clause.
-    """
+    """Read and check the catalog of a finished file (spec 7.1)."""
     check_regular(fd, path)
     return read_catalog(reads_of(fd), size(fd), path)
 
@@ -121,13 +117,7 @@ def reads_of(fd: int) -> ReadAt:
 
 
 def read_catalog(read: ReadAt, file_nbytes: int, path: Path) -> Catalog:
-    """Read and check the catalog of what may be no file of this machine (spec 7.1); see `read_finished`.
-
-    Args:
-        read: Returns its bytes.
-        file_nbytes: Its length.
-        path: For messages.
-    """
+    """Read and check the catalog of what may be no file of this machine (spec 7.1); see `read_finished`."""
     return catalog_of(read_directory(read, file_nbytes, path), read, path)
 
 
@@ -205,16 +195,7 @@ def read_arrays(
     names: Iterable[str],
     parse: ParseArray | None = None,
 ) -> Documents:
-    """Read the documents of arrays (spec 7.1, step 5).
-
-    Args:
-        read: Returns the file's bytes.
-        path: For messages.
-        next_claim: Where the next entry lies by what the file says, and the CRC-32 of its data.
-        root: That of the root's document.
-        names: Of the arrays.
-        parse: How a document is read; as one of a mapped store by default.
-    """
+    """Read the documents of arrays (spec 7.1, step 5)."""
     documents = Documents([], [root[0]], [root[1]])
     parse = parse or (lambda name, raw: parse_array(name, raw, path=path))
     for name in sorted(names):
@@ -357,11 +338,7 @@ class Directory:
     position: int = 0
 
     def next_claim(self, name: str, offset: int) -> tuple[Entry, int]:
-        """The next entry, which must bear this name and be at this offset, and the CRC-32 of its data.
-
-        Raises:
-            FormatError: If the next record is another entry's, or its data reach into the directory.
-        """
+        """The next entry, which must bear this name and be at this offset, and the CRC-32 of its data."""
         found = parse_central_record(self.raw, self.position, name)
         if found is None:
             raise self._bad("is missing", name)
@@ -397,13 +374,7 @@ class Directory:
             at += central_nbytes(name)
 
     def check(self, entries: Sequence[Entry], crcs: Sequence[int], *, is_newer: bool) -> None:
-        """Compare everything, byte for byte, with what the entries give (spec 7.1, step 7).
-
-        Args:
-            entries: All entries, in file order.
-            crcs: CRC-32 of the data of each.
-            is_newer: Whether the file is of a newer minor version, which may hold more behind (spec 10.3).
-        """
+        """Compare everything, byte for byte, with what the entries give (spec 7.1, step 7)."""
         records = pack_records(entries, crcs)
         if not self.raw.startswith(records):
             self._check_each(entries, crcs)
@@ -445,16 +416,7 @@ class Directory:
 
 
 def read_directory(read: ReadAt, file_nbytes: int, path: Path) -> Directory:
-    """Read end records and central directory (spec 7.1, steps 1 and 2).
-
-    Args:
-        read: Returns the file's bytes.
-        file_nbytes: Its length.
-        path: For messages.
-    Raises:
-        TruncatedError: If the file begins like a store and has no end.
-        FormatError: If it isn't a store, or its end is damaged.
-    """
+    """Read end records and central directory (spec 7.1, steps 1 and 2)."""
     end = _read_end(read, file_nbytes, path)
     if end.directory_nbytes > MAX_DIRECTORY_BYTES:
         raise FormatError(

@@ -46,11 +46,6 @@ class ChunkedStore(AnyStore):
     An array without slots is read whole with its first sample and kept; of another a sample is read whole,
     once a batch, also for a window of it, and for windows those read last are kept for a while. Kinds of it
     differ in `_read_chunks`.
-
-    Args:
-        path: Where it is.
-        root: Metadata of its root group.
-        layout: Geometry of the store, of a packed one that of its mapped form.
     """
 
     _why_no_array: tuple[str, str]  # what `store[name]` says of an array of samples, and what to do
@@ -68,13 +63,7 @@ class ChunkedStore(AnyStore):
         """Give every chunk, once it is checked, to its use; in any order, from several threads."""
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        """A constant, read once, read-only; also another array where it was preloaded as a copy.
-
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For an array with a sample axis, kind "unsupported".
-            CorruptChunkError: If the chunk is damaged.
-        """
+        """A constant, read once, read-only; also another array where it was preloaded as a copy."""
         meta = self._meta(name)
         self.check_open()
         if meta.is_constant or (name in self._wholes and self._is_copy()):
@@ -230,9 +219,6 @@ class KeptSamples:
     """Samples by store, array and number; the ones that weren't used for longest go first. For any thread.
 
     With `shuffle="block"` the windows of a sample come soon after one another, so most find it here.
-
-    Args:
-        limit: Bytes that are kept.
     """
 
     def __init__(self, limit: int = KEPT_BYTES) -> None:

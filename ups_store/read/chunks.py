@@ -124,10 +124,6 @@ class TouchChecks:
 
     Compiled code checks what it copies, and marks it; this is the check of all else, and says what is wrong.
     Several threads may check the same chunk twice, which costs time only.
-
-    Args:
-        read: Returns the file's bytes.
-        path: For messages.
     """
 
     def __init__(self, read: Read, path: Path) -> None:
@@ -150,11 +146,7 @@ class TouchChecks:
         return self._flags(name, array.meta.shape[0])
 
     def check(self, array: ArrayLayout, samples: npt.NDArray[np.int64]) -> None:
-        """Check the chunks of an array that hold these samples, unless that was done before.
-
-        Raises:
-            CorruptChunkError: Names array, sample and bytes; the chunk stays unchecked.
-        """
+        """Check the chunks of an array that hold these samples, unless that was done before."""
         checked = self.flags(array)
         if checked is None or checked[samples].all():
             return

@@ -81,12 +81,7 @@ class WindowArguments(NamedTuple):
 
 
 def window_of(meta: ArrayMeta, num: int, asked: WindowArguments) -> TimeWindow | None:
-    """The window that `gather`'s arguments mean for one array; None for whole samples.
-
-    Raises:
-        SampleIndexError: If it reaches past the last time step.
-        SpecError: If it has no time step, or `start` isn't one number or one per sample.
-    """
+    """The window that `gather`'s arguments mean for one array; None for whole samples."""
     if TIME_DIM not in meta.dims or not asked.is_any:
         return None
     start, length, stride = asked
@@ -174,13 +169,7 @@ def whole_pattern(meta: ArrayMeta) -> Pattern:
 
 
 def window_pattern(meta: ArrayMeta, length: int, stride: int) -> Pattern:
-    """The pattern of windows over time.
-
-    Args:
-        meta: An array with a time axis.
-        length: Number of time steps.
-        stride: Time steps from one to the next.
-    """
+    """The pattern of windows over time."""
     shape, axis = meta.sample_shape, meta.dims.index(TIME_DIM) - 1
     num_before, num_steps = math.prod(shape[:axis]), shape[axis]
     step_nbytes = math.prod(shape[axis + 1 :]) * dtype_of(meta.dtype).itemsize
@@ -207,16 +196,7 @@ def runs_of(array: ArrayLayout, samples: Samples, window: TimeWindow | None) -> 
 
 
 def check_output(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], out: Any) -> None:
-    """Fail unless a batch can be written to `out`, converted if need be.
-
-    Args:
-        name: The array's name, for messages.
-        dtype: Its dtype.
-        shape: Shape of the batch, (B, ...).
-        out: What the caller gave.
-    Raises:
-        SpecError: For another shape, read-only memory, or a dtype that doesn't hold the array's numbers.
-    """
+    """Fail unless a batch can be written to `out`, converted if need be."""
     if not isinstance(out, np.ndarray):
         found = type(out).__name__
         raise SpecError("out", kind="out", array=name, expected="an ndarray", found=found)
@@ -244,16 +224,7 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def check_indices(indices: Indices | slice, num_samples: int, *, path: Path) -> Samples:
-    """Sample numbers as int64, shape (B,), counted from 0; no copy of what is that already.
-
-    Args:
-        indices: Numbers, negative ones from the end, or a slice; both as NumPy takes them.
-        num_samples: N.
-        path: For messages.
-    Raises:
-        SampleIndexError: Unless all are in -N..N - 1.
-        SpecError: If they aren't integers (masks aren't), or not of shape (B,).
-    """
+    """Sample numbers as int64, shape (B,), counted from 0; no copy of what is that already."""
     if isinstance(indices, slice):
         return _numbers_of(indices, num_samples, path)
     samples = int64_of(indices)
@@ -309,14 +280,7 @@ def _is_integer(value: object) -> bool:
 
 
 def pick(whole: npt.NDArray[Any], samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]) -> None:
-    """Copy samples, or windows of them, out of an array in memory.
-
-    Args:
-        whole: The array, shape (N, ...).
-        samples: Sample numbers, all valid, shape (B,), int64.
-        window: Over time, or None.
-        out: Output, shape (B, ...); converted to if it has another dtype.
-    """
+    """Copy samples, or windows of them, out of an array in memory."""
     is_plain = out.dtype == whole.dtype and out.flags.c_contiguous and out.size > 0
     if window is None and is_plain:
         whole.take(samples, axis=0, out=out, mode="clip")

@@ -80,11 +80,7 @@ def _open_file(
     *,
     open_packed: Callable[[Path, int], AnyStore] | None,
 ) -> AnyStore:
-    """Open one file, by one look at the path: another process may replace what is there at any moment.
-
-    Args:
-        open_packed: What opens a packed file, given its descriptor; None refuses one.
-    """
+    """Open one file, by one look at the path: another process may replace what is there at any moment."""
     if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
         found = f"access={access!r}, verify={verify!r}"
         raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
@@ -158,16 +154,7 @@ def reopen(
     config_hash: str,
     options: dict[str, Any],
 ) -> AnyStore:
-    """Open again what was pickled.
-
-    Args:
-        path: The store's file, or its URL.
-        fingerprint: What it held then; None for one under construction.
-        config_hash: Its identity.
-        options: Of `open_any`; and as `copy_path` the copy in RAM that it shared, see `Store.preload`.
-    Raises:
-        StoreReplacedError: If it doesn't hold the content, or have the identity, of then.
-    """
+    """Open again what was pickled."""
     copy_path = options.pop("copy_path", None)
     store: AnyStore | None = None if copy_path is None else _open_copy(Path(path), copy_path, **options)
     if store is None:

@@ -75,12 +75,7 @@ class RaggedArray(Sequence[Any]):
 
 
 class RaggedReader:
-    """Gathers samples of one ragged array of an open store.
-
-    Args:
-        layout: Its layout.
-        file: The file; where a copy of it takes its place, another reader is needed.
-    """
+    """Gathers samples of one ragged array of an open store."""
 
     def __init__(self, layout: RaggedLayout, file: StoreFile) -> None:
         self.layout, self.meta, self._file = layout, layout.rows.meta, file
@@ -101,11 +96,7 @@ class RaggedReader:
         return self._file.path
 
     def extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
-        """First row, and row past the last one, of samples, all valid; shape (B,) each.
-
-        Raises:
-            CorruptChunkError: If they can't be right; names the first such sample.
-        """
+        """First row, and row past the last one, of samples, all valid; shape (B,) each."""
         if not len(samples):
             return samples, samples
         if self._file.access != "pread":
@@ -141,13 +132,7 @@ class RaggedReader:
         return self._offsets
 
     def views(self, samples: Samples, *, num_threads: int | None = None, decode: bool = True) -> list[Any]:
-        """Samples, all valid, as read-only arrays (rows, ...) over the mapping, or that were read.
-
-        Args:
-            samples: Sample numbers, int64, shape (B,).
-            num_threads: Reads under way at once, where the file is read; 8 by default.
-            decode: Whether samples of text become `str`, those of bytes `bytes`.
-        """
+        """Samples, all valid, as read-only arrays (rows, ...) over the mapping, or that were read."""
         starts, ends = self.extents(samples)
         bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))
         if self._file.access == "pread":
@@ -180,11 +165,7 @@ class RaggedReader:
 
 
 def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path) -> str | bytes:
-    """The text or the bytes that the rows of a sample are.
-
-    Raises:
-        CorruptChunkError: If text isn't UTF-8, kind "text".
-    """
+    """The text or the bytes that the rows of a sample are."""
     raw = value.tobytes()
     if meta.encoding == "bytes":
         return raw
@@ -270,18 +251,7 @@ def sample_extent(fd: int, layout: RaggedLayout, sample: int) -> tuple[int, int]
 def check_form(
     form: object, names: Sequence[str], out: Mapping[str, Any] | None, *, path: Path
 ) -> dict[str, Any]:
-    """Check how `gather` shall give ragged arrays, and the memory for them.
-
-    Args:
-        form: As given to `gather`.
-        names: The ragged arrays that are asked for.
-        out: As given to `gather`.
-        path: For messages.
-    Returns:
-        What of `out` isn't theirs.
-    Raises:
-        SpecError: For a form that there isn't, and for memory that it has no use for.
-    """
+    """Check how `gather` shall give ragged arrays, and the memory for them."""
     if form not in ("views", "padded"):
         hint = "`ups_store.torch.gather_nested` gives nested tensors" if form == "nested" else None
         expected = "views or padded"
@@ -295,11 +265,7 @@ def check_form(
 
 
 def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: Path) -> None:
-    """Refuse what isn't there for ragged arrays; `what` names it.
-
-    Raises:
-        SpecError: Kind "ragged", names the array.
-    """
+    """Refuse what isn't there for ragged arrays; `what` names it."""
     for meta in metas:
         if meta.is_ragged:
             problem = f"{what} isn't there for ragged arrays"
@@ -332,19 +298,7 @@ def padded(
     out: npt.NDArray[Any] | None = None,
     lengths: npt.NDArray[Any] | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Samples of a ragged array in one array, the rest of each row zeros.
-
-    Args:
-        meta: The array.
-        views: Its samples, shape (rows, ...) each.
-        out: Memory to write to, shape (B, L, ...), where no sample has more than L rows; converted to if it
-            has another dtype. By default new memory, L that of the longest sample.
-        lengths: Likewise for the numbers of rows, shape (B,), integers.
-    Returns:
-        The array and the numbers of rows.
-    Raises:
-        SpecError: If `out` or `lengths` can't take the batch.
-    """
+    """Samples of a ragged array in one array, the rest of each row zeros."""
     sizes = np.array([len(view) for view in views], np.int64)
     longest = int(sizes.max(initial=0))
     if out is None:

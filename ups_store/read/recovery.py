@@ -63,11 +63,7 @@ def building_path(path: Path) -> Path:
 
 
 def read_building_file(fd: int, path: Path) -> Building:
-    """Classify a file under its building name by its length and its build tail (spec 6.5).
-
-    Raises:
-        FormatError: If it is neither resumable nor finished: damaged, or not ours.
-    """
+    """Classify a file under its building name by its length and its build tail (spec 6.5)."""
     try:
         return Building(State.FINISHED, read_finished(fd, path), None)
     except FormatError as error:  # while it is built, there is no end yet
@@ -100,12 +96,7 @@ def read_records(fd: int, layout: Layout, samples: npt.NDArray[np.int64]) -> npt
 def read_commits(
     fd: int, layout: Layout, header: TailHeader
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint32]]:
-    """Read the whole commit table.
-
-    Returns:
-        committed: Shape (N,), bool.
-        crcs: CRC-32 of every sample's slot or bytes, shape (N, num_arrays); meaningless where not committed.
-    """
+    """Read the whole commit table."""
     committed = np.zeros(layout.num_samples, bool)
     crcs = np.zeros((layout.num_samples, header.num_arrays), np.uint32)
     step = max(1, _TABLE_BLOCK_BYTES // layout.record_nbytes)
@@ -167,18 +158,7 @@ def intact_parts(
     num_threads: int = 1,
     progress: Progress = lambda nbytes: None,
 ) -> npt.NDArray[np.bool_]:
-    """Read samples and compare their bytes in the file with what their records say (spec 6.4).
-
-    Args:
-        fd: The file.
-        layout: Its geometry.
-        samples: Sample numbers, sorted, shape (M,).
-        crcs: CRC-32 of every sample's slot or bytes, shape (M, num_arrays).
-        num_threads: Threads that read.
-        progress: Called with the number of payload bytes that were read since the last call.
-    Returns:
-        Whether they are the same, shape (M, num_arrays).
-    """
+    """Read samples and compare their bytes in the file with what their records say (spec 6.4)."""
     found = np.zeros_like(crcs)
     sample_nbytes = sum(array.meta.nbytes for array in layout.per_sample) // max(1, layout.num_samples)
     per_piece = max(1, _CHECK_BLOCK_BYTES // max(1, sample_nbytes))

@@ -256,12 +256,7 @@ def _geometry(store: AnyStore) -> dict[str, Any]:
 
 
 def files_of(pattern: Path) -> list[Path]:
-    """List the files that a pattern names: all partitions of a split, else those that match, by name.
-
-    Raises:
-        StoreNotFoundError: If there is none, or partitions are missing.
-        SpecError: If it names partitions of several stores, or other files beside partitions.
-    """
+    """List the files that a pattern names: all partitions of a split, else those that match, by name."""
     names = glob.escape(pattern.name).replace("[*]", "*")  # a star is all that means something, in the name
     paths = sorted(pattern.parent.glob(names))
     if not paths or any(partition_of(path.name) for path in paths):

@@ -415,16 +415,6 @@ class SampledArray:
         """The usual `gather`, checked and copied by one call of compiled code.
 
         With small samples the checks in Python would take longer than the copy.
-
-        Args:
-            indices: Sample numbers.
-            start: First time step per sample, or None.
-            length: Number of time steps; None for whole samples.
-            stride: Time steps from one to the next.
-            out: Output; new memory by default.
-            checked: See `TouchChecks.flags`.
-        Returns:
-            The output; None, with nothing of use copied, where anything is unusual, or wrong: ask `gather`.
         """
         if runs.compiled is None or self._is_read or type(indices) is not np.ndarray or indices.ndim != 1:
             return None
@@ -476,19 +466,7 @@ class SampledArray:
         *,
         num_threads: int | None = None,
     ) -> npt.NDArray[Any]:
-        """Copy samples, or windows of them, into `out`, by default into new memory.
-
-        Args:
-            samples: Sample numbers, all valid, shape (B,), int64.
-            window: TimeWindow over time, or None.
-            out: Output, shape (B, ...); converted to if it has another dtype.
-            num_threads: Threads that copy a part of the batch each, or reads under way at once.
-        Returns:
-            `out`, or the new memory, which the caller owns.
-        Raises:
-            SpecError: If `out` can't take the batch.
-            TruncatedError: If a read finds the file cut.
-        """
+        """Copy samples, or windows of them, into `out`, by default into new memory."""
         shape = (len(samples), *self._sample_shape)
         if window is not None:
             shape = batch_shape(self.layout.meta, len(samples), window)

@@ -112,12 +112,7 @@ class StoreFile:
         return None if self._copy_fd < 0 else files.descriptor_path(self._copy_fd)
 
     def use_copy(self, copy: mmap.mmap, *, fd: int = -1) -> None:
-        """Take samples and views from a copy in RAM from now on; what was handed out keeps the old mapping.
-
-        Args:
-            copy: Memory that holds the whole file.
-            fd: The file in memory that it maps, if others may map it too; stays the caller's.
-        """
+        """Take samples and views from a copy in RAM from now on; `fd` is its file if it may be shared."""
         self._copy_fd = files.duplicate(fd) if fd >= 0 else -1
         if fd >= 0:
             weakref.finalize(copy, files.close, self._copy_fd)
@@ -208,19 +203,7 @@ def read_samples(
     path: Path,
     num_threads: int = READS_IN_FLIGHT,
 ) -> None:
-    """Read samples of one array, or windows of them, into `out`; `SampledArray` copies them from a mapping.
-
-    Args:
-        fd: The file.
-        array: The array's layout.
-        samples: Sample numbers, all valid, shape (B,), int64.
-        window: TimeWindow over time, or None.
-        out: Output, shape (B, ...); converted to if it has another dtype.
-        path: For messages.
-        num_threads: Reads that are under way at once.
-    Raises:
-        TruncatedError: If the file is shorter than when it was opened.
-    """
+    """Read samples of one array, all valid, or windows of them, into `out`, converted if need be."""
     if not out.size:
         return
     runs, dtype = runs_of(array, samples, window), dtype_of(array.meta.dtype)
@@ -298,11 +281,7 @@ def cut(path: Path, expected: int, found: int) -> TruncatedError:
 
 
 def read_at(fd: int, offset: int, nbytes: int) -> bytes:
-    """Read up to `nbytes`; less only at the end of the file.
-
-    Raises:
-        ReadError: If the file system fails.
-    """
+    """Read up to `nbytes`; less only at the end of the file."""
     try:
         return files.read_at(fd, offset, nbytes)
     except OSError as error:
@@ -316,11 +295,7 @@ def looks_like_store(fd: int) -> bool:
 
 
 def read_into(fd: int, offset: int, target: memoryview) -> int:
-    """Fill `target`, a view of bytes; returns how many there were, fewer only at the end of the file.
-
-    Raises:
-        ReadError: If the file system fails.
-    """
+    """Fill `target`, a view of bytes; returns how many there were, fewer only at the end of the file."""
     try:
         return files.read_into(fd, offset, target)
     except OSError as error:

@@ -160,12 +160,7 @@ def verify_file(
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Check a finished file; see `Store.verify`.
-
-    Raises:
-        FormatError: If it can't be opened as a store.
-        StoreReplacedError: If it isn't the file of `fingerprint`.
-    """
+    """Check a finished file; see `Store.verify`."""
     with files.opened(path) as fd:
         catalog = read_finished(fd, path)
         if fingerprint not in (None, fingerprint_of(catalog)):
@@ -182,16 +177,7 @@ def verify_catalog(
     progress: Progress | None = None,
     fd: int | None = None,
 ) -> Report:
-    """Check every byte of what may be no file of this machine; see `Store.verify`.
-
-    Args:
-        read: Returns its bytes; called by several threads at once.
-        path: For messages.
-        catalog: What it holds and where.
-        num_threads: Threads that read and check; one per processor by default.
-        progress: Called with the number of bytes that were checked since the last call.
-        fd: Of the file that `read` reads, if it is one: then memory is used again.
-    """
+    """Check every byte of what may be no file of this machine; see `Store.verify`."""
     if catalog.root.version > FORMAT_VERSION:
         raise VersionTooNewError(
             "a newer minor version may hold bytes that this reader doesn't know, so it can't verify it",
@@ -219,12 +205,7 @@ class Checked:
 
 
 class Sums:
-    """Checks the payload of a chunk block by block: both checksums, and values that its array can't have.
-
-    Args:
-        meta: The array.
-        start: CRC-32 of the bytes before it, which `crc32` continues.
-    """
+    """Checks the payload of a chunk block by block: both checksums, and values that its array can't have."""
 
     def __init__(self, meta: ArrayMeta, start: int = 0) -> None:
         self.crc32, self.crc32c, self.nbytes = start, 0, 0
@@ -272,15 +253,7 @@ class Sums:
 
 
 class Verifier:
-    """Checks what all kinds of files have in common: records, documents, checksums of entries, constants.
-
-    Args:
-        read: Returns the file's bytes; called by several threads at once.
-        path: For messages.
-        root: Metadata of the root group.
-        nbytes: Length of the file.
-        progress: Called with the number of bytes that were checked since the last call.
-    """
+    """Checks what all kinds of files have in common: records, documents, checksums of entries, constants."""
 
     def __init__(
         self, read: ReadAt, path: Path, root: RootMeta, nbytes: int, progress: Progress | None

@@ -50,14 +50,7 @@ class Numbering:
 
 
 class ChunkReader:
-    """Gives checked chunks of one object, from the cache or by requests. Safe to use from several threads.
-
-    Args:
-        remote: The object.
-        cache: Where fetched chunks are kept; None keeps none.
-        numbering: Numbers of its chunks.
-        path: For messages.
-    """
+    """Gives checked chunks of one object, from the cache or by requests. Safe to use from several threads."""
 
     def __init__(
         self, remote: RemoteObject, cache: SlotCache | None, numbering: Numbering, path: Path
@@ -65,15 +58,7 @@ class ChunkReader:
         self._remote, self._cache, self._numbering, self._path = remote, cache, numbering, path
 
     def read(self, wanted: Sequence[tuple[Chunk, Use]], *, num_threads: int | None = None) -> None:
-        """Give every chunk to its use, in any order, in several threads.
-
-        Args:
-            wanted: Chunks, each once, and what takes their payload.
-            num_threads: Requests under way at once; 16 by default.
-        Raises:
-            CorruptChunkError: If a chunk doesn't match its checksum, also when it was fetched again.
-            StoreReplacedError: If the object isn't the one that was opened; what else the client raises.
-        """
+        """Give every chunk to its use, in any order, in several threads."""
         missing = [pair for pair in wanted if not self._is_cached(*pair)]
         missing.sort(key=lambda pair: pair[0].first)
         ranges = [piece for block in _blocks(missing) for piece in block.ranges()]

@@ -145,11 +145,7 @@ class RemoteOptions:
         cache_bytes: float | None = None,
         deadline_s: float | None = None,
     ) -> RemoteOptions:
-        """Take what arguments say, else the environment, else the defaults.
-
-        Raises:
-            SpecError: For a number that is none, or isn't positive; names the variable.
-        """
+        """Take what arguments say, else the environment, else the defaults."""
         folder = os.environ.get(CACHE_DIR, "") if cache_dir is None else os.fspath(cache_dir)
         nbytes = _number(cache_bytes, "cache_bytes", CACHE_BYTES)
         seconds = _number(deadline_s, "deadline_s", DEADLINE)
@@ -176,15 +172,7 @@ def _number(given: float | None, name: str, variable: str) -> float | None:
 
 
 def open_url(path: str | os.PathLike[str], options: RemoteOptions) -> AnyStore:
-    """Open a store, a set by its manifest, or the partitions of a split, `NAME-*-of-00016.zarr.zip`.
-
-    Raises:
-        StoreNotFoundError: If there is no such object; also a FileNotFoundError.
-        FormatError: If it isn't a store, or is damaged; if it is packed, kind "packed".
-        SpecError: For a URL of another scheme, kind "url".
-        RemoteError: If the object store refuses, or doesn't answer before the deadline.
-        MissingExtraError: Without obstore.
-    """
+    """Open a store, a set by its manifest, or the partitions of a split, `NAME-*-of-00016.zarr.zip`."""
     url = Url.of(path)
     if is_manifest(url.path):
         return _open_set(url, options)

@@ -67,15 +67,6 @@ def test_gather_decodes_by_as_many_threads_as_there_are_processors(
     assert_same_bits(packed.gather([5, 1, 9], ["latent"]), {"latent": VALUES["latent"][[5, 1, 9]]})
 
 
-def test_small_batch_is_decoded_by_the_calling_thread(
-    packed: ups_store.PackedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: set[int] = set()
-    Decoded(monkeypatch, lambda: threads.add(threading.get_ident()))
-    packed.gather([5, 1, 9], ["latent"])
-    assert threads == {threading.get_ident()}
-
-
 def test_small_arrays_are_decoded_once(
     packed: ups_store.PackedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,15 +148,6 @@ def test_preload_takes_the_page_cache_where_a_copy_does_not_fit(
     report = packed.preload("auto", margin=0)
     assert report.mode == "page-cache"
     assert report.why.startswith("copy refused")
-
-
-@pytest.mark.parametrize("options", [{"mode": "pinned"}, {"shared": True}, {"mode": "copy", "lock": True}])
-def test_preload_in_a_way_that_a_packed_store_has_not_is_refused(
-    packed: ups_store.PackedStore, options: dict[str, Any]
-) -> None:
-    with pytest.raises(SpecError) as caught:
-        packed.preload(**options)
-    assert caught.value.kind == "unsupported"
 
 
 # --- in its own place
@@ -269,20 +251,6 @@ def test_batch_of_windows_decodes_each_sample_once_for_all_its_tensors(
     assert [pair for pair in decoded if pair[0] == "latent"] == [("latent", 0), ("latent", 2)]
     assert np.array_equal(batch["z0"][1], VALUES["latent"][0, 1].astype(np.float32))
     assert np.array_equal(batch["z1"][3], VALUES["latent"][2, 7:9].astype(np.float32))
-
-
-def test_packed_partitions_are_sources_of_a_loader_and_of_torch_s_own(
-    tmp_path: Path, torch_room: Any
-) -> None:
-    from torch.utils.data import DataLoader
-
-    dataset = torch_room.StoreDataset(partitions_of(tmp_path), names=["nu"])
-    batches = torch_room.make_batch_sampler(dataset, batch_size=2, shuffle=True)
-    found = [batch["nu"].tolist() for batch in DataLoader(dataset, batch_sampler=batches, num_workers=1)]
-    assert sorted(np.concatenate(found).tolist()) == VALUES["nu"].tolist()
-    loader = torch_room.make_loader(dataset, batch_size=4)
-    assert [batch["nu"].tolist() for batch in loader] == VALUES["nu"].reshape(3, 4).tolist()
-    assert loader.report().access == "decode"
 
 
 def test_auto_shuffle_takes_blocks_for_windows_of_packed_samples_unless_they_are_in_memory(

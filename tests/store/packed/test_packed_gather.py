@@ -11,7 +11,7 @@ import pytest
 from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 
 import ups_store
-from ups_store import SampleIndexError, SpecError
+from ups_store import SpecError
 from ups_store.errors import StoreClosedError
 from ups_store.packed.pack import pack_store
 from ups_store.packed.store import PackedChunks
@@ -99,23 +99,6 @@ def test_packed_gather_refuses_what_the_mapped_form_refuses(
         assert caught.value.kind == kind
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind"), [({"start": 4, "length": 2}, "window"), ({"start": -1}, "window")]
-)
-def test_packed_windows_outside_the_time_steps_are_refused(
-    stores: Stores, arguments: dict[str, Any], kind: str
-) -> None:
-    with pytest.raises(SampleIndexError) as caught:
-        stores[1].gather([0], ["fields"], **arguments)
-    assert caught.value.kind == kind
-
-
-def test_packed_gather_of_a_sample_outside_the_store_is_refused(stores: Stores) -> None:
-    with pytest.raises(SampleIndexError) as caught:
-        stores[1].gather([0, 2**63])
-    assert (caught.value.expected, caught.value.found) == ("-7 <= index < 7", 2**63)
-
-
 def test_packed_store_closed_amid_a_read_reads_its_own_file(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,15 +120,3 @@ def test_packed_store_closed_amid_a_read_reads_its_own_file(
         files.close(fd)
     with pytest.raises(StoreClosedError):
         packed.gather([3], ["fields"])
-
-
-def test_dataset_of_a_packed_store_gives_its_samples(stores: Stores) -> None:
-    pytest.importorskip("torch")
-    from ups_store.torch import StoreDataset, make_loader
-
-    for given in (stores[1], stores[1].path):
-        dataset = StoreDataset(given, names=["fields", "nu"])
-        found = np.stack([dataset[index]["fields"].numpy() for index in range(len(dataset))])
-        np.testing.assert_array_equal(found, mixed_values(7)["fields"])
-    batches = list(make_loader(dataset, batch_size=7, shuffle=False))
-    assert_same_bits({"nu": batches[0]["nu"].numpy()}, {"nu": mixed_values(7)["nu"]})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -41,15 +40,12 @@ from tools.conformance import DAMAGED, NEWER_MINOR, write_sample_store
 from tools.conformance.archive import data_offset, find_places
 from ups_store.check.doctor import Status, examine
 from ups_store.errors import (
-    ArrayNotFoundError,
     CorruptChunkError,
     DiskFullError,
     FormatError,
     IdentityMismatchError,
     MissingExtraError,
-    SampleIndexError,
     SpecError,
-    StoreClosedError,
     StoreError,
     VersionTooNewError,
 )
@@ -188,35 +184,6 @@ def test_packed_store_has_identity_attrs_and_dims(make_store: MakeStore, tmp_pat
 
 
 # --- reading
-
-
-def test_packed_store_decodes_samples_in_any_order(make_store: MakeStore, tmp_path: Path) -> None:
-    values = mixed_values()
-    with ups_store.open(packed_at(make_store(), tmp_path / "p")) as packed:
-        assert_same_bits(packed.gather([3, 0, 3]), samples_of(values, [3, 0, 3]))
-        assert packed.gather([1], ["nu"]).keys() == {"nu"}
-        found = packed.sample(2)
-    assert {name: value.tobytes() for name, value in found.items()} == {
-        name: value[2].tobytes() for name, value in values.items()
-    }
-
-
-def test_packed_store_refuses_what_it_cannot_do(make_store: MakeStore, tmp_path: Path) -> None:
-    packed = ups_store.open(packed_at(make_store(), tmp_path / "p"))
-    with pytest.raises(SpecError) as caught:
-        packed["fields"]
-    assert caught.value.kind == "unsupported"
-    for indices in ([4], [-5]):
-        with pytest.raises(SampleIndexError):
-            packed.gather(indices)
-    with pytest.raises(SpecError):
-        packed.gather([[0]])  # type: ignore[list-item]
-    with pytest.raises(ArrayNotFoundError):
-        packed.gather([0], ["y"])
-    packed.close()
-    packed.close()
-    with pytest.raises(StoreClosedError):
-        packed.gather([0])
 
 
 def test_packed_store_to_be_mapped_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
@@ -369,16 +336,6 @@ def test_pack_refuses_chunks_over_the_limit(
     assert caught.value.hint == "ship the store as it is, without packing it"
 
 
-def test_packed_store_with_a_chunk_over_the_limit_is_not_told_to_be_left_unpacked(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = packed_at(make_store(), tmp_path / "p")
-    monkeypatch.setattr("ups_store.packed.store.MAX_CHUNK_BYTES", 4096)
-    with pytest.raises(FormatError) as caught:
-        ups_store.open(packed)
-    assert (caught.value.kind, caught.value.hint) == ("limits", FormatError.default_hint)
-
-
 # --- damage
 
 
@@ -415,13 +372,6 @@ def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str) -> None:
             assert problems_of(path), at
             file.seek(at)
             file.write(small[at : at + 1])
-
-
-@pytest.mark.parametrize("keep", [0, 1, 100, 4000, -1, -60, -200])
-def test_truncated_packed_store_is_refused(small: bytes, tmp_path: Path, keep: int) -> None:
-    (tmp_path / "p").write_bytes(small[:keep])
-    with pytest.raises(FormatError):
-        ups_store.open(tmp_path / "p")
 
 
 @settings(max_examples=200)
@@ -624,39 +574,3 @@ def test_command_info_tells_what_a_packed_store_holds(
     assert run_command(monkeypatch, "info", path, packed, "--stats", "--json") == 0
     mapped, told = map(json.loads, capsys.readouterr().out.splitlines())
     assert told["statistics"] == mapped["statistics"] != {}
-
-
-def test_info_of_a_mapped_store_loads_no_codec(make_store: MakeStore) -> None:
-    program = """
-import sys
-from ups_store import cli
-try:
-    cli.main()
-finally:
-    print(*sorted(sys.modules))
-"""
-    command = [sys.executable, "-c", program, "info", str(make_store())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    loaded = done.stdout.splitlines()[-1].split()
-    assert "ups_store.check.info" in loaded
-    assert "ups_store.packed.store" not in loaded
-    assert "numcodecs" not in loaded
-
-
-def test_command_verify_finds_damage_in_a_packed_store(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    packed = packed_at(make_store(), tmp_path / "p")
-    with ups_store.open(packed) as store:
-        entry = store.catalog.arrays["fields"].entry
-    assert entry is not None
-    raw = bytearray(packed.read_bytes())
-    raw[entry.data_offset + 9] ^= 1
-    packed.write_bytes(raw)
-    assert run_command(monkeypatch, "verify", packed, "--json") == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], found["problems"][0]["array"], found["problems"][0]["sample"]) == (
-        False,
-        "fields",
-        0,
-    )

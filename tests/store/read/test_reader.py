@@ -28,11 +28,8 @@ from small_stores import (
 import ups_store
 from ups_store import (
     FORMAT_VERSION,
-    ArrayNotFoundError,
     FormatError,
     MemoryLimitError,
-    SampleIndexError,
-    SpecError,
     Store,
     StoreClosedError,
     StoreNotFoundError,
@@ -148,11 +145,6 @@ def test_store_tells_what_it_was_created_with(store: Store, path: Path) -> None:
     assert "beta" not in store
 
 
-def test_store_is_not_iterable_by_accident(store: Store) -> None:
-    with pytest.raises(TypeError):
-        iter(store)
-
-
 def test_store_created_from_a_store_is_the_same_file(store: Store, path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.zarr.zip"
     dims = {name: store.dims[name] for name in store.constants}
@@ -199,36 +191,6 @@ def test_residency_of_a_file_that_was_cut_is_an_error(make_store: MakeStore, acc
 
 
 # --- what is refused ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("index", [-5, 4, 2**40, -(2**70)])
-def test_sample_outside_the_store_is_refused(store: Store, index: int) -> None:
-    for call in (store.sample, lambda i: store.gather([0, i])):
-        with pytest.raises(SampleIndexError) as caught:
-            call(index)
-        error = caught.value
-        assert (error.kind, error.expected, error.found) == ("index", "-4 <= index < 4", index)
-        assert isinstance(error, IndexError)
-
-
-@pytest.mark.parametrize("indices", [[0.5], [True], "ab", [[0]], 1])
-def test_gather_refuses_what_is_no_row_of_integers(store: Store, indices: Any) -> None:
-    with pytest.raises(SpecError) as caught:
-        store.gather(indices)
-    assert caught.value.kind == "index"
-
-
-def test_unknown_array_is_refused_with_the_names_there_are(store: Store) -> None:
-    for call in (lambda: store["beta"], lambda: store.gather([0], ["beta"])):
-        with pytest.raises(ArrayNotFoundError, match="one of fields, latent, mask, nothing, nu") as caught:
-            call()
-        assert isinstance(caught.value, KeyError)
-
-
-def test_gather_of_a_constant_is_refused(store: Store) -> None:
-    with pytest.raises(SpecError, match="no sample axis") as caught:
-        store.gather([0], ["x"])
-    assert caught.value.array == "x"
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
