@@ -48,7 +48,7 @@ from ups_store.building.read import UnreadSamplesError, read_batches, split_batc
 from ups_store.building.readers import Readers
 from ups_store.building.result import BuildResult
 from ups_store.building.staging import Sources
-from ups_store.building.tuning import Tuner, Tuning
+from ups_store.building.tuning import Tuning, tune
 from ups_store.check.info import mapped_nbytes
 from ups_store.check.statistics import Statistics
 from ups_store.errors import (
@@ -622,8 +622,8 @@ class _Maker:
         filling = build.filling
         filling.batch_size = self._batch_size or filling.batch_size
         if self._readers.is_tuned and self._tuning is None and len(share):
-            tuner = Tuner(filling, self._readers, clock=build.clock, note=watcher.note)
-            self._tuning = tuner.tune(share, is_alone=rank.num_local == 1)
+            options: dict[str, Any] = {"clock": build.clock, "note": watcher.note}
+            self._tuning = tune(filling, self._readers, share, is_alone=rank.num_local == 1, **options)
             self._batch_size = filling.batch_size
             share = filling.left_of(share)
         filling.fill(share)

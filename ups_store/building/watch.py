@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[Watchers]:
-    """Make a command's watchers, in a block that Ctrl-C, SIGTERM and SIGUSR1 end by `BuildInterruptedError`."""
+    """Make a command's watchers; Ctrl-C, SIGTERM and SIGUSR1 end the block by `BuildInterruptedError`."""
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(log_json)) if log_json else None
         if log:
