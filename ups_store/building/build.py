@@ -526,19 +526,6 @@ def build_store(
     """Build one store, continue it, or find that it is valid; in the end it is packed as configured.
 
     A valid mapped store is packed, or a packed one unpacked: no sample is read or encoded for that.
-
-    Args:
-        build: Its build, of at least one sample; closed afterwards.
-        readers: Read the sources.
-        watcher: Hears how it goes.
-        overwrite: Whether to build from scratch whatever is there.
-        shared: `SharedStores` that the store is pulled from if it isn't here, and pushed to; what fails there
-            is a note.
-    Raises:
-        SourceError: If a source is unreadable, changed, or holds NaN or Inf that aren't to be kept.
-        UnreadSamplesError: If samples were skipped; the others are committed.
-        BuildInterruptedError: On Ctrl-C; what is committed stays.
-        StoreError: As `Build.begin` and `Build.finish`.
     """
     with build:
         maker = _Maker(build, readers, watcher, overwrite=overwrite)

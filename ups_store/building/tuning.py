@@ -62,16 +62,7 @@ def tune(
     note: Callable[[str], None],
     is_alone: bool = True,
 ) -> Tuning:
-    """Commit some of the missing samples while trying batch sizes, and choose one for the rest.
-
-    Args:
-        filling: Commits them; has the chosen batch size afterwards.
-        readers: Read them; as many as the first batch has shown to be worth their start.
-        samples: What is missing, sorted.
-        clock: Given the seconds of the trials, as "probe".
-        note: Given the outcome.
-        is_alone: Whether no other process of this machine builds beside this one.
-    """
+    """Commit some of the missing samples while trying batch sizes, and choose one for the rest."""
     plan, trials = filling.plan, list[dict[str, Any]]()
     size = default = batch_size_of(plan)
     if not is_alone:
