@@ -61,13 +61,13 @@ from ups_store.errors import (
     StoreReplacedError,
     check_installed,
 )
-from ups_store.format.identity import config_hash, describe_differences
+from ups_store.format.root import config_hash, describe_differences
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
 from ups_store.read.partitioned import parts_of
 from ups_store.read.recovery import building_path
-from ups_store.sources.pool import ReadBatch
+from ups_store.sources.readers import ReadBatch
 from ups_store.system import files
 from ups_store.system.files import make_folder
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory

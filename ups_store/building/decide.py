@@ -16,7 +16,7 @@ from ups_store.building.joining import builder_at, is_damaged
 from ups_store.building.plan import StorePlan
 from ups_store.console import format_nbytes
 from ups_store.errors import ConfigError, FormatError, ReadError, StoreError, StoreNotFoundError
-from ups_store.format.identity import describe_differences, differences
+from ups_store.format.root import describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store
