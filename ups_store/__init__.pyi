@@ -29,10 +29,10 @@ from ups_store.errors import StoreNotFoundError as StoreNotFoundError
 from ups_store.errors import StoreReplacedError as StoreReplacedError
 from ups_store.errors import TruncatedError as TruncatedError
 from ups_store.errors import VersionTooNewError as VersionTooNewError
-from ups_store.format.identity import describe_differences as describe_differences
-from ups_store.format.identity import differences as differences
 from ups_store.format.metadata import ArraySpec as ArraySpec
-from ups_store.format.root_metadata import FORMAT_VERSION as FORMAT_VERSION
+from ups_store.format.root import FORMAT_VERSION as FORMAT_VERSION
+from ups_store.format.root import describe_differences as describe_differences
+from ups_store.format.root import differences as differences
 from ups_store.packed.store import PackedStore as PackedStore
 from ups_store.read.base import AnyStore as AnyStore
 from ups_store.read.open import open_any

@@ -88,7 +88,7 @@ def test_error_shows_escapes_and_keeps_what_it_knows(cls: Callable[..., StoreErr
 @pytest.fixture
 def evil_store(make_store: MakeStore, tmp_path: Path) -> Path:
     """A store whose name, attributes, dimensions and identity are all evil."""
-    spec = ups_store.ArraySpec((2, 3), "float32", dims=("sample", f"x{EVIL}"), attrs={EVIL: EVIL})
+    spec = ups_store.ArraySpec((2, 3), "float32", dims=("sample", "x\u202etxt.\u2066"), attrs={EVIL: EVIL})
     path = tmp_path / f"{EVIL}.zarr.zip"
     options = {"identity": {EVIL: {"made by": EVIL}, "task": EVIL}, "attrs": {f"note{EVIL}": EVIL}}
     with ups_store.create(path, {"fields": spec}, **options) as writer:

@@ -26,7 +26,7 @@ from ups_store.system.files import make_folder
 from ups_store.system.stalls import listening_to_stalls
 
 if TYPE_CHECKING:
-    from ups_store.sources.pool import ReaderPool  # h5py: not for --help
+    from ups_store.sources.readers import ReaderPool  # h5py: not for --help
 
 
 _PROGRESS_S = 1.0  # the most often that progress is logged

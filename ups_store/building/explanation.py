@@ -25,7 +25,7 @@ from ups_store.building.store_build import Build
 from ups_store.building.stores import describe_plan, open_builds
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError, StoreNotFoundError
-from ups_store.format.identity import describe_differences, differences
+from ups_store.format.root import describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store

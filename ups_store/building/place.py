@@ -26,7 +26,7 @@ from ups_store.errors import (
     check_installed,
 )
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.format.identity import config_hash, describe_differences, differences
+from ups_store.format.root import config_hash, describe_differences, differences
 from ups_store.read.base import AnyStore
 from ups_store.read.file_reads import looks_like_store
 from ups_store.read.open import open_any, open_store

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from ups_store.sources.pool import ReaderPool, Skipped
+    from ups_store.sources.readers import ReaderPool, Skipped
 
 
 class StageRates:

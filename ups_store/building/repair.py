@@ -18,7 +18,7 @@ from ups_store.building.store_build import Build, open_build
 from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, ReadOnlyError, hinting
-from ups_store.format.identity import config_hash, describe_differences, differences
+from ups_store.format.root import config_hash, describe_differences, differences
 from ups_store.system import files
 
 

@@ -27,7 +27,7 @@ from ups_store.read.base import AnyStore
 from ups_store.remote.requests import FindRequest, PullRequest, PushRequest
 from ups_store.remote.shared_cache import SharedFile
 from ups_store.remote.shared_place import is_read_only, name_of_place, needs_client
-from ups_store.sources.pool import Patience, ReaderPool
+from ups_store.sources.readers import Patience, ReaderPool
 
 _LOOK_S = 15.0  # the longest that a build waits for an answer whether a store is there
 _OF_ONE_STORE = (CorruptChunkError, DiskFullError, FormatError, IdentityMismatchError)

@@ -30,7 +30,7 @@ from ups_store.sources.origins import (
     path_for_choosing,
 )
 from ups_store.sources.places import folder_of, origin_of
-from ups_store.sources.pool import Patience, ReaderPool
+from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.sources.source_files import (
     SPLIT_NAMES,
     SourceFile,

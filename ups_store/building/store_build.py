@@ -39,12 +39,12 @@ from ups_store.building.read import read_batches
 from ups_store.building.readers import Readers
 from ups_store.building.staging import Sources
 from ups_store.errors import BuildLockedError, StoreNotFoundError, StoreReplacedError
-from ups_store.format.identity import config_hash
+from ups_store.format.root import config_hash
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
-from ups_store.sources.pool import ReadBatch
+from ups_store.sources.readers import ReadBatch
 from ups_store.system import files
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory
 from ups_store.write.writer import Committer, StoreWriter

@@ -34,7 +34,7 @@ with needs("hdf5"):
     from rich.text import Text
 
 if TYPE_CHECKING:
-    from ups_store.sources.pool import ReaderPool, ReaderStatus  # h5py: not for --help
+    from ups_store.sources.readers import ReaderPool, ReaderStatus  # h5py: not for --help
 
 
 _MAX_SHOWN = 4  # readers in one line

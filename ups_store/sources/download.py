@@ -27,7 +27,7 @@ _LOCK_AT = 1 << 62  # a byte that no copy has, so that the lock is of the file a
 
 
 class Progress(Protocol):
-    """Hears how it goes, such as a `ups_store.sources.reader.Reader`."""
+    """Hears how it goes, such as a `ups_store.sources.readers.Reader`."""
 
     def doing(self, what: str) -> None:
         """Something else is done from now on, such as "copying"."""

@@ -17,8 +17,8 @@ from ups_store.building.config import BuildConfig
 from ups_store.building.digests import DigestCache
 from ups_store.building.stores import describe_plan, open_builds
 from ups_store.errors import SourceError, StoreError
-from ups_store.format.identity import config_hash
-from ups_store.sources.pdebench import Converted
+from ups_store.format.root import config_hash
+from ups_store.sources.conventions import Converted
 
 
 def error_of(config: BuildConfig) -> StoreError:

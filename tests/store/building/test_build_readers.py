@@ -26,7 +26,7 @@ from ups_store.building.read import UnreadSamplesError
 from ups_store.building.readers import chosen, fitting
 from ups_store.building.watch import ConsoleWatcher, StallWatcher
 from ups_store.errors import ConfigError, DiskFullError, StoreError
-from ups_store.sources.pool import PoolStatus, ReaderStatus
+from ups_store.sources.readers import PoolStatus, ReaderStatus
 from ups_store.system import files
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import ups_store
 from ups_store.building import place
 from ups_store.errors import FormatError, IdentityMismatchError, StoreError
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.format.identity import config_hash
+from ups_store.format.root import config_hash
 from ups_store.read.recovery import building_path
 from ups_store.system import locks
 from ups_store.write.create import identity_of

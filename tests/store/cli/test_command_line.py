@@ -14,7 +14,6 @@ from build_helpers import write_burgers
 from command_line import run_ups, run_ups_store
 
 from ups.cli.app import app as ups_app
-from ups_store.building import __main__ as build_main
 from ups_store.building.command import BuildVerb
 from ups_store.cli.app import app as store_app
 from ups_store.command_line import Verb, make_single
@@ -115,24 +114,6 @@ def test_build_is_the_same_as_a_verb_and_as_a_module(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         stores[name] = (tmp_path / name / "burgers1d_test.zarr.zip").read_bytes()
     assert stores["module"] == stores["verb"] == stores["behind"]
-
-
-def test_build_as_a_verb_starts_its_reader_before_the_parser_is_imported() -> None:
-    code = (
-        "import sys\n"
-        "sys.argv = ['ups-store', 'build', '--tasks', 'none']\n"
-        "import ups_store.sources.reader_handle as handle\n"
-        "plain = handle.start_spare\n"
-        "def start():\n"
-        "    print(sorted({'typer', 'pydantic', 'yaml'} & set(sys.modules)))\n"
-        "handle.start_spare = start\n"
-        "from ups_store.cli import main\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n", done.stderr
-    assert done.returncode == 2
-    assert build_main.main.__module__ == "ups_store.building.__main__"
 
 
 @pytest.mark.parametrize(

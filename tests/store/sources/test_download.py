@@ -25,8 +25,8 @@ from ups_store.sources.copies import find_copy
 from ups_store.sources.download import fetch
 from ups_store.sources.origins import LocalOrigin, Origin, is_remote
 from ups_store.sources.places import origin_of
-from ups_store.sources.pool import Patience, ReaderPool
 from ups_store.sources.reader import Reader
+from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.sources.staging import StageRequest
 from ups_store.system import files
 
