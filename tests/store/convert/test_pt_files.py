@@ -238,7 +238,7 @@ NOT_SAVED = "cut off, damaged, or not what torch.save writes since version 1.6"
 def _with_entries() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for i in range(16_385):
+        for i in range(21_000):
             archive.writestr(str(i), b"")
     return out.getvalue()
 
@@ -249,7 +249,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         "compressed, which torch.save never does",
     ),
     "larger_inside": (lambda: _with_size(saved({"x": torch.zeros(6)}), 1 << 31), "it expands to 2,147,"),
-    "long_directory": (lambda: _with_directory(saved({}), 1 << 40), "cut off, damaged, or not"),
+    "long_directory": (lambda: _with_directory(saved({}), 1 << 40), "its directory is longer than"),
     "comment": (lambda: _with_comment(saved({})), "cut off, damaged, or not"),
     "beyond_its_storage": (lambda: of_tensor((2, 3), (3, 2)), NOT_SAVED),
     "far_beyond": (lambda: of_tensor((1 << 40,), (1,)), NOT_SAVED),
@@ -260,7 +260,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "no_stride": (lambda: of_tensor((2, 3), (3,)), NOT_SAVED),
     "more_stored_than_there": (lambda: of_tensor((1000,), (1,), num_stored=1000), NOT_SAVED),
     "repeated": (lambda: saved({"x": torch.zeros(1).expand(1 << 40)}), "repeats its elements"),
-    "many_entries": (_with_entries, "more than 16,384 entries"),
+    "many_entries": (_with_entries, "its directory is longer than"),
     "large_memo": (lambda: of_pickle(b"\x80\2}r\xff\xff\xff\x7f."), "it holds no array"),
     "shared_dicts": (lambda: saved(shared(60)), "more than 8192 keys"),
     "deep_dicts": (lambda: saved(nested(50)), "32 dicts within each other"),
