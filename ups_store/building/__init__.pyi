@@ -1,4 +1,6 @@
 from ups_store.building.__main__ import main as main
+from ups_store.building.build import Build as Build
+from ups_store.building.build import open_build as open_build
 from ups_store.building.config import BuildConfig as BuildConfig
 from ups_store.building.config import CacheConfig as CacheConfig
 from ups_store.building.config import DataConfig as DataConfig
@@ -12,11 +14,11 @@ from ups_store.building.config_file import read_config as read_config
 from ups_store.building.config_file import shipped_configs as shipped_configs
 from ups_store.building.config_problems import config_error as config_error
 from ups_store.building.config_problems import config_errors as config_errors
+from ups_store.building.decide import Explanation as Explanation
+from ups_store.building.decide import check_replaceable as check_replaceable
+from ups_store.building.decide import explain as explain
 from ups_store.building.digests import DigestCache as DigestCache
-from ups_store.building.explanation import Explanation as Explanation
-from ups_store.building.explanation import explain as explain
 from ups_store.building.fill import Filling as Filling
-from ups_store.building.place import check_replaceable as check_replaceable
 from ups_store.building.progress import QuietWatcher as QuietWatcher
 from ups_store.building.progress import Watcher as Watcher
 from ups_store.building.ranks import BuildRank as BuildRank
@@ -25,6 +27,4 @@ from ups_store.building.readers import Readers as Readers
 from ups_store.building.result import BuildReport as BuildReport
 from ups_store.building.shared import SharedStores as SharedStores
 from ups_store.building.staging import stage_sources as stage_sources
-from ups_store.building.store_build import Build as Build
-from ups_store.building.store_build import open_build as open_build
 from ups_store.building.stores import build_all as build_all

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 from ups_store.errors import ConfigError, needs
 from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import with_present_names
-from ups_store.sources.origins import is_remote
-from ups_store.system.paths import check_local
+from ups_store.system.urls import check_local, is_remote
 
 with needs("hdf5"):
     import yaml
@@ -362,8 +361,10 @@ class References:
             return {name: self._resolve(inner, (*key, name), ()) for name, inner in value.items()}
         if isinstance(value, list):
             return [self._resolve(inner, (*key, number), ()) for number, inner in enumerate(value)]
-        if not isinstance(value, str) or isinstance(value, Literal):
+        if not isinstance(value, str):
             return value
+        if isinstance(value, Literal):
+            return str(value)
         if value == "???":
             raise self._error(key, "is mandatory", hint=f"say {_dotted(key)}=...")
         if key in through:

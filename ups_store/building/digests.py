@@ -76,6 +76,11 @@ class DigestCache:
         self._known: dict[str, Any] = {} if rehash else _load(self._path)
 
     @property
+    def known(self) -> dict[str, Any]:
+        """Signatures and digests by kind and real path."""
+        return self._known
+
+    @property
     def paths(self) -> list[Path]:
         """Where the sources were that it knows, sorted; they may be gone."""
         return sorted({Path(key.partition(":")[2]) for key in self._known})

@@ -27,7 +27,8 @@ from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.read.verify import Report, verify_file
 from ups_store.system import files
-from ups_store.system.paths import check_local, check_one_file
+from ups_store.system.paths import check_one_file
+from ups_store.system.urls import check_local
 
 _MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
 _MARKS = (b'"ups_store"', TAIL_MAGIC)

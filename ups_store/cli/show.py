@@ -18,7 +18,7 @@ from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.system.interrupt import importing
-from ups_store.system.paths import is_remote, shown_url
+from ups_store.system.urls import is_remote, shown_url
 
 Differences: TypeAlias = dict[str, tuple[Any, Any]]
 

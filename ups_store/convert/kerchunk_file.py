@@ -18,7 +18,7 @@ from ups_store.errors import SpecError
 from ups_store.read.base import AnyStore
 from ups_store.read.partitioned import parts_of
 from ups_store.system import files
-from ups_store.system.paths import is_remote
+from ups_store.system.urls import is_remote
 from ups_store.write.target import new_file
 
 _LOCAL_HEADER_NBYTES = 30  # APPNOTE 4.3.7; the lengths of name and extra field are its last 4 bytes

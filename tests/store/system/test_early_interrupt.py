@@ -36,11 +36,7 @@ FIRST_OF_BUILD = (
     *("typer", "numpy", "pydantic", "yaml.nodes", "rich.console"),
     "ups_store.building.config",
 )
-BUILD_AFTER_FLAGS = (
-    "ups_store.building.stores",
-    "ups_store.sources.readers",
-    "ups_store.building.explanation",
-)
+BUILD_AFTER_FLAGS = ("ups_store.building.stores", "ups_store.sources.readers", "ups_store.building.decide")
 
 
 def press(module: str, *command: str, signal_name: str = "SIGINT") -> subprocess.CompletedProcess[str]:
