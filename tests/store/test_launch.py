@@ -222,7 +222,7 @@ def test_ranks_of_one_torchrun_without_an_id_find_the_same() -> None:
 def test_every_line_of_an_event_log_says_where_it_is_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ups_store.building.events import EventLog
+    from ups_store.building.watch import EventLog
 
     for name, value in {**TORCHRUN, "UPS_RUN_ID": "a\x7fb"}.items():
         monkeypatch.setenv(name, value)

@@ -32,8 +32,11 @@ _OTHERS = {
     ("building", Status.TRUNCATED): "cut_in_data",
     ("building", Status.FOREIGN): "empty zeros",
     ("building", Status.FINISHED_NOT_RENAMED): "finished",
-    ("building", Status.DAMAGED): "finished_with_another_record finished_without_end",
-    ("building", Status.TOO_NEW): "newer_minor",
+    (
+        "building",
+        Status.DAMAGED,
+    ): "finished_with_another_header finished_with_another_record finished_without_end",
+    ("building", Status.TOO_NEW): "finished_newer_minor newer_minor",
     ("packed", Status.PACKED): "blosc partition pcodec without_data",
     ("packed", Status.TOO_NEW): "refused_newer_minor",
     ("ragged", Status.COMPLETE): """
@@ -43,7 +46,9 @@ _OTHERS = {
     ("ragged", Status.DAMAGED): """
         damaged_checksum_of_sample damaged_checksum_of_sample_without_rows damaged_chunk_of_checksums
         damaged_chunk_of_offsets damaged_first_byte_of_fill damaged_index damaged_index_checksum
-        damaged_last_byte_of_fill damaged_offsets_begin_with_1 damaged_offsets_end_early
+        damaged_last_byte_of_fill damaged_offsets_and_bool damaged_offsets_and_checksum_of_sample
+        damaged_offsets_and_fill damaged_offsets_and_index damaged_offsets_begin_with_1
+        damaged_offsets_end_early
         damaged_offsets_end_late damaged_offsets_fall damaged_offsets_negative
         damaged_offsets_of_other_samples damaged_rows damaged_text_cut_in_a_character
         damaged_text_not_utf_8 damaged_text_of_a_surrogate
@@ -76,13 +81,13 @@ _OTHERS = {
         Status.TRUNCATED,
     ): "data_missing data_not_aligned data_not_sorted key_without_chunk_coordinates",
     ("refused/end", Status.TORN_TAIL): """
-        byte_behind_the_end comment_of_40_bytes end_twice newline_behind_the_end
+        byte_behind_the_end comment_of_40_bytes end_twice file_from_before_1_0 newline_behind_the_end
         zeros_behind_the_directory
     """,
     ("refused/end", Status.METADATA_DAMAGED): "bytes_before_the_start",
     ("refused/end", Status.FOREIGN): """
         directory_too_long empty_file end_record_cut_short entry_of_another_name file_of_127_bytes
-        file_from_before_1_0 hdf5_renamed only_end_records text_file zarr_zip_of_zarr_python zeros
+        hdf5_renamed only_end_records text_file zarr_zip_of_zarr_python zeros
         zip_of_another_program
     """,
     ("refused/end", Status.TRUNCATED): """
@@ -91,7 +96,7 @@ _OTHERS = {
     """,
     ("refused/root", Status.TOO_NEW): """
         newer_minor_requiring_a_feature newer_minor_with_an_entry_between newer_minor_with_data_missing
-        requires_an_empty_name requires_an_unknown_feature requires_in_capitals version_10_0 version_2_0
+        requires_64_unknown_features requires_an_unknown_feature version_10_0 version_2_0
     """,
     ("refused/root", Status.METADATA_DAMAGED): "newer_minor_with_another_array_key",
     ("refused/text", Status.IDENTITY_LOST): """

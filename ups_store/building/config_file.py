@@ -361,8 +361,10 @@ class References:
             return {name: self._resolve(inner, (*key, name), ()) for name, inner in value.items()}
         if isinstance(value, list):
             return [self._resolve(inner, (*key, number), ()) for number, inner in enumerate(value)]
-        if not isinstance(value, str) or isinstance(value, Literal):
+        if not isinstance(value, str):
             return value
+        if isinstance(value, Literal):
+            return str(value)
         if value == "???":
             raise self._error(key, "is mandatory", hint=f"say {_dotted(key)}=...")
         if key in through:

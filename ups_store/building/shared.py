@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
+from ups_store.building.build import Build
 from ups_store.building.config import BuildConfig
-from ups_store.building.forms import count_files
+from ups_store.building.decide import count_files
 from ups_store.building.progress import Watcher
-from ups_store.building.store_build import Build
 from ups_store.console import format_nbytes
 from ups_store.errors import (
     CorruptChunkError,
@@ -27,7 +27,7 @@ from ups_store.read.base import AnyStore
 from ups_store.remote.fetch import Call
 from ups_store.remote.shared import SharedFile, open_shared
 from ups_store.remote.transfer import compare_there, find_there, pull_from, push_to
-from ups_store.sources.pool import Patience, ReaderPool
+from ups_store.sources.readers import Patience, ReaderPool
 
 _LOOK_S = 15.0  # the longest that a build waits for an answer whether a store is there
 _OF_ONE_STORE = (CorruptChunkError, DiskFullError, FormatError, IdentityMismatchError)

@@ -32,7 +32,7 @@ from ups_store.remote.fetch import (
     num_there,
     original_of,
 )
-from ups_store.sources.pool import Patience, ReaderPool
+from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.sources.source_files import (
     SPLIT_NAMES,
     SourceFile,

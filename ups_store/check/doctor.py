@@ -165,7 +165,7 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
             return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
         except FormatError as error:
             if error.kind == "packed":
-                return _examine_packed(path, progress)
+                return _examine_packed(fd, path, progress)
             return _examine_from_start(fd, path, what_is_wrong(error))
     try:
         report = verify_file(path, progress=progress)
@@ -188,11 +188,11 @@ def what_is_wrong(error: FormatError) -> str:
     return str(bare)
 
 
-def _examine_packed(path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
-    from ups_store.packed.store import open_packed
+def _examine_packed(fd: int, path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
+    from ups_store.packed.store import open_descriptor
 
     try:
-        with open_packed(path) as store:
+        with open_descriptor(path, fd) as store:
             problems = tuple(map(str, store.verify(progress=progress).problems))
     except VersionTooNewError as error:
         return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))

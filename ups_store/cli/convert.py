@@ -23,7 +23,7 @@ from ups_store.console import (
     progress_bar,
 )
 from ups_store.convert.export import FORMATS, export_store
-from ups_store.errors import SpecError
+from ups_store.errors import SpecError, StoreNotFoundError
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import parts_of
@@ -263,9 +263,14 @@ def unpack(
     from ups_store.packed.pack import unpack_store
     from ups_store.packed.store import open_packed
 
+    try:
+        packed = open_packed(path)
+    except StoreNotFoundError:
+        open_any(path).close()  # which says whether it is being built
+        raise
     with (
         interruptible(),
-        open_packed(path) as packed,
+        packed,
         progress_bar(f"unpacking {path.name}", total=packed.catalog.layout.file_nbytes) as bar,
     ):
         done = unpack_store(packed, out, force=force, progress=bar)

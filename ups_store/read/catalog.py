@@ -18,7 +18,6 @@ from typing import TypeAlias
 from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
-from ups_store.format.identity import differences, flaws, identity_of_array
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
     MAX_ARRAYS,
@@ -33,7 +32,14 @@ from ups_store.format.metadata import (
     too_many_empty,
     with_companions_marked,
 )
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
+from ups_store.format.root import (
+    FORMAT_VERSION,
+    RootMeta,
+    differences,
+    identity_flaw,
+    identity_of_array,
+    parse_root,
+)
 from ups_store.format.zip_records import ROOT_NAME, Entry, parse_local_header
 from ups_store.read.directory import Directory, ReadAt, read_directory
 from ups_store.read.file_reads import mode, read_at, size
@@ -209,9 +215,9 @@ def read_arrays(
 
 def _check_identity(root: RootMeta, path: Path) -> None:
     """Refuse an identity document that isn't as spec 8.1 says, and names that can't be arrays'."""
-    found = flaws(root.identity)
-    if found:
-        raise FormatError(f"identity document, {found[0]}", path=path, kind="identity", clause="8.1")
+    flaw = identity_flaw(root.identity)
+    if flaw is not None:
+        raise FormatError(f"identity document, {flaw}", path=path, kind="identity", clause="8.1")
     names = names_in_file(root.identity["arrays"])
     if len(names) > MAX_ARRAYS:
         expected = f"at most {MAX_ARRAYS}"

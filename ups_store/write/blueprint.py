@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SpecError
-from ups_store.format.identity import config_hash, constant_digest, flaws, identity_document
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
     DTYPE_NAMES,
@@ -35,7 +34,14 @@ from ups_store.format.metadata import (
     too_many_empty,
 )
 from ups_store.format.ragged import LENGTHS, MAX_ROWS, companion_names, offsets_of
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import (
+    FORMAT_VERSION,
+    RootMeta,
+    config_hash,
+    constant_digest,
+    identity_document,
+    identity_flaw,
+)
 from ups_store.read.gather import int64_of
 from ups_store.write.described import Described, described
 from ups_store.write.encode import as_payload, check_unmasked
@@ -99,7 +105,7 @@ def blueprint_of(
     num_samples = _check_together(metas, arrays, constants, dims)
     users = [meta for meta in metas if not meta.is_companion]
     document = identity_document(users, digests, identity, partition)
-    if partition is not None and flaws(document):
+    if partition is not None and identity_flaw(document):
         expected = "(number, number of partitions)"
         raise SpecError("partition", kind="partition", clause="8.1", expected=expected, found=partition)
     if "ups_store" in attrs:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from command_line import run_ups_store
 
-from ups_store.building.events import EventLog
+from ups_store.building.watch import EventLog
 
 HERE = os.uname().nodename
 NOW_S = time.time()

@@ -17,8 +17,8 @@ from file_server import FileServer, serving, use_as_s3
 from tiny_disk import DISK_BYTES, mounted
 
 from ups_store.build import BuildConfig, load_config, stage_sources
-from ups_store.building.explanation import explain_all
 from ups_store.building.staging import Sources
+from ups_store.building.stores import explain_all
 from ups_store.errors import ConfigError, DiskFullError, SourceError
 from ups_store.remote.fetch import Call, LocalFile
 from ups_store.sources.reader import Reader

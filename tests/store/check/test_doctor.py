@@ -173,15 +173,6 @@ def test_damaged_root_loses_the_identity_and_no_sample(path: Path, offset: int) 
     assert content == {"kind": "salvaged", "identity": "lost", "samples": [[0, 6]], "lost_arrays": []}
 
 
-def test_damaged_root_and_chunks_leave_what_verifies(path: Path) -> None:
-    arrays = layout_of(path).arrays
-    for offset in (100, arrays["fields"].slot(2)[0] + 99, arrays["x"].offset):
-        flip(path, offset)
-    found = examine(path)
-    assert (found.status, found.lost_arrays) == (Status.IDENTITY_LOST, ("x",))
-    assert_salvaged(path, [0, 1, 3, 4, 5])
-
-
 def test_damaged_root_and_geometry_that_does_not_fit_leave_nothing(path: Path) -> None:
     layout = layout_of(path)
     flip(path, 100)
@@ -209,7 +200,7 @@ def test_damaged_root_and_more_samples_than_bytes_leave_nothing(make_store: Make
         read_without_root(fd, path)
     os.close(fd)
     assert (caught.value.kind, caught.value.found) == ("limits", 1 << 40)
-    assert caught.value.expected == f"at most {path.stat().st_size}, the bytes of the file"
+    assert caught.value.expected == "at most 16777216"
 
 
 def test_damaged_metadata_of_an_array_leaves_nothing_and_says_what_to_do(path: Path) -> None:
@@ -414,11 +405,6 @@ def test_salvage_keeps_attributes_and_constants(path: Path, tmp_path: Path) -> N
         assert saved.identity["source_config_hash"] == old.config_hash
 
 
-def test_spans_are_stretches_of_consecutive_numbers() -> None:
-    assert spans(np.array([0, 1, 2, 5, 7, 8])) == [[0, 3], [5, 6], [7, 9]]
-    assert spans(np.array([], np.int64)) == []
-
-
 def test_checksum_of_an_unwritten_slot_does_not_verify(tmp_path: Path) -> None:
     # Zeros in a hole must not pass for a sample: their CRC-32C isn't zero.
     path = unfinished(tmp_path, [])
@@ -431,15 +417,6 @@ def test_salvage_beside_another_unfinished_one_advises_another_name(path: Path, 
     out = tmp_path / "saved.zarr.zip"
     begin(out, VALUES).close()
     with pytest.raises(IdentityMismatchError) as caught:
-        salvage(examine(path), out)
-    assert caught.value.hint == "give the new store another name"
-
-
-def test_salvage_beside_a_damaged_unfinished_one_advises_another_name(path: Path, tmp_path: Path) -> None:
-    out = tmp_path / "saved.zarr.zip"
-    begin(out, VALUES).close()
-    building_path(out).write_bytes(b"no store")
-    with pytest.raises(FormatError) as caught:
         salvage(examine(path), out)
     assert caught.value.hint == "give the new store another name"
 

@@ -136,3 +136,11 @@ def test_import_pt_folds_a_long_list_of_files_left_out(tmp_path: Path, invoke: I
     assert (code, err.count("\n"), err.count(".pt: left out: ")) == (0, 11, 10)
     assert err.endswith(f"warning: {tmp_path}: 4 more files left out; -v shows all\n")
     assert invoke(*words, "-v", "--force")[2].count(".pt: left out: ") == 14
+
+
+def test_unpack_of_an_unfinished_store_says_that_it_is_being_built(tmp_path: Path, invoke: Invoke) -> None:
+    path = tmp_path / "a.zarr.zip"
+    arrays = {"u": ups_store.ArraySpec((2, 3), "float32")}
+    with ups_store.create(path, arrays, identity={}) as writer:
+        code, _, err = invoke("unpack", writer.path, tmp_path / "out.zarr.zip")
+    assert (code, "it is being built" in err) == (1, True)

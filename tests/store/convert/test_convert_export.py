@@ -187,14 +187,6 @@ def test_hdf5_export_carries_labels_attrs_and_identity(make_store: MakeStore, tm
         assert [dim.label for dim in file["fields"].dims] == ["sample", "time", "x", "channel"]
 
 
-def test_hdf5_export_with_an_identity_over_64_kib_is_written(make_store: MakeStore, tmp_path: Path) -> None:
-    """HDF5 keeps attributes of other kinds than texts within 64 KiB."""
-    with ups_store.open(make_store(identity={"names": ["x" * 1000] * 100})) as store:
-        target = export_store(store, tmp_path / "out.h5", to="hdf5")
-    with h5py.File(target) as file:
-        assert len(file.attrs["ups_store.identity"]) > 100_000
-
-
 def test_hdf5_readers_without_bfloat16_get_the_values(make_store: MakeStore, tmp_path: Path) -> None:
     with ups_store.open(make_store()) as store:
         with h5py.File(export_store(store, tmp_path / "out.h5", to="hdf5")) as file:
@@ -253,15 +245,6 @@ def test_export_never_replaces_the_folder_of_its_source(tmp_path: Path) -> None:
         export_store(store, folder, to="zarr", force=True)
     assert caught.value.kind == "same_file"
     assert names_in(folder) == ["a.zarr.zip", "zarr.json"]
-
-
-def test_error_of_a_library_on_a_disk_with_room_stays_itself(make_store: MakeStore, tmp_path: Path) -> None:
-    def fail(nbytes: int) -> None:
-        raise RuntimeError("not of the disk")
-
-    with ups_store.open(make_store()) as store, pytest.raises(RuntimeError, match="not of the disk"):
-        export_store(store, tmp_path / "out", to="zarr", progress=fail)
-    assert names_in(tmp_path) == ["burgers1d_train.zarr.zip"]
 
 
 def test_export_that_fails_midway_leaves_nothing(

@@ -11,8 +11,7 @@ import ups_store
 from tests.support.spec_page import run_block
 from tools.make_hexdump import PACKED, SPEC, WRITING, blocks, split_page
 from ups_store.errors import FormatError
-from ups_store.format.identity import config_hash
-from ups_store.format.root_metadata import RootMeta, parse_root
+from ups_store.format.root import RootMeta, config_hash, parse_root
 
 CODE = Path(__file__).parents[3] / "ups_store"
 GOLDEN = sorted((Path(__file__).parents[1] / "data" / "golden" / "v1.0").glob("*.zarr.zip"))

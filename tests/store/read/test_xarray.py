@@ -216,16 +216,6 @@ def test_open_dataset_takes_patterns_packed_stores_and_urls(
             assert found.values.tobytes() == expected[[5, 0]].tobytes()
 
 
-def test_open_dataset_refuses_what_is_no_path_and_closes_what_it_cannot_give(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ups_store.open(make_store()) as store, pytest.raises(SpecError, match="to_xarray"):
-        StoreBackend().open_dataset(store)
-    monkeypatch.setattr("ups_store.read.xarray._variables_of", lambda opened: opened.close() or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        StoreBackend().open_dataset(store.path)
-
-
 def test_it_is_guessed_for_our_stores_only(make_store: MakeStore, tmp_path: Path) -> None:
     guess = StoreBackend().guess_can_open
     path = make_store()

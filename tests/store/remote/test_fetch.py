@@ -46,8 +46,8 @@ from ups_store.remote.fetch import (
     num_there,
     original_of,
 )
-from ups_store.sources.pool import Patience, ReaderPool
 from ups_store.sources.reader import Reader
+from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.system import files, locks
 from ups_store.system.urls import Url, instead_of_rclone
 

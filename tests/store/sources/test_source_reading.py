@@ -17,7 +17,7 @@ import psutil
 import pytest
 from build_helpers import BURGERS, Recorder, build, settings
 from pdebench_files import FAMILIES, Family
-from reader_faults import ModulesRequest
+from reader_faults import call, modules
 
 from ups_store.building import read
 from ups_store.building.config import ReadingConfig
@@ -26,9 +26,9 @@ from ups_store.errors import SourceError
 from ups_store.sources import regions
 from ups_store.sources import regions as contiguous
 from ups_store.sources.contents import EVERYTHING, Selection
-from ups_store.sources.pool import ReaderPool
+from ups_store.sources.readers import ReaderPool
 from ups_store.sources.regions import DatasetExtent, extent_of, read_samples
-from ups_store.sources.requests import DigestRequest
+from ups_store.sources.requests import digest_request
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
 from ups_store.sources.value_range import ValueRange
@@ -362,10 +362,10 @@ def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None
     path = tmp_path / "a.h5"
     dataset_of(path).file.close()
     with ReaderPool(1, slot_nbytes=4096) as pool:
-        pool.ask(DigestRequest(path, "full", path.stat().st_size))
-        modules = pool.ask(ModulesRequest(path))
-    assert not {name for name in modules if name.startswith("ups_store.build")}
-    assert modules.isdisjoint({"yaml", "pydantic", "typer", "rich", "torch"})
+        pool.ask(digest_request(path, "full", path.stat().st_size))
+        imported = pool.ask(call(modules))
+    assert not {name for name in imported if name.startswith("ups_store.build")}
+    assert imported.isdisjoint({"yaml", "pydantic", "typer", "rich", "torch"})
 
 
 # --- ranges -------------------------------------------------------------------------------------------

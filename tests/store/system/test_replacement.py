@@ -15,8 +15,8 @@ from small_stores import IDENTITY, begin, build, flip, mixed_values, names_in, s
 import ups_store
 from ups_store import ReadOnlyError, StoreNotFoundError
 from ups_store.building.config import BuildConfig
-from ups_store.building.explanation import explain_all
 from ups_store.building.repair import repair_store
+from ups_store.building.stores import explain_all
 from ups_store.check.preview import save_preview
 from ups_store.convert import export_store
 from ups_store.packed.pack import pack_store, unpack_store

@@ -1,11 +1,11 @@
-"""What a layout is: one way of keeping simulations in HDF5."""
+"""What a convention is: one way of keeping simulations in HDF5."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ups_store.sources.parameters import root_parameters
 from ups_store.sources.tasks import Task
 
 
-class Layout(ABC):
+class Convention(ABC):
     """It only describes; `regions` reads them all alike.
 
     Attributes:
@@ -23,16 +23,16 @@ class Layout(ABC):
         version: Likewise; raised when the same file would give other arrays.
     """
 
-    name: ClassVar[str]
-    version: ClassVar[int]
+    name: str
+    version: int = 1
 
     @abstractmethod
     def matches(self, file: h5py.File) -> bool:
-        """Whether the file is meant to be of this layout, complete or not."""
+        """Whether the file is meant to follow this convention, complete or not."""
 
     @abstractmethod
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
-        """Where the file keeps what. `describe.measure` checks that it is so.
+        """Where the file keeps what. `source.measure` checks that it is so.
 
         Raises:
             SourceError: If something that the description depends on is missing or makes no sense.
