@@ -218,7 +218,7 @@ class PackedChunks:
         if edges is None:
             edges = self._edges[name] = self._read_edges(self._arrays[name])
         number = 0 if sample is None else sample
-        first, end = int(edges[number]), int(edges[number + 1])
+        first, end = edges[number : number + 2].tolist()
         return Chunk(name, sample, first, end - first - CHECKSUM_BYTES)
 
     def _read_edges(self, array: PackedArray) -> npt.NDArray[np.int64]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,8 @@ HOW_TO_MEND = "`ups-store verify` shows all damage, `verify --repair CONFIG` reb
 _BLOCK_BYTES = 4 << 20  # of a large payload at a time
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A chunk of a store.
+class Chunk(NamedTuple):
+    """A chunk of a store; one is made for every sample that is read, so it isn't a data class.
 
     Attributes:
         array: Name of its array.
