@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ups_store.errors import MemoryLimitError
-from ups_store.read.file_reads import read_failed, read_into
 from ups_store.read.preload import Budget, PreloadJob, locked_bytes, ram_budget
-from ups_store.read.store_file import cut
+from ups_store.read.store_file import cut, read_failed, read_into
 from ups_store.system import files, mappings
 from ups_store.system.mappings import page_aligned
 

@@ -19,8 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from ups_store.errors import FormatError, RemoteError, SpecError, StoreNotFoundError, check_installed
 from ups_store.format.zip_records import ROOT_NAME
-from ups_store.read.catalog import read_root
-from ups_store.read.directory import read_directory
+from ups_store.read.catalog import read_directory, read_root
 from ups_store.read.open import open_any
 from ups_store.remote.client import (
     DEADLINE_S,

@@ -26,7 +26,7 @@ from ups_store.errors import (
 )
 from ups_store.format.zip_records import END_BYTES, parse_end
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import PartitionedStore, parts_of
+from ups_store.read.several import PartitionedStore, parts_of
 from ups_store.read.store_set import is_manifest
 from ups_store.remote.client import Version
 from ups_store.remote.fetch import (

@@ -17,7 +17,7 @@ from ups_store.printable import one_line
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples, check_indices, names_of
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import parts_of
+from ups_store.read.several import parts_of
 from ups_store.read.store_set import StoreSet
 from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
 from ups_store.torch.deadline import Where, check_timeout, in_time

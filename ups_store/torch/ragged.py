@@ -15,7 +15,7 @@ from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.format.ragged import LENGTHS
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Indices, Samples
-from ups_store.read.ragged_batch import padded
+from ups_store.read.ragged import padded
 from ups_store.torch.memory import Allocate, as_array, new_tensor, torch_dtype
 
 RaggedForm: TypeAlias = Literal["padded", "nested"]
