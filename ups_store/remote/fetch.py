@@ -589,7 +589,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def look(original: Original, *, is_guess: bool, progress: Progress) -> Version | None:
+def look(progress: Progress, original: Original, is_guess: bool) -> Version | None:
     """Find out what is there, in a reader process; some servers say "forbidden" instead of "not found"."""
     progress.doing("asking")
     try:
@@ -600,7 +600,7 @@ def look(original: Original, *, is_guess: bool, progress: Progress) -> Version |
         raise
 
 
-def list_sources(root: Url, *, deadline_s: float, progress: Progress) -> list[tuple[str, Version]]:
+def list_sources(progress: Progress, root: Url, deadline_s: float) -> list[tuple[str, Version]]:
     """List the HDF5 files below a remote folder, to four folders deep, in a reader process."""
     progress.doing("listing")
     sources = [
@@ -619,23 +619,8 @@ def list_sources(root: Url, *, deadline_s: float, progress: Progress) -> list[tu
     return sources
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a function in a reader process, which is ended where it doesn't get on.
-
-    Attributes:
-        path: What it is about, for messages.
-        subject: What of that, for messages.
-        function: Importable there; gets the arguments, and the reader as `progress`.
-        arguments: By name.
-    """
-
-    path: str
-    subject: str
-    function: Callable[..., object]
-    arguments: dict[str, Any]
-    first_sample = None
-
-    def run(self, reader: Progress) -> object:
-        """Make the call."""
-        return self.function(**self.arguments, progress=reader)
+def fetch_in_reader(
+    progress: Progress, original: Original, version: Version, folder: Path, retries: int
+) -> int:
+    """Fetch; see `fetch`."""
+    return fetch(original, version, folder, retries=retries, progress=progress)
