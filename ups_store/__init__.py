@@ -48,11 +48,14 @@ if TYPE_CHECKING:
     from ups_store.format.root_metadata import FORMAT_VERSION
     from ups_store.packed.store import PackedStore
     from ups_store.read.base import AnyStore
+    from ups_store.read.loader import make_loader
     from ups_store.read.open import open_any as open
     from ups_store.read.partitioned import PartitionedStore
+    from ups_store.read.preload import plan_preload
     from ups_store.read.ragged import RaggedArray
     from ups_store.read.store import Store
     from ups_store.read.store_set import StoreSet
+    from ups_store.read.windows import Window
     from ups_store.remote.store import RemoteStore
     from ups_store.system.memory import available_bytes as available_memory_bytes
     from ups_store.system.memory import num_cores
@@ -111,6 +114,7 @@ __all__ = [
     "StoreWriter",
     "TruncatedError",
     "VersionTooNewError",
+    "Window",
     "append",
     "available_memory_bytes",
     "cached",
@@ -120,8 +124,10 @@ __all__ = [
     "differences",
     "join",
     "load",
+    "make_loader",
     "num_cores",
     "open",
+    "plan_preload",
     "save",
     "write",
     "write_parts",
@@ -146,12 +152,15 @@ _HOMES = {  # module and name there; everything else is an error class
     "PartsWriter": ("write.parts", "PartsWriter"),
     "RaggedArray": ("read.ragged", "RaggedArray"),
     "RemoteStore": ("remote.store", "RemoteStore"),
+    "Window": ("read.windows", "Window"),
     "StoreSet": ("read.store_set", "StoreSet"),
     "append": ("write.parts", "append"),
     "cached": ("write.cached", "cached"),
     "cached_in": ("write.cached", "cached_in"),
     "load": ("write.saved", "load"),
+    "make_loader": ("read.loader", "make_loader"),
     "num_cores": ("system.memory", "num_cores"),
+    "plan_preload": ("read.preload", "plan_preload"),
     "save": ("write.saved", "save"),
     "write": ("write", ""),  # the room itself, which can be called
     "write_parts": ("write.parts", "write_parts"),
