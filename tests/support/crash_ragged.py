@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lossy_disk import Disk, PowerLoss, installed
 from ragged_stores import IDENTITY, ragged_specs, ragged_values, rows_of
 
 import ups_store
@@ -17,7 +18,6 @@ from ups_store.read.recovery import State, building_path, intact_parts, read_bui
 from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.read.verify import verify_file
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 
 LENGTHS = (3, 0, 400, 1)
 N = len(LENGTHS)

@@ -23,7 +23,7 @@ _SAVE_PART = f"{_COPY_PART}; `doctor PART --salvage OUT` copies what verifies of
 def advice_in_set(status: Status) -> str:
     """What to do about a part: only the part that the manifest names can take its place."""
     is_salvable = status in (Status.DAMAGED, Status.TRUNCATED, Status.IDENTITY_LOST)
-    others = (Status.TOO_NEW, Status.BEFORE_1_0, Status.COMPLETE)
+    others = (Status.TOO_NEW, Status.COMPLETE)
     return _SAVE_PART if is_salvable else ADVICE[status] if status in others else _COPY_PART
 
 

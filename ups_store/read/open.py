@@ -35,14 +35,8 @@ from ups_store.read.store_set import (
 )
 from ups_store.system import files
 from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
-from ups_store.system.paths import (
-    check_one_file,
-    find_partitions,
-    is_pattern,
-    is_remote,
-    path_of,
-    shown_url,
-)
+from ups_store.system.paths import check_one_file, find_partitions, is_pattern, path_of
+from ups_store.system.urls import is_remote, shown_url
 
 
 def open_store(

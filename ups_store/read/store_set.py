@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ups_store.errors import FormatError, StoreNotFoundError
-from ups_store.format.identity import describe_differences, differences
 from ups_store.format.manifest import MAX_MANIFEST_BYTES, SetPart, parse_manifest
+from ups_store.format.root import describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import check_regular

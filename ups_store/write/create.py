@@ -24,12 +24,12 @@ from ups_store.errors import (
     StoreNotFoundError,
     StoreReplacedError,
 )
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK, HOW_TO_REPLACE, Owner, TailHeader
 from ups_store.format.checksum import crc32, crc32c
-from ups_store.format.identity import describe_differences, differences, identity_document
 from ups_store.format.layout import Layout, RaggedLayout
+from ups_store.format.metadata import ArraySpec
 from ups_store.format.ragged import Offsets
+from ups_store.format.root import describe_differences, differences, identity_document
 from ups_store.read.file_reads import looks_like_store
 from ups_store.read.offsets import read_offsets
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import BuildLockedError, CommitError, SpecError, StoreNotFoundError
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.layout import ArrayLayout, Layout
 from ups_store.format.manifest import SetPart
-from ups_store.format.metadata import ArrayMeta
+from ups_store.format.metadata import ArrayMeta, ArraySpec
 from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.read.file_reads import read_at

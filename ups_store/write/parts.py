@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import CommitError, FormatError, IdentityMismatchError, SpecError, StoreClosedError
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.manifest import MAX_PARTS, SetPart, number_of_part, pack_manifest, part_name
+from ups_store.format.metadata import ArraySpec
 from ups_store.read.catalog import check_regular
 from ups_store.read.store_set import manifest_path, parts_folder, read_manifest, whole_path
 from ups_store.system import files, locks
