@@ -6,7 +6,8 @@ The only part of the package that imports torch.
 from ups_store.errors import needs
 
 with needs("torch"):
-    from ups_store.read.loader import EpochReport, Order
+    from ups_store.read.assemble import Order
+    from ups_store.read.loader import EpochReport
     from ups_store.read.order import DataOrder, Step
     from ups_store.read.windows import Window, WindowIndex
     from ups_store.torch.batch import Batch, Sample, map_tensors

@@ -17,21 +17,13 @@ import torch
 from torch.utils.data import default_collate
 
 from ups_store.errors import ConfigError
-from ups_store.read import loader
+from ups_store.read import assemble, loader, ranks
+from ups_store.read.assemble import BatchTransform, Collate, Groups, Made, Order
 from ups_store.read.base import AnyStore
 from ups_store.read.items import StoreLike
-from ups_store.read.loader import (
-    NUM_WORKERS,
-    BatchTransform,
-    Collate,
-    Groups,
-    Made,
-    Order,
-    RankedOrder,
-    check_workers,
-    ranked_order,
-)
+from ups_store.read.loader import NUM_WORKERS, check_workers
 from ups_store.read.order import Shuffle, Step, expect
+from ups_store.read.ranks import RankedOrder, ranked_order
 from ups_store.torch.batch import Batch, BatchRows
 from ups_store.torch.dataset import BatchSource, MixedDataset, StoreDataset
 from ups_store.torch.device import DeviceFeed
@@ -78,7 +70,7 @@ class Loader(loader.Loader):
             self._feed.receive(made.batch, made.copied)
 
 
-class Maker(loader.Maker):
+class Maker(assemble.Maker):
     """Makes batches of tensors, and copies them to a device if they are wanted there."""
 
     kind = Batch
@@ -273,7 +265,7 @@ def _device(device: torch.device | str | None) -> torch.device | None:
     return found
 
 
-class TorchRanks(loader.Ranks):
+class TorchRanks(ranks.Ranks):
     """Number of this process and of all, as torch.distributed says, once it is initialised."""
 
     def found(self) -> tuple[int, int]:

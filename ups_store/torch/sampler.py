@@ -10,8 +10,8 @@ from torch.utils.data import Sampler
 
 from ups_store.errors import ConfigError
 from ups_store.read.items import in_words
-from ups_store.read.loader import RankedOrder
 from ups_store.read.order import DataOrder
+from ups_store.read.ranks import RankedOrder
 
 _CALLERS = 8  # from a sampler through Accelerate's to what makes a loop's iterator
 

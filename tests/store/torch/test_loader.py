@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
-from ups_store.read import loader as loading
+from ups_store.read import assemble as loading
 from ups_store.read.items import SMALL_BYTES, BufferPool
 from ups_store.read.order import DataOrder, Step
 from ups_store.read.prefetch import Prefetch
@@ -121,7 +121,7 @@ def test_batches_are_the_same_where_numpy_copies(
 def test_loader_gives_the_batches_of_its_order(
     dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch, shuffle: Any
 ) -> None:
-    monkeypatch.setattr("ups_store.read.loader.MAX_BLOCK_SIZE", 5)
+    monkeypatch.setattr("ups_store.read.ranks.MAX_BLOCK_SIZE", 5)
     loader = make_loader(dataset, batch_size=6, shuffle=shuffle, seed=9)
     order = DataOrder([NUM_SAMPLES], global_batch_size=6, shuffle=shuffle, seed=9, block_size=5)
     assert indices(loader) == [step.items.tolist() for step in order.steps()]

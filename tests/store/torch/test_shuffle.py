@@ -13,7 +13,7 @@ from small_stores import MakeStore
 
 from ups_store import Store
 from ups_store.errors import ConfigError
-from ups_store.read import loader as loading
+from ups_store.read import ranks as loading
 from ups_store.torch import StoreDataset, make_loader
 
 
