@@ -4,11 +4,26 @@
 `docs/format/spec.md` says what lies in the file.
 """
 
+from __future__ import annotations
+
 from ups_store.lazy import attach
+
+TYPE_CHECKING = False  # as type checkers take it; to import `typing` takes longer than all else here
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __version__ = "0.1.0"
 
 __getattr__, __all__ = attach(__name__, __file__)
+
+_READERS = {"packed": "packed.store", "remote": "remote.store"}  # stand above `read`, where `open` is
+
+
+def reader_of(kind: str) -> ModuleType:
+    """Import what opens stores of a kind that most programs don't have; see `ups_store.read.open`."""
+    from importlib import import_module
+
+    return import_module(f"ups_store.{_READERS[kind]}")
 
 
 def __dir__() -> list[str]:

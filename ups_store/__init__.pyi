@@ -1,3 +1,5 @@
+from types import ModuleType
+
 from ups_store.errors import AccessError as AccessError
 from ups_store.errors import ArrayNotFoundError as ArrayNotFoundError
 from ups_store.errors import BatchTimeoutError as BatchTimeoutError
@@ -37,9 +39,9 @@ from ups_store.packed.store import PackedStore as PackedStore
 from ups_store.read.base import AnyStore as AnyStore
 from ups_store.read.loader import make_loader as make_loader
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import PartitionedStore as PartitionedStore
 from ups_store.read.preload import plan_preload as plan_preload
 from ups_store.read.ragged import RaggedArray as RaggedArray
+from ups_store.read.several import PartitionedStore as PartitionedStore
 from ups_store.read.store import Store as Store
 from ups_store.read.store_set import StoreSet as StoreSet
 from ups_store.read.windows import Window as Window
@@ -64,3 +66,5 @@ available_memory_bytes = available_bytes
 open = open_any
 
 __version__: str
+
+def reader_of(kind: str) -> ModuleType: ...

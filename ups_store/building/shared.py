@@ -22,11 +22,10 @@ from ups_store.errors import (
     FormatError,
     IdentityMismatchError,
     StoreError,
-    check_installed,
 )
 from ups_store.read.base import AnyStore
 from ups_store.remote.fetch import Call
-from ups_store.remote.shared import SharedFile, is_read_only, name_of_place, needs_client
+from ups_store.remote.shared import SharedFile, open_shared
 from ups_store.remote.transfer import compare_there, find_there, pull_from, push_to
 from ups_store.sources.readers import Patience, ReaderPool
 
@@ -43,23 +42,23 @@ class SharedStores:
         config: `cache.remote` and `cache.remote_timeout_s`.
         watcher: Hears how it goes, and of what failed.
     Raises:
-        MissingExtraError: If the place needs obstore, and that isn't installed.
+        MissingExtraError: If the shared cache needs obstore, and that isn't installed.
     """
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher) -> None:
-        self._place, self._timeout_s = config.cache.remote, config.cache.remote_timeout_s
+        self._timeout_s = config.cache.remote_timeout_s
+        self._remote = config.cache.remote
+        self._cache = None if self._remote is None else open_shared(self._remote)  # asks for nothing yet
         self._look_s = min(_LOOK_S, self._timeout_s)
         self._watcher = watcher
         # By their deadline: an answer has to come sooner than bytes.
         self._pools: dict[float, ReaderPool] = {}
         self._is_given_up = self._is_push_given_up = False
-        if self._place and needs_client(self._place):
-            check_installed("obstore", extra="s3")
 
     @property
     def is_on(self) -> bool:
         """Whether there is a shared cache that answers, as far as is known."""
-        return self._place is not None and not self._is_given_up
+        return self._cache is not None and not self._is_given_up
 
     def pull(self, build: Build) -> bool:
         """Pull a store that isn't there yet; only the builder of a machine does.
@@ -98,9 +97,8 @@ class SharedStores:
         Returns:
             Whether this put it there.
         """
-        if not self.is_on or self._is_push_given_up or is_read_only(self._place or ""):
-            return False
-        if not build.rank.is_builder:
+        is_writable = self._cache is not None and not (self._cache.is_read_only or self._is_push_given_up)
+        if not (self.is_on and is_writable and build.rank.is_builder):
             return False
         title = build.title
         with self._warning(f"{title}: not pushed to"):
@@ -127,14 +125,14 @@ class SharedStores:
         if timeout_s not in self._pools:
             patience = Patience(timeout_s=timeout_s, open_timeout_s=timeout_s, retries=0)
             self._pools[timeout_s] = ReaderPool(1, slot_nbytes=1, num_slots=1, patience=patience)
-        arguments |= {"place": self._place, "deadline_s": deadline_s}
+        arguments |= {"location": self._remote, "deadline_s": deadline_s}
         call = Call(self._name, "a store", function, arguments)
         report = self._watcher.advance if has_bytes else lambda num: None
         return self._pools[timeout_s].ask(call, progress=report)
 
     @property
     def _name(self) -> str:
-        return name_of_place(self._place or "")
+        return self._cache.location if self._cache else ""
 
     @contextlib.contextmanager
     def _warning(self, what: str) -> Iterator[None]:

@@ -15,9 +15,9 @@ from ups_store.check.loose_parts import folders_of_parts, left_lock, loose_parts
 from ups_store.errors import FormatError, StoreNotFoundError, VersionTooNewError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
-from ups_store.read.file_reads import read_at
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
+from ups_store.read.store_file import read_at
 from ups_store.remote.transfer import PULLS, is_pulling
 from ups_store.system import files, locks
 from ups_store.write.target import left_exports

@@ -24,8 +24,8 @@ from ups_store.read.base import AnyStore
 from ups_store.read.gather import TIME_DIM, Samples, check_indices, names_of
 from ups_store.read.open import open_any
 from ups_store.read.order import DataOrder
-from ups_store.read.partitioned import parts_of
-from ups_store.read.ragged_batch import padded
+from ups_store.read.ragged import padded
+from ups_store.read.several import parts_of
 from ups_store.read.store_set import StoreSet
 from ups_store.read.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis
 

@@ -28,8 +28,7 @@ import numpy as np
 from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreReplacedError
 from ups_store.printable import printable
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
-from ups_store.read.file_reads import read_failed, read_into
-from ups_store.read.store_file import StoreFile, cut
+from ups_store.read.store_file import StoreFile, cut, read_failed, read_into
 from ups_store.system import files, mappings
 from ups_store.system.memory import available_bytes
 from ups_store.system.progress import Progress

@@ -12,8 +12,8 @@ from ups_store.format.root import describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import check_regular
-from ups_store.read.file_reads import read_at
-from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.several import PartitionedStore
+from ups_store.read.store_file import read_at
 from ups_store.system import files
 from ups_store.system.paths import MANIFEST_SUFFIX
 

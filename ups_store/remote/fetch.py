@@ -251,8 +251,8 @@ def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original
     """
     if isinstance(text, Path):
         return LocalFile(text)
-    place, _, fragment = text.partition("#")
-    url = checked_url(place)
+    address, _, fragment = text.partition("#")
+    url = checked_url(address)
     words = dict(parse_qsl(fragment, keep_blank_values=True))
     name = words.pop("name", "")
     digests = [
@@ -262,9 +262,9 @@ def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original
     ]
     if len(words) > 1 or len(digests) < len(words) or (fragment and not (words or name)):
         raise ConfigError(
-            "what follows # in a source's place",
+            "what follows # in the URL of a source",
             kind="bad_fragment",
-            path=place,
+            path=address,
             expected="sha256=64 hexadecimal digits, or md5=32; name=a file's name",
             found=repr(fragment),
         )
@@ -532,13 +532,13 @@ class _Fetch:
 
     def _check_digest(self) -> None:
         kind, _, expected = self._original.digest.partition(":")
-        if kind and (found := self._hashers[kind].hexdigest()) != expected:
+        if kind and (digest := self._hashers[kind].hexdigest()) != expected:
             raise DownloadError(
                 f"its {kind} isn't the one that was expected",
                 kind="wrong_digest",
                 path=self._original.location,
                 expected=expected,
-                found=found,
+                found=digest,
                 hint="check the digest, and that nothing on the way changes what is fetched",
             )
 
@@ -603,20 +603,20 @@ def look(original: Original, *, is_guess: bool, progress: Progress) -> Version |
 def list_sources(root: Url, *, deadline_s: float, progress: Progress) -> list[tuple[str, Version]]:
     """List the HDF5 files below a remote folder, to four folders deep, in a reader process."""
     progress.doing("listing")
-    found = [
+    sources = [
         (path, version)
         for path, version in list_objects(root, deadline_s=deadline_s)
         if path.endswith(_SUFFIXES) and len(PurePosixPath(path).parts) <= _MAX_DEPTH
     ]
-    if len(pickle.dumps(found)) > _MAX_LISTED_BYTES:
+    if len(pickle.dumps(sources)) > _MAX_LISTED_BYTES:
         raise SourceError(
             "too many files to look through",
             kind="too_many_files",
             path=root.path,
-            found=f"{len(found):,} files",
+            found=f"{len(sources):,} files",
             hint="name a folder further below by data.root, or files by data.files",
         )
-    return found
+    return sources
 
 
 @dataclass(frozen=True)

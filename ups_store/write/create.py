@@ -30,9 +30,9 @@ from ups_store.format.layout import Layout, RaggedLayout
 from ups_store.format.metadata import ArraySpec
 from ups_store.format.ragged import Offsets
 from ups_store.format.root import describe_differences, differences, identity_document
-from ups_store.read.file_reads import looks_like_store
-from ups_store.read.offsets import read_offsets
+from ups_store.read.ragged import read_offsets
 from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
+from ups_store.read.store_file import looks_like_store
 from ups_store.system import files, locks
 from ups_store.system.memory_file import (
     IN_MEMORY,

@@ -19,10 +19,9 @@ from ups_store.format.manifest import SetPart
 from ups_store.format.metadata import ArrayMeta, ArraySpec
 from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
-from ups_store.read.file_reads import read_at
-from ups_store.read.offsets import read_offsets, sample_extent
+from ups_store.read.ragged import read_offsets, sample_extent
 from ups_store.read.recovery import BUILDING_SUFFIX
-from ups_store.read.store_file import read_constant
+from ups_store.read.store_file import read_at, read_constant
 from ups_store.system import files, locks
 from ups_store.write.blueprint import Blueprint, blueprint_of
 from ups_store.write.building import not_done

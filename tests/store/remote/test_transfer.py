@@ -197,7 +197,7 @@ def test_functions_of_a_build_find_compare_pull_and_push(
     cache: FolderCache, store: Path, tmp_path: Path
 ) -> None:
     """As a reader process runs them."""
-    options: Any = {"place": str(tmp_path / "shared"), "deadline_s": 5.0, "progress": Counted()}
+    options: Any = {"location": str(tmp_path / "shared"), "deadline_s": 5.0, "progress": Counted()}
     assert transfer.push_to(path=store, **options)
     with ups_store.open(store) as opened:
         config_hash = opened.config_hash
