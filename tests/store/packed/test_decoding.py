@@ -159,7 +159,7 @@ def test_preload_takes_the_page_cache_where_a_copy_does_not_fit(
     assert report.why.startswith("copy refused")
 
 
-@pytest.mark.parametrize("options", [{"mode": "pinned"}, {"shared": True}, {"mode": "copy", "lock": True}])
+@pytest.mark.parametrize("options", [{"mode": "device"}, {"shared": True}])
 def test_preload_in_a_way_that_a_packed_store_has_not_is_refused(
     packed: ups_store.PackedStore, options: dict[str, Any]
 ) -> None:
