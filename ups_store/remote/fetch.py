@@ -17,7 +17,6 @@ import pickle
 import random
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -36,11 +35,12 @@ from ups_store.errors import (
 from ups_store.remote.client import DEADLINE_S, RemoteObject, Version, list_objects
 from ups_store.sources.file_state import changed
 from ups_store.system import files, locks
+from ups_store.system.parallel import in_order
 from ups_store.system.replacement import replace_text
 from ups_store.system.urls import SCHEMES, Url
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    pass
 
 EXPECTED = "s3://BUCKET/..., gs://..., az://... or https://HOST/..."
 RETRIES = 2  # of what brings no byte
@@ -224,19 +224,8 @@ def _in_order(read: Callable[[int, int], memoryview], ranges: list[tuple[int, in
     """Read ranges in order, while the next ones are on their way."""
     from concurrent.futures import ThreadPoolExecutor
 
-    waiting = iter(ranges)
-    under_way: deque[Future[memoryview]] = deque()
     with ThreadPoolExecutor(_RANGES_IN_FLIGHT, thread_name_prefix="ups_store fetch") as pool:
-        try:
-            under_way.extend(
-                pool.submit(read, *each) for each in itertools.islice(waiting, _RANGES_IN_FLIGHT)
-            )
-            while under_way:
-                yield under_way.popleft().result()
-                under_way.extend(pool.submit(read, *each) for each in itertools.islice(waiting, 1))
-        finally:
-            for future in under_way:
-                future.cancel()
+        yield from in_order(pool, lambda each: read(*each), ranges, ahead=_RANGES_IN_FLIGHT)
 
 
 def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original:
