@@ -24,9 +24,9 @@ from ups_store.errors import (
     StoreError,
 )
 from ups_store.read.base import AnyStore
-from ups_store.remote.fetch import Call
 from ups_store.remote.shared import SharedFile, open_shared
 from ups_store.remote.transfer import compare_there, find_there, pull_from, push_to
+from ups_store.sources.reader import Call
 from ups_store.sources.readers import Patience, ReaderPool
 
 _LOOK_S = 15.0  # the longest that a build waits for an answer whether a store is there
@@ -84,7 +84,7 @@ class SharedStores:
             return False
         nbytes = sum(entry.nbytes for entry in entries)
         self._watcher.stage(f"{build.title}: pulling", nbytes, unit="bytes")
-        path = self._ask(pull_from, self._timeout_s, True, entries=entries, folder=build.path.parent)
+        path = self._ask(pull_from, self._timeout_s, entries, build.path.parent, has_bytes=True)
         self._watcher.note(f"{build.title}: pulled {format_nbytes(nbytes)} from {self._name}, {path}")
         return True
 
@@ -103,21 +103,21 @@ class SharedStores:
         title = build.title
         with self._warning(f"{title}: not pushed to"):
             if entries := self._find(store.config_hash, build.path.name):
-                self._ask(compare_there, self._look_s, path=store.path, entries=entries)
+                self._ask(compare_there, self._look_s, store.path, entries)
                 return False
             self._watcher.stage(f"{title}: pushing", store.nbytes, unit="bytes")
-            if self._ask(push_to, self._timeout_s, True, path=store.path):
+            if self._ask(push_to, self._timeout_s, store.path, has_bytes=True):
                 self._watcher.note(f"{title}: pushed {format_nbytes(store.nbytes)} to {self._name}")
                 return True
         return False
 
     def _find(self, config_hash: str, name: str) -> Sequence[SharedFile]:
         entries: Sequence[SharedFile]
-        entries = self._ask(find_there, self._look_s, config_hash=config_hash, name=name)
+        entries = self._ask(find_there, self._look_s, config_hash, name)
         return entries
 
     def _ask(
-        self, function: Callable[..., object], deadline_s: float, has_bytes: bool = False, **arguments: Any
+        self, function: Callable[..., object], deadline_s: float, *arguments: object, has_bytes: bool = False
     ) -> Any:
         """Call it in the process, which gets half as long again; a client's own deadline comes before."""
         self._watcher.waits("shared cache")
@@ -125,10 +125,9 @@ class SharedStores:
         if timeout_s not in self._pools:
             patience = Patience(timeout_s=timeout_s, open_timeout_s=timeout_s, retries=0)
             self._pools[timeout_s] = ReaderPool(1, slot_nbytes=1, num_slots=1, patience=patience)
-        arguments |= {"location": self._remote, "deadline_s": deadline_s}
-        call = Call(self._name, "a store", function, arguments)
-        report = self._watcher.advance if has_bytes else lambda num: None
-        return self._pools[timeout_s].ask(call, progress=report)
+        call = Call(function, (self._remote, deadline_s, *arguments), self._name, "a store")
+        progress = self._watcher.advance if has_bytes else lambda num: None
+        return self._pools[timeout_s].ask(call, progress=progress)
 
     @property
     def _name(self) -> str:

@@ -19,12 +19,11 @@ from ups_store.errors import ConfigError, SourceError, check_installed
 from ups_store.printable import counted
 from ups_store.remote.client import DEADLINE_S, Version
 from ups_store.remote.fetch import (
-    Call,
     LocalFile,
     Original,
     RemoteFile,
     checked_url,
-    fetch,
+    fetch_in_reader,
     find_copy,
     folder_of_copy,
     list_sources,
@@ -32,6 +31,7 @@ from ups_store.remote.fetch import (
     num_there,
     original_of,
 )
+from ups_store.sources.reader import Call
 from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.sources.source_files import (
     SPLIT_NAMES,
@@ -227,9 +227,9 @@ class Sources:
     def _listing(self, root: Url, pool: ReaderPool) -> _Candidates:
         """List all files below a remote root that may be sources."""
         if self._listed is None:
-            arguments = {"root": root, "deadline_s": self._deadline_s}
+            call = Call(list_sources, (root, self._deadline_s), str(root.path), "its files")
             self._listed = {}
-            for path, version in pool.ask(Call(str(root.path), "its files", list_sources, arguments)):
+            for path, version in pool.ask(call):
                 name = PurePosixPath(path).name
                 original = RemoteFile(root.below(path), "", name, self._deadline_s)
                 self._versions[original.key] = Version(version.nbytes, version.tag, name)
@@ -249,10 +249,7 @@ class Sources:
                 self._versions[original.key] = Version(copy.stat().st_size, "", copy.name)
             else:
                 asked.append(original)
-        calls = [
-            Call(each.location, "its size", look, {"original": each, "is_guess": are_guesses})
-            for each in asked
-        ]
+        calls = [Call(look, (each, are_guesses), each.location, "its size") for each in asked]
         for original, version in zip(asked, pool.ask_each(calls), strict=True):
             self._versions[original.key] = version
 
@@ -302,17 +299,12 @@ class Sources:
         retries = self._config.reading.retries
         calls = [
             Call(
-                original.location,
+                fetch_in_reader,
+                (each, version, self._folder(each), retries),
+                each.location,
                 "its copy",
-                fetch,
-                {
-                    "original": original,
-                    "version": version,
-                    "folder": self._folder(original),
-                    "retries": retries,
-                },
             )
-            for original, version in missing
+            for each, version in missing
         ]
         for index, _ in enumerate(pool.ask_each(calls, report=count)):
             count(index, sizes[index])

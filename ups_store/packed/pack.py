@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from ups_store.read.recovery import UNPACKING_SUFFIX
 from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.system.memory import num_cores
+from ups_store.system.parallel import in_order
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
 from ups_store.system.replacement import (
@@ -222,29 +222,13 @@ class _PackedWriter:
         index: list[tuple[int, int]] = []
         offset = 0
         num_ahead = max(BLOCK_BYTES // meta.sample_nbytes, 2 * self.num_threads)
-        for chunk in self._in_order(partial(_encode, codec), values, num_ahead):
+        for chunk in in_order(self.pool, partial(_encode, codec), values, ahead=num_ahead):
             index.append((offset, len(chunk)))
             offset += len(chunk)
             yield chunk
             self.progress(meta.sample_nbytes)
         records = np.array(index, "<u8").tobytes()
         yield records + struct.pack("<I", crc32c(records))
-
-    def _in_order(
-        self, encode: Callable[[Any], bytes], values: Iterable[Any], num_ahead: int
-    ) -> Iterator[bytes]:
-        """Encode by the pool, so many ahead of the caller; results in their order."""
-        waiting: deque[Future[bytes]] = deque()
-        try:
-            for value in values:
-                waiting.append(self.pool.submit(encode, value))
-                if len(waiting) >= num_ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _encode(codec: ChunkCodec, value: npt.NDArray[Any]) -> bytes:

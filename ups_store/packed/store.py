@@ -310,13 +310,13 @@ class PackedStore(ChunkedStore):
         return len(self._wholes) == len(self.catalog.arrays)
 
     def _preload(self, request: Request) -> PreloadReport:
-        mode, lock = request.mode, request.lock
+        mode = request.mode
         is_other = request.device is not None or request.samples is not None or request.shared
-        if is_other or (lock and mode == "copy") or mode not in ("auto", "copy", "page-cache"):
+        if is_other or mode not in ("auto", "copy", "page-cache"):
             hint = 'use mode="copy" or "page-cache" alone, or unpack it with `ups-store unpack`'
             raise self._unsupported(f"a packed store has no samples to preload by mode {mode!r}", hint)
         refused = ""
-        if mode == "copy" or (mode == "auto" and not lock):
+        if mode in ("auto", "copy"):
             try:
                 return self._preload_decoded(request)
             except MemoryLimitError as error:

@@ -343,35 +343,35 @@ class AnyStore(ABC):
 
         Args:
             mode: "page-cache" reads the file, whose pages all processes of the machine then share. "copy"
-                copies it to memory with huge pages, from which this store then gathers. "pinned" copies it to
-                page-locked memory, which a device reads too. "device" moves samples to a device's memory.
-                "auto" takes "page-cache" if it fits, before it "copy" if `shared`, before that "device" and
-                "pinned" if `device` is given; if nothing fits the store stays as it is.
-            device: For "pinned" and "device", such as "cuda:1"; "cuda" by default.
+                copies it to memory with huge pages, from which this store then gathers. "device" moves
+                samples to a device's memory. "auto" takes "page-cache" if it fits, before it "copy" if
+                `shared`, before that "device" if `device` is given; else the store stays as it is.
+            device: For "device", such as "cuda:1"; "cuda" by default.
             samples: For "device" the part of the samples to move; all by default.
             shared: For "copy", have the processes of the machine share it: those that this store is pickled
                 to map the same memory, which is freed when the last of them ends, however it ends.
-            lock: Keep it from being swapped out or given back (mlock), until the store is closed.
+            lock: Refused: there is no such mode any more.
             margin: Share of the available memory that must be left.
             num_threads: Reads in flight; 4 by default.
             progress: Called with the number of bytes that were read since the last call, every 64 MiB; what
                 it raises ends the preload, and leaves the store as it was.
         Returns:
-            Mode, reason with the numbers, bytes, seconds; for "pinned" and "device" what gathers there; for a
-            store in partitions a report for each of them in `parts`.
+            Mode, reason with the numbers, bytes, seconds; for "device" what gathers there; for a store in
+            partitions a report for each of them in `parts`.
         Raises:
-            MemoryLimitError: If the mode needs more memory than there is, or may be locked.
-            DeviceError: If there is no such device, or it refuses to page-lock memory.
+            MemoryLimitError: If the mode needs more memory than there is.
+            DeviceError: If there is no such device.
             NotCommittedError: For a store under construction.
             StoreReplacedError: If another file took the path.
             TruncatedError: If another program cut the file.
             SpecError: For arguments that have no meaning, or no effect in this mode; kind "unsupported" for
                 what this kind of store can't do.
         """
-        from ups_store.read.preload import Request
+        from ups_store.read.preload import Request, refuse_lock
 
         self.check_open()
-        request = Request(mode, device, samples, shared, lock, margin, num_threads, progress)
+        refuse_lock(lock, path=self.path)
+        request = Request(mode, device, samples, shared, margin, num_threads, progress)
         request.check(len(self), path=self.path)
         return self._preload(request)
 

@@ -286,7 +286,7 @@ class Store(AnyStore):
             raise NotCommittedError(
                 "the store is under construction", path=self.path, hint="finish it, then open it again"
             )
-        if request.mode in ("pinned", "device") or request.device is not None:
+        if request.mode == "device" or request.device is not None:
             hint = 'preload with mode="page-cache" or "copy"'
             check_not_ragged(self.metas.values(), "memory of a device", hint, path=self.path)
         report = preload(self._file, self._catalog, request)

@@ -71,7 +71,6 @@ class StoreFile:
         self.file_access = self.access
         self.is_copy = False
         self._copy_fd = -1
-        self._kept: mmap.mmap | None = None
         # A mapping needs no descriptor of ours; commit tables and samples that are read do.
         keeps_fd = keeps_fd or self.access == "pread"
         self._mapping = None if self.access == "pread" else _map_file(fd, nbytes, path)
@@ -116,11 +115,7 @@ class StoreFile:
         self._copy_fd = files.duplicate(fd) if fd >= 0 else -1
         if fd >= 0:
             weakref.finalize(copy, files.close, self._copy_fd)
-        self._mapping, self.access, self.is_copy, self._kept = copy, "map", True, None
-
-    def keep(self, mapping: mmap.mmap) -> None:
-        """Keep a mapping as long as the file is open, for what it locks."""
-        self._kept = mapping
+        self._mapping, self.access, self.is_copy = copy, "map", True
 
     def check_length(self) -> None:
         """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5)."""
@@ -157,7 +152,7 @@ class StoreFile:
 
     def close(self) -> None:
         """Let go of mapping and descriptor; a read under way ends. Closing twice is allowed."""
-        self._mapping = self._kept = self._descriptor = None
+        self._mapping = self._descriptor = None
         self._copy_fd = -1
 
 

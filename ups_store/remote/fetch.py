@@ -17,7 +17,6 @@ import pickle
 import random
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -36,11 +35,12 @@ from ups_store.errors import (
 from ups_store.remote.client import DEADLINE_S, RemoteObject, Version, list_objects
 from ups_store.sources.file_state import changed
 from ups_store.system import files, locks
+from ups_store.system.parallel import in_order
 from ups_store.system.replacement import replace_text
 from ups_store.system.urls import SCHEMES, Url
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    pass
 
 EXPECTED = "s3://BUCKET/..., gs://..., az://... or https://HOST/..."
 RETRIES = 2  # of what brings no byte
@@ -224,19 +224,8 @@ def _in_order(read: Callable[[int, int], memoryview], ranges: list[tuple[int, in
     """Read ranges in order, while the next ones are on their way."""
     from concurrent.futures import ThreadPoolExecutor
 
-    waiting = iter(ranges)
-    under_way: deque[Future[memoryview]] = deque()
     with ThreadPoolExecutor(_RANGES_IN_FLIGHT, thread_name_prefix="ups_store fetch") as pool:
-        try:
-            under_way.extend(
-                pool.submit(read, *each) for each in itertools.islice(waiting, _RANGES_IN_FLIGHT)
-            )
-            while under_way:
-                yield under_way.popleft().result()
-                under_way.extend(pool.submit(read, *each) for each in itertools.islice(waiting, 1))
-        finally:
-            for future in under_way:
-                future.cancel()
+        yield from in_order(pool, lambda each: read(*each), ranges, ahead=_RANGES_IN_FLIGHT)
 
 
 def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original:
@@ -589,7 +578,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def look(original: Original, *, is_guess: bool, progress: Progress) -> Version | None:
+def look(progress: Progress, original: Original, is_guess: bool) -> Version | None:
     """Find out what is there, in a reader process; some servers say "forbidden" instead of "not found"."""
     progress.doing("asking")
     try:
@@ -600,7 +589,7 @@ def look(original: Original, *, is_guess: bool, progress: Progress) -> Version |
         raise
 
 
-def list_sources(root: Url, *, deadline_s: float, progress: Progress) -> list[tuple[str, Version]]:
+def list_sources(progress: Progress, root: Url, deadline_s: float) -> list[tuple[str, Version]]:
     """List the HDF5 files below a remote folder, to four folders deep, in a reader process."""
     progress.doing("listing")
     sources = [
@@ -619,23 +608,8 @@ def list_sources(root: Url, *, deadline_s: float, progress: Progress) -> list[tu
     return sources
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a function in a reader process, which is ended where it doesn't get on.
-
-    Attributes:
-        path: What it is about, for messages.
-        subject: What of that, for messages.
-        function: Importable there; gets the arguments, and the reader as `progress`.
-        arguments: By name.
-    """
-
-    path: str
-    subject: str
-    function: Callable[..., object]
-    arguments: dict[str, Any]
-    first_sample = None
-
-    def run(self, reader: Progress) -> object:
-        """Make the call."""
-        return self.function(**self.arguments, progress=reader)
+def fetch_in_reader(
+    progress: Progress, original: Original, version: Version, folder: Path, retries: int
+) -> int:
+    """Fetch; see `fetch`."""
+    return fetch(original, version, folder, retries=retries, progress=progress)

@@ -311,7 +311,7 @@ def _check_may_replace(copy: Path, path: Path) -> None:
 
 
 def find_there(
-    location: str, deadline_s: float, config_hash: str, name: str, progress: Progress
+    progress: Progress, location: str, deadline_s: float, config_hash: str, name: str
 ) -> list[SharedFile]:
     """Find a store's files; see `find_store`."""
     progress.doing("asking")
@@ -319,7 +319,7 @@ def find_there(
 
 
 def compare_there(
-    location: str, deadline_s: float, path: Path, entries: Sequence[SharedFile], progress: Progress
+    progress: Progress, location: str, deadline_s: float, path: Path, entries: Sequence[SharedFile]
 ) -> None:
     """Compare a store with what is there, where it has the same files; raises as `push_store`."""
     progress.doing("asking")
@@ -331,14 +331,14 @@ def compare_there(
 
 
 def pull_from(
-    location: str, deadline_s: float, entries: Sequence[SharedFile], folder: Path, progress: Progress
+    progress: Progress, location: str, deadline_s: float, entries: Sequence[SharedFile], folder: Path
 ) -> str:
     """Pull a store; see `pull_store`. One of another identity is replaced, as a build does."""
     cache = open_shared(location, deadline_s=deadline_s)
     return str(pull_store(cache, entries, folder, progress=_Paced(progress), replace=True))
 
 
-def push_to(location: str, deadline_s: float, path: Path, progress: Progress) -> bool:
+def push_to(progress: Progress, location: str, deadline_s: float, path: Path) -> bool:
     """Push a store; see `push_store`."""
     cache = open_shared(location, deadline_s=deadline_s)
     return any(file.is_new for file in push_store(path, cache, progress=_Paced(progress)))
