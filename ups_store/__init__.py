@@ -48,19 +48,19 @@ if TYPE_CHECKING:
     from ups_store.format.root_metadata import FORMAT_VERSION
     from ups_store.packed.store import PackedStore
     from ups_store.read.base import AnyStore
+    from ups_store.read.numbered import NumberedStores
     from ups_store.read.open import open_any as open
     from ups_store.read.partitioned import PartitionedStore
     from ups_store.read.ragged import RaggedArray
     from ups_store.read.store import Store
-    from ups_store.read.store_set import StoreSet
     from ups_store.remote.store import RemoteStore
     from ups_store.system.memory import available_bytes as available_memory_bytes
     from ups_store.system.memory import num_cores
+    from ups_store.write.append import append
     from ups_store.write.batched import BatchedCommits
-    from ups_store.write.cached import cached, cached_in
+    from ups_store.write.cached import cached
     from ups_store.write.create import create, join
     from ups_store.write.from_iterable import write
-    from ups_store.write.parts import PartsWriter, append, write_parts
     from ups_store.write.saved import load, save
     from ups_store.write.writer import Committer, StoreWriter
 
@@ -89,9 +89,9 @@ __all__ = [
     "MemoryLimitError",
     "MissingExtraError",
     "NotCommittedError",
+    "NumberedStores",
     "PackedStore",
     "PartitionedStore",
-    "PartsWriter",
     "RaggedArray",
     "ReadError",
     "ReadOnlyError",
@@ -107,14 +107,12 @@ __all__ = [
     "StoreError",
     "StoreNotFoundError",
     "StoreReplacedError",
-    "StoreSet",
     "StoreWriter",
     "TruncatedError",
     "VersionTooNewError",
     "append",
     "available_memory_bytes",
     "cached",
-    "cached_in",
     "create",
     "describe_differences",
     "differences",
@@ -124,7 +122,6 @@ __all__ = [
     "open",
     "save",
     "write",
-    "write_parts",
 ]
 
 _HOMES = {  # module and name there; everything else is an error class
@@ -143,24 +140,32 @@ _HOMES = {  # module and name there; everything else is an error class
     "open": ("read.open", "open_any"),
     "PackedStore": ("packed.store", "PackedStore"),
     "PartitionedStore": ("read.partitioned", "PartitionedStore"),
-    "PartsWriter": ("write.parts", "PartsWriter"),
     "RaggedArray": ("read.ragged", "RaggedArray"),
     "RemoteStore": ("remote.store", "RemoteStore"),
-    "StoreSet": ("read.store_set", "StoreSet"),
-    "append": ("write.parts", "append"),
+    "NumberedStores": ("read.numbered", "NumberedStores"),
+    "append": ("write.append", "append"),
     "cached": ("write.cached", "cached"),
-    "cached_in": ("write.cached", "cached_in"),
     "load": ("write.saved", "load"),
     "num_cores": ("system.memory", "num_cores"),
     "save": ("write.saved", "save"),
     "write": ("write", ""),  # the room itself, which can be called
-    "write_parts": ("write.parts", "write_parts"),
+}
+
+
+_GONE = {  # and what to write instead
+    "PartsWriter": "`ups_store.write` takes samples of an unknown number, `append` adds to a pattern",
+    "StoreSet": "`ups_store.open` of a pattern such as days-*.zarr.zip gives NumberedStores",
+    "cached_in": "write `ups_store.cached(path, identity, function)`, with the arguments in the identity",
+    "write_parts": "write `ups_store.write(path, samples, identity=...)`, which needs no number of samples; "
+    "what is to grow is written by `ups_store.append('days-*.zarr.zip', samples, key=...)`",
 }
 
 
 def __getattr__(name: str) -> Any:
     # NumPy and each side of the store are imported when they are first asked for: a training process only
     # reads, and `import ups_store` alone costs nothing.
+    if name in _GONE:
+        raise AttributeError(f"ups_store.{name} is gone: {_GONE[name]}")
     if name not in __all__:
         raise AttributeError(f"module 'ups_store' has no attribute {name!r}")
     from importlib import import_module

@@ -42,6 +42,11 @@ def read_offsets(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
     return offsets
 
 
+def read_offsets_of_spool(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
+    """All offsets of a ragged array of a spool, as they stand there: they grow, and have no checksum yet."""
+    return np.frombuffer(read_bytes(fd, layout.offsets.offset, layout.offsets.meta.nbytes, path=path), "<i8")
+
+
 def check_offsets(offsets: Offsets, layout: RaggedLayout, *, path: Path) -> None:
     """Check all offsets: 0 first, never falling, the number of rows last (spec 14)."""
     for sample, detail in offset_flaws(offsets, layout):

@@ -9,13 +9,13 @@ from typing import Any
 from ups_store.errors import FormatError, SpecError, StoreNotFoundError, needs
 from ups_store.read.open import open_any
 from ups_store.read.xarray_dataset import variables_of
-from ups_store.system.paths import MANIFEST_SUFFIX, is_remote
+from ups_store.system.paths import is_remote
 
 with needs("xarray"):
     import xarray as xr
     from xarray.backends import BackendEntrypoint
 
-_SUFFIXES = (".zarr.zip", MANIFEST_SUFFIX)
+_SUFFIXES = (".zarr.zip",)
 _FOREIGN = ("foreign", "no_end_record", "not_a_file", "manifest")
 
 

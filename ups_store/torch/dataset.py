@@ -16,9 +16,9 @@ from ups_store.errors import SampleIndexError, SpecError
 from ups_store.printable import one_line
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples, check_indices, names_of
+from ups_store.read.numbered import NumberedStores
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import parts_of
-from ups_store.read.store_set import StoreSet
 from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
 from ups_store.torch.deadline import Where, check_timeout, in_time
 from ups_store.torch.memory import Allocate, BufferPool, as_array, new_tensor
@@ -312,9 +312,9 @@ class StoreDataset(Dataset[Any]):
 
 
 def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
-    """The store, or its partitions: each is a source of the dataset; a set is one, whatever its parts."""
+    """The store, or its partitions: each is a source of the dataset; appended stores are one together."""
     found = open_any(store) if isinstance(store, str | os.PathLike) else store
-    return (found,) if isinstance(found, StoreSet) else parts_of(found)
+    return (found,) if isinstance(found, NumberedStores) else parts_of(found)
 
 
 def interleave(
