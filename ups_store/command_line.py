@@ -1,4 +1,4 @@
-"""What all commands share as typer sees them: -h, -q and -v on every verb, "did you mean", earlier flags."""
+"""What all commands share as typer sees them: -h, -q and -v on every verb, earlier flags, URLs refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ups_store.console import set_quiet, set_verbosity
 from ups_store.errors import needs
 from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import FLAGS
-from ups_store.system.paths import check_local, is_remote
+from ups_store.system.urls import check_local, is_remote
 
 with needs("cli"):
     import typer
@@ -40,9 +40,6 @@ class _WithCommonOptions:
         try:
             return super().parse_args(context, present)  # type: ignore[misc,no-any-return]
         except Exception as error:  # by its attributes: some releases of typer bring a click of their own
-            if near := getattr(error, "possibilities", None):
-                error.message += f". Did you mean {' or '.join(sorted(near))}?"  # type: ignore[attr-defined]
-                error.possibilities = None  # type: ignore[attr-defined]
             if isinstance(message := getattr(error, "message", None), str):  # some begin as pydantic's do
                 error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined]
             raise
@@ -67,7 +64,7 @@ class Verbs(_WithCommonOptions, TyperGroup):
 
 
 def make_app(verbs: Mapping[str, Callable[..., Any]], *, cls: type[Verbs] = Verbs) -> typer.Typer:
-    """A command of several verbs, which offers completion for the user's shell.
+    """Make a command of several verbs, which offers completion for the user's shell.
 
     Args:
         verbs: Functions by the name of their verb, in the order of the help.
@@ -86,7 +83,7 @@ def make_app(verbs: Mapping[str, Callable[..., Any]], *, cls: type[Verbs] = Verb
 
 
 def make_single(function: Callable[..., Any], *, cls: type[Verb] = Verb) -> typer.Typer:
-    """A command without verbs."""
+    """Make a command without verbs."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(cls=cls, context_settings=_HELP)(_refusing_urls(function))
     return app
@@ -118,27 +115,12 @@ def _refusing_urls(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def completing(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What a shell offers for an option's value: the `autocompletion` of `typer.Option`.
-
-    Args:
-        known: Gives the values that there are, once a shell asks.
-    """
+    """Offer a shell values that there are, once it asks: the `autocompletion` of `typer.Option`."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in known() if word.startswith(incomplete)]
 
     return complete
-
-
-@cache
-def _common_options() -> list[Any]:
-    """The options that every verb has; their callbacks are all that reads them."""
-    app = typer.Typer(add_completion=False)
-    app.command()(_common)
-    options = list(typer.main.get_command(app).params)
-    for option in options:
-        option.expose_value = False
-    return options
 
 
 def _allow_variables(names: list[str]) -> None:
@@ -147,31 +129,33 @@ def _allow_variables(names: list[str]) -> None:
         os.environ[ALLOWED_VARIABLES] = ",".join([*names, os.environ.get(ALLOWED_VARIABLES, "")])
 
 
-def _common(
-    allow_env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-env",
-            callback=_allow_variables,
-            metavar="NAME",
-            help="variable that the configuration may tell other machines by a URL, or an included file use",
-        ),
-    ] = None,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet", "-q", callback=set_quiet, help="results, warnings and errors only; no progress"
-        ),
-    ] = False,
-    verbose: Annotated[
-        int,
-        typer.Option(
-            "--verbose",
-            "-v",
-            count=True,
-            callback=set_verbosity,
-            show_default=False,
-            help="more; -vv: tracebacks",
-        ),
-    ] = 0,
-) -> None: ...
+_AllowEnv = typer.Option(
+    "--allow-env",
+    callback=_allow_variables,
+    metavar="NAME",
+    help="variable that the configuration may tell other machines by a URL, or an included file use",
+)
+_Quiet = typer.Option(
+    "--quiet", "-q", callback=set_quiet, help="results, warnings and errors only; no progress"
+)
+_Verbose = typer.Option(
+    "--verbose", "-v", count=True, callback=set_verbosity, show_default=False, help="more; -vv: tracebacks"
+)
+
+
+@cache
+def _common_options() -> list[Any]:
+    """The options that every verb has; their callbacks are all that reads them."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def common(
+        allow_env: Annotated[list[str] | None, _AllowEnv] = None,
+        quiet: Annotated[bool, _Quiet] = False,
+        verbose: Annotated[int, _Verbose] = 0,
+    ) -> None: ...
+
+    options = list(typer.main.get_command(app).params)
+    for option in options:
+        option.expose_value = False
+    return options

@@ -20,6 +20,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError, needs
@@ -165,19 +166,12 @@ class _Named:
         self._stream, self._name = stream, name
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._stream, attribute)
+        value = getattr(self._stream, attribute)
+        return partial(self._call, value) if attribute in ("write", "flush") else value
 
-    def write(self, text: str) -> Any:
-        """As of the stream."""
-        return self._named(self._stream.write, text)
-
-    def flush(self) -> None:
-        """As of the stream."""
-        self._named(self._stream.flush)
-
-    def _named(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return call(*arguments)
+            return method(*arguments)
         except OSError as error:
             error.filename = self._name
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from benchmarks.harness.scale import MIB, SCALE
 from ups_store.building.config import BuildConfig, load_config
 from ups_store.building.progress import QuietWatcher
 from ups_store.building.stores import build_all
-from ups_store.sources import reader_handle
 
 TASK, SOURCE = "burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5"
 NUM_STEPS, NUM_POINTS = 201, 1024  # PDEBench's
@@ -116,7 +114,7 @@ class Build(_Built):
 
 
 class BuildOnly(_Built):
-    """The same without the start of Python and its imports, in this process and in the reader's."""
+    """The same without the start of Python and its imports; its reader starts."""
 
     @property
     def config(self) -> BuildConfig:
@@ -127,9 +125,6 @@ class BuildOnly(_Built):
         shutil.rmtree(self.cache, ignore_errors=True)
         self.folder.remove()
         config = self.config
-        reader_handle.start_spare()
-        while reader_handle._spare[0].status.doing == "starting":
-            time.sleep(0.01)
         return timed(lambda i: build_all(config, watcher=QuietWatcher()))(i)
 
     @cached_property

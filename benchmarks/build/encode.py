@@ -33,12 +33,12 @@ from ups.trained.specs import AutoencoderSpec, TaskSpec
 from ups_store.building.config import BuildConfig, load_config
 from ups_store.building.digests import DigestCache
 from ups_store.building.encode import OverlappingEncoder
-from ups_store.building.events import Watchers
 from ups_store.building.fill import Filling
 from ups_store.building.plan import plan_store
 from ups_store.building.progress import Stopwatch
 from ups_store.building.read import read_batches
 from ups_store.building.readers import Readers
+from ups_store.building.watch import Watchers
 from ups_store.system.memory import num_cores
 
 TASK, SOURCE = "burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5"

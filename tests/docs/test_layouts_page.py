@@ -16,7 +16,7 @@ from well_files import CHANNELS_2D, write_well_2d
 import ups_store
 from ups_store.building.config import BuildConfig, load_config
 from ups_store.errors import SourceError
-from ups_store.sources.layouts import LAYOUTS
+from ups_store.sources.conventions import CONVENTIONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "guides" / "layouts.md").read_text()
@@ -85,7 +85,9 @@ def test_page_shows_every_example_as_it_is() -> None:
 
 
 def test_page_lists_every_layout() -> None:
-    assert set(re.findall(r"`([a-z0-9-]+)`", PAGE.split("## The Well")[0])) >= {each.name for each in LAYOUTS}
+    assert set(re.findall(r"`([a-z0-9-]+)`", PAGE.split("## The Well")[0])) >= {
+        each.name for each in CONVENTIONS
+    }
 
 
 def test_example_of_one_file_builds_what_the_page_says(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A power loss at every point of a build, and everything that it may leave: no committed sample is ever lost.
 
-The disk is `ups_store.testing.disk.Disk`, which tells written from durable bytes. Each test runs a build once
+The disk is `lossy_disk.Disk`, which tells written from durable bytes. Each test runs a build once
 to count its changing operations, then once per operation with the power lost just before it, and resumes from
 every image that may be found afterwards.
 """
@@ -25,10 +25,10 @@ from crash_builds import (
     replacing_another_build,
     undisturbed,
 )
+from lossy_disk import Disk, PowerLoss, installed
 
 import ups_store
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 
 
 @pytest.fixture

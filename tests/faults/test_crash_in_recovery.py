@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from crash_builds import N, Run, booted, check_image, damaged_build, undisturbed
+from lossy_disk import Disk, PowerLoss, installed
 
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 
 MAX_CRASHES = 6
 NUM_OPERATIONS = 40  # of a build that is begun and ended without a crash, about

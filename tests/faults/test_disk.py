@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lossy_disk import Disk, PowerLoss, installed
 
 from ups_store.errors import StoreNotFoundError
 from ups_store.system import files, locks
-from ups_store.testing.disk import Disk, PowerLoss, installed
 
 A, B = Path("/a/x"), Path("/b/x")
 

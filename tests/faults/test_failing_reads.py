@@ -17,8 +17,8 @@ from small_stores import begin, build, mixed_constants, mixed_values, sample_of
 
 import ups_store
 from ups_store import CommitError, ReadError
-from ups_store.building.forms import _hash_at
-from ups_store.building.place import find_partitions, is_finished
+from ups_store.building.decide import find_partitions, hash_at
+from ups_store.building.joining import is_finished
 from ups_store.check.doctor import examine
 from ups_store.check.garbage import find_garbage
 from ups_store.format.layout import Layout
@@ -152,10 +152,11 @@ def _partitions(path: Path) -> object:
     for number in range(2):
         os.link(path, path.with_name(f"{path.name.removesuffix('.zarr.zip')}-{number:05d}-of-00002.zarr.zip"))
     path.unlink()
-    return find_partitions(SimpleNamespace(is_partition=False, path=path), "any")  # type: ignore[arg-type]
+    plan = SimpleNamespace(is_partition=False)
+    return find_partitions(SimpleNamespace(plan=plan, path=path, config_hash="any"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ask", [lambda path: is_finished(path, "any"), _hash_at, _partitions])
+@pytest.mark.parametrize("ask", [lambda path: is_finished(path, "any"), hash_at, _partitions])
 def test_build_does_not_take_a_store_that_can_not_be_read_for_none(
     path: Path, ask: Callable[[Path], object]
 ) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from crash_builds import N, Run, undisturbed
+from lossy_disk import Disk, installed
 
 import ups_store
 from ups_store import CommitError, StoreReplacedError
-from ups_store.testing.disk import Disk, installed
 
 PACKAGE = str(Path(ups_store.__file__).parent)
 TESTING = str(Path(ups_store.__file__).parent / "testing")

@@ -31,7 +31,6 @@ FOR_USERS = (
     "torch",
     "train",
     "xarray",
-    "arrow",
 )  # and those of the next line
 OTHERS = ("wandb", "tensorboard", "torchao", "neuraloperator", "tune", "s3", "dask")
 MODULE_OF = {"ml-dtypes": "ml_dtypes", "pyyaml": "yaml", "neuraloperator": "neuralop"}
@@ -94,7 +93,7 @@ def test_features_work_with_their_extra_and_name_it_without(extra: str | None) -
 def test_every_module_is_imported_by_the_core_or_names_an_extra() -> None:
     outcomes = run_with(None, "--modules")
     assert len(outcomes) > 150
-    assert set(outcomes.values()) == {"works", "cli", "hdf5", "zarr", "torch", "train", "xarray", "arrow"}
+    assert set(outcomes.values()) == {"works", "cli", "hdf5", "zarr", "torch", "train", "xarray"}
     assert outcomes["ups_store.read.open"] == outcomes["ups_store.write.create"] == "works"
 
 

@@ -17,7 +17,7 @@ from ups_store.launch import check_shared, log_origin, not_shared_note, rank_of,
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 BATCH = {"SLURM_JOB_ID": "17", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}  # also of a script without `srun`
 STEP = {**BATCH, "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "8"}
-PLACED = {**STEP, "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "3(x2),2"}
+PLACED = {**STEP, "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
 ARRAY = {
     "SLURM_ARRAY_JOB_ID": "16",
     **{
@@ -38,7 +38,11 @@ SEVERAL = {
     "mpirun in a batch script": ({**BATCH, **OPEN_MPI}, "process 2 of 4 that Open MPI started", 2),
     "mpiexec": (PMI, "process 0 of 4 that MPI started", 0),
     "mpirun by srun": ({**STEP, **OPEN_MPI}, "process 2 of 4 that Open MPI started", 2),
-    "mpiexec by srun": ({**STEP, **PMI}, "process 0 of 4 that MPI started", 0),
+    "mpiexec by srun of one task": (
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1", **PMI},
+        "process 0 of 4 that MPI started",
+        0,
+    ),
 }
 ALONE = {
     "nothing": {},
@@ -76,14 +80,13 @@ def test_tasks_of_srun_share_builds_but_no_other_work(
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({}, BuildRank(0, 3, 0, 3)),
-        ({"SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}, BuildRank(1, 3, 1, 3)),
-        ({"SLURM_PROCID": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}, BuildRank(1, 2, 2, 3)),
+        ({}, BuildRank(0, 4, 0, 2)),
+        ({"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}, BuildRank(1, 4, 1, 2)),
         # `--distribution=cyclic` numbers tasks across nodes first
-        ({"SLURM_PROCID": "1", "SLURM_NODEID": "1"}, BuildRank(0, 3, 1, 3)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "8"}, BuildRank(0, 3, 0, 3)),  # srun --mpi=pmi2
+        ({"SLURM_PROCID": "1", "SLURM_NODEID": "1"}, BuildRank(0, 4, 1, 2)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "8"}, BuildRank(0, 4, 0, 2)),  # srun --mpi=pmi2
         ({"SLURM_STEP_TASKS_PER_NODE": "8"}, BuildRank(0, 8)),
-        ({**ARRAY, "SLURM_PROCID": "3", "SLURM_NODEID": "1"}, BuildRank(0, 3, 7, 12)),
+        ({**ARRAY, "SLURM_PROCID": "5", "SLURM_NODEID": "1"}, BuildRank(0, 4, 5, 8)),
     ],
 )
 def test_tasks_of_srun_build_a_partition_on_every_node(said: dict[str, str], expected: BuildRank) -> None:
@@ -94,9 +97,10 @@ def test_tasks_of_srun_build_a_partition_on_every_node(said: dict[str, str], exp
     "said",
     [
         {"SLURM_STEP_TASKS_PER_NODE": "3(x2)"},  # are 6
+        {"SLURM_STEP_TASKS_PER_NODE": "3(x2),2"},  # of a job of different nodes
         {"SLURM_STEP_TASKS_PER_NODE": "8(y)"},
-        {"SLURM_NODEID": "3"},
-        {"SLURM_LOCALID": "3"},
+        {"SLURM_NODEID": "2"},
+        {"SLURM_LOCALID": "4"},
         {"SLURM_LOCALID": ""},
         {"SLURM_PROCID": "8"},
     ],
@@ -218,7 +222,7 @@ def test_ranks_of_one_torchrun_without_an_id_find_the_same() -> None:
 def test_every_line_of_an_event_log_says_where_it_is_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ups_store.building.events import EventLog
+    from ups_store.building.watch import EventLog
 
     for name, value in {**TORCHRUN, "UPS_RUN_ID": "a\x7fb"}.items():
         monkeypatch.setenv(name, value)

@@ -17,8 +17,8 @@ from ups_store.building.digests import DigestCache
 from ups_store.building.plan import StorePlan, plan_store
 from ups_store.building.result import BuildReport, BuildResult
 from ups_store.building.stores import build_all
-from ups_store.format.identity import config_hash
-from ups_store.sources.pool import ReaderPool
+from ups_store.format.root import config_hash
+from ups_store.sources.readers import ReaderPool
 from ups_store.write.create import identity_of
 
 BURGERS = "1D_Burgers_Sols_Nu0.01.hdf5"

@@ -1,6 +1,6 @@
 """Small builds on a disk that loses its power, and what must hold of everything that is left then.
 
-The disk is `ups_store.testing.disk.Disk`. A workload is a build that notes what it was told is committed; it
+The disk is `lossy_disk.Disk`. A workload is a build that notes what it was told is committed; it
 is run once to count its changing operations, then again with the power lost before one of them.
 """
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from lossy_disk import Disk, PowerLoss, installed
 
 import ups_store
 from ups_store.format.layout import Layout
 from ups_store.read.recovery import State, building_path, intact_parts, read_building_file, read_commits
 from ups_store.read.verify import verify_file
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 from ups_store.write import writer as writer_module
 
 N = 5

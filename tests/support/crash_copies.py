@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+from lossy_disk import Disk, PowerLoss, installed
+
 from ups_store.errors import DownloadError
-from ups_store.sources import download
-from ups_store.sources.attempts import Attempts
-from ups_store.sources.copies import find_copy
-from ups_store.sources.download import fetch
-from ups_store.sources.origins import Body, Version
+from ups_store.remote import fetch as fetching
+from ups_store.remote.client import Version
+from ups_store.remote.fetch import Body, fetch, find_copy
 from ups_store.sources.reader import Reader
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 
 _CHUNK_BYTES, _SYNC_BYTES = 1000, 2000
 _NAME = "burgers1d_train.h5"
 _NAMES = (_NAME, f"{_NAME}.part", "part.json", "staged.json")  # all but those of small files in the making
 DATA, OTHER = (random.Random(seed).randbytes(nbytes) for seed, nbytes in enumerate((6500, 5200)))
-ONCE = Attempts(retries=0, backoff_s=0.0)
 
 
 @dataclass
-class MemoryOrigin:
-    """A source in memory that may break off.
+class InMemory:
+    """An original in memory that may break off.
 
     Attributes:
         data: Its bytes.
@@ -46,36 +44,36 @@ class MemoryOrigin:
     def version(self) -> Version:
         return Version(len(self.data), f"tag {hash(self.data)}", _NAME)
 
-    def look(self, *, stall_s: float) -> Version:
+    def look(self) -> Version:
         return self.version
 
-    @contextlib.contextmanager
-    def opened(self, start: int, version: Version, *, stall_s: float) -> Iterator[Body]:
+    def read(self, start: int, version: Version) -> Body:
         first = start if self.has_ranges else 0
         end = first + self.cuts.pop(0) if self.cuts else len(self.data)
         given = self.data[first:end]
-        yield Body(first, version, (given[i : i + _CHUNK_BYTES] for i in range(0, len(given), _CHUNK_BYTES)))
+        return first, (given[i : i + _CHUNK_BYTES] for i in range(0, len(given), _CHUNK_BYTES))
 
 
-def copy(origin: MemoryOrigin, folder: Path, attempts: Attempts = ONCE) -> int:
-    return fetch(origin, origin.version, folder, attempts=attempts, reader=Reader())
+def copy(original: InMemory, folder: Path, *, retries: int = 0) -> int:
+    with mock.patch.object(fetching, "_FIRST_PAUSE_S", 0.0):
+        return fetch(original, original.version, folder, retries=retries, progress=Reader())
 
 
 def cut_and_resumed(folder: Path) -> None:
     with contextlib.suppress(DownloadError):
-        copy(MemoryOrigin(cuts=[3300, 0]), folder)
-    copy(MemoryOrigin(), folder)
+        copy(InMemory(cuts=[3300, 0]), folder)
+    copy(InMemory(), folder)
 
 
 def begun_again_by_the_server(folder: Path) -> None:
-    copy(MemoryOrigin(cuts=[4100], has_ranges=False), folder, Attempts(retries=1, backoff_s=0.0))
+    copy(InMemory(cuts=[4100], has_ranges=False), folder, retries=1)
 
 
 def of_another_version_than_before(folder: Path) -> None:
-    copy(MemoryOrigin(OTHER), folder)
+    copy(InMemory(OTHER), folder)
     with contextlib.suppress(DownloadError):
-        copy(MemoryOrigin(OTHER[::-1], cuts=[4100, 0]), folder)
-    copy(MemoryOrigin(), folder)
+        copy(InMemory(OTHER[::-1], cuts=[4100, 0]), folder)
+    copy(InMemory(), folder)
 
 
 WORKLOADS = (cut_and_resumed, begun_again_by_the_server, of_another_version_than_before)
@@ -88,7 +86,7 @@ def check_copying(folder: Path, disk_type: Callable[..., Disk] = Disk, *, stride
         The number of images that differ.
     """
     seen = set()
-    with mock.patch.object(download, "_SYNC_BYTES", _SYNC_BYTES):
+    with mock.patch.object(fetching, "_SYNC_BYTES", _SYNC_BYTES):
         for workload in WORKLOADS:
             undisturbed = disk_type()
             with installed(undisturbed):
@@ -116,9 +114,9 @@ def _check_after_boot(folder: Path, names: dict[Path, bytes], *, is_made: bool) 
 def _check_going_on(folder: Path, disk: Disk, *, is_made: bool = False) -> None:
     disk.go_on()
     with installed(disk):
-        found = find_copy(folder, MemoryOrigin(), MemoryOrigin().version)
+        found = find_copy(folder, InMemory(), InMemory().version)
         assert found is not None or not is_made
         assert found is None or disk.read(found) == DATA
-        copy(MemoryOrigin(), folder)
+        copy(InMemory(), folder)
         assert disk.read(folder / _NAME) == DATA
         assert not {folder / name for name in _NAMES[1:3]}.intersection(disk.names())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from build_helpers import BURGERS, Recorder
+from lossy_disk import Disk, PowerLoss, installed
 from pdebench_files import coordinate, write
 from small_stores import build, flip, mixed_values
 
@@ -23,7 +24,6 @@ from ups_store.check.salvage import salvage
 from ups_store.convert import export_store
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.system.replacement import replace_file
-from ups_store.testing.disk import Disk, PowerLoss, installed
 from ups_store.write.concat import concat_stores, split_store
 
 Make = Callable[[Path, bool], object]  # a target, and whether to replace it
@@ -117,10 +117,9 @@ def _small_file(folder: Path) -> Make:
 
 MAKERS = {
     "safetensors": Maker(_exported("safetensors")),
-    "arrow": Maker(_exported("arrow")),
+    "kerchunk": Maker(_exported("kerchunk")),
     "hdf5": Maker(_exported("hdf5"), goes_on=False),
     "zarr": Maker(_exported("zarr"), {Path("zarr.json"): b"{}", Path("c/0"): b"old"}, goes_on=False),
-    "pt": Maker(_exported("pt"), {Path("store.json"): b"{}", Path("x.pt"): b"old"}, goes_on=False),
     "pack": Maker(_packed),
     "unpack": Maker(_unpacked, goes_on=False),
     "concat": Maker(_concatenated),

@@ -10,13 +10,13 @@ from unittest import mock
 
 import numpy as np
 from crash_builds import booted
+from lossy_disk import Disk, PowerLoss, installed
 from ragged_stores import IDENTITY, ragged_specs, ragged_values, rows_of
 
 import ups_store
 from ups_store.read.recovery import State, building_path, intact_parts, read_building_file, read_commits
 from ups_store.read.verify import verify_file
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 from ups_store.write.spool import Spool
 
 LENGTHS = (3, 0, 400, 1)

@@ -32,11 +32,13 @@ _OTHERS = {
     ("building", Status.TRUNCATED): "cut_in_data",
     ("building", Status.FOREIGN): "empty zeros",
     ("building", Status.FINISHED_NOT_RENAMED): "finished",
-    ("building", Status.DAMAGED): "finished_with_another_record finished_without_end",
-    ("building", Status.TOO_NEW): "newer_minor",
+    (
+        "building",
+        Status.DAMAGED,
+    ): "finished_with_another_header finished_with_another_record finished_without_end",
+    ("building", Status.TOO_NEW): "finished_newer_minor newer_minor",
     ("packed", Status.PACKED): "blosc partition pcodec without_data",
     ("packed", Status.TOO_NEW): "refused_newer_minor",
-    ("packed", Status.BEFORE_1_0): "refused_space_behind_root",
     ("ragged", Status.COMPLETE): """
         bytes chunks_without_fill flags name_of_120_characters neighbours no_rows no_samples
         points_and_text rows_over_64_kib several_chunks
@@ -44,7 +46,9 @@ _OTHERS = {
     ("ragged", Status.DAMAGED): """
         damaged_checksum_of_sample damaged_checksum_of_sample_without_rows damaged_chunk_of_checksums
         damaged_chunk_of_offsets damaged_first_byte_of_fill damaged_index damaged_index_checksum
-        damaged_last_byte_of_fill damaged_offsets_begin_with_1 damaged_offsets_end_early
+        damaged_last_byte_of_fill damaged_offsets_and_bool damaged_offsets_and_checksum_of_sample
+        damaged_offsets_and_fill damaged_offsets_and_index damaged_offsets_begin_with_1
+        damaged_offsets_end_early
         damaged_offsets_end_late damaged_offsets_fall damaged_offsets_negative
         damaged_offsets_of_other_samples damaged_rows damaged_text_cut_in_a_character
         damaged_text_not_utf_8 damaged_text_of_a_surrogate
@@ -77,34 +81,34 @@ _OTHERS = {
         Status.TRUNCATED,
     ): "data_missing data_not_aligned data_not_sorted key_without_chunk_coordinates",
     ("refused/end", Status.TORN_TAIL): """
-        byte_behind_the_end comment_of_40_bytes end_twice newline_behind_the_end
+        byte_behind_the_end comment_of_40_bytes end_twice file_from_before_1_0 newline_behind_the_end
         zeros_behind_the_directory
     """,
     ("refused/end", Status.METADATA_DAMAGED): "bytes_before_the_start",
     ("refused/end", Status.FOREIGN): """
         directory_too_long empty_file end_record_cut_short entry_of_another_name file_of_127_bytes
-        hdf5_renamed only_end_records text_file zarr_zip_of_zarr_python zeros zip_of_another_program
+        hdf5_renamed only_end_records text_file zarr_zip_of_zarr_python zeros
+        zip_of_another_program
     """,
-    ("refused/end", Status.BEFORE_1_0): "file_from_before_1_0",
     ("refused/end", Status.TRUNCATED): """
         truncated_before_central_record_of_zarr truncated_before_zip64_end truncated_in_comment
         truncated_in_data_of_u_c_0_0_0
     """,
     ("refused/root", Status.TOO_NEW): """
         newer_minor_requiring_a_feature newer_minor_with_an_entry_between newer_minor_with_data_missing
-        requires_an_empty_name requires_an_unknown_feature requires_in_capitals version_10_0 version_2_0
+        requires_64_unknown_features requires_an_unknown_feature version_10_0 version_2_0
     """,
     ("refused/root", Status.METADATA_DAMAGED): "newer_minor_with_another_array_key",
     ("refused/text", Status.IDENTITY_LOST): """
         crc_of_root_document depth_of_100000_in_identity depth_of_101_in_identity key_twice_in_identity
         lone_surrogate_in_identity lone_surrogate_in_root_attributes newline_in_root
+        page_of_spaces_behind_root space_behind_root
         number_in_identity_exponent_without_sign number_in_identity_infinity
         number_in_identity_integer_with_fraction number_in_identity_minus_zero number_in_identity_nan
         number_in_root_attributes_exponent_without_sign number_in_root_attributes_infinity
         number_in_root_attributes_integer_with_fraction number_in_root_attributes_minus_zero
         number_in_root_attributes_nan root_of_16_mib_and_a_byte space_in_identity
     """,
-    ("refused/text", Status.BEFORE_1_0): "page_of_spaces_behind_root space_behind_root",
 }
 OTHERS = {f"{folder}/{name}": status for (folder, status), names in _OTHERS.items() for name in names.split()}
 

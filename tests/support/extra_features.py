@@ -64,11 +64,13 @@ def export(to: str) -> Callable[[], None]:
 
 
 def import_pt() -> None:
+    import torch
+
     from ups_store.convert.import_pt import import_pt
 
-    if not (here / "exported_pt").exists():
-        export("pt")()
-    import_pt(here / "exported_pt", here / "imported.zarr.zip")
+    (here / "pt").mkdir(exist_ok=True)
+    torch.save({"x": torch.zeros(2)}, here / "pt" / "sample_0.pt")
+    import_pt(here / "pt", here / "imported.zarr.zip")
 
 
 def pack() -> None:
@@ -206,8 +208,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "bfloat16": (("bfloat16",), bfloat16),
     "zarr": (("zarr",), export("zarr")),
     "hdf5": (("hdf5",), export("hdf5")),
-    "pt": (("torch",), export("pt")),
-    "arrow": (("arrow",), export("arrow")),
+    "kerchunk": ((), export("kerchunk")),
     "to_xarray": (("xarray",), to_xarray),
     "import_pt": (("torch",), import_pt),
     "pack": (("pack",), pack),

@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         state, path = self.state, unquote(urlsplit(self.path).path).lstrip("/")
         match = RANGE.match(self.headers.get("Range", "")) if state.has_ranges else None
         start, end = (int(match[1]), match[2]) if match else (0, "")
-        is_look = bool(end) or not with_body
+        is_look = not with_body or (start, end) == (0, "0")
         state.asked.append(Request(path, start, is_look))
         state.authorizations.update(self.headers.get_all("Authorization", []))
         if refusals := state.look_statuses if is_look else state.statuses:
@@ -105,6 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
             match, start = None, 0
         if self.headers.get("If-Match") not in (None, tag):
             self._refuse(412)
+            return
+        if match and start >= len(data):
+            self._refuse(416)
             return
         size = state.announced or len(data)
         stop = int(end) + 1 if end and match else size
@@ -137,6 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         with contextlib.suppress(OSError):  # a reader that has seen enough
             self.wfile.write(body[:-1])
+            self.wfile.flush()
             state.after()  # before the reader can know that this was all
             self.wfile.write(body[-1:])
 
@@ -192,6 +196,9 @@ def serving() -> Iterator[FileServer]:
 def use_as_s3(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `s3://bucket/key` mean the server's file `bucket/key`; skips the test without obstore."""
     pytest.importorskip("obstore", reason="the extra [s3]")
+    from ups_store.remote import client
+
+    client._client.cache_clear()  # those of an earlier server
     for name, value in {
         "AWS_ENDPOINT_URL": server.url,
         "AWS_ALLOW_HTTP": "true",

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from ups_store.sources.reader import Reader, Request
-from ups_store.sources.reader_handle import ReaderHandle
-from ups_store.sources.reader_process import _answer
-from ups_store.sources.slots import SlotFiller
+from ups_store.sources.reader import Reader, Request, send_answer
+from ups_store.sources.readers import ReaderPool, ReaderProcess
 
 
-class InlineReader(ReaderHandle):
+class InlineReader(ReaderProcess):
     """Runs a request as it is sent; there is no process to be ended, so deadlines mean nothing."""
 
-    def _start(self, channel_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+    def start(self, channel_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+        """Keep both ends of the socket."""
         self._channel = socket.socket(fileno=os.dup(channel_fd))
         self._reader = Reader(self.memory.write_status)
         return _NoProcess()  # type: ignore[return-value]
 
     def send(self, request: Request, *, request_id: int, slot: int) -> bool:
         """Run it; the answer waits in the socket."""
-        answer = _answer(self._reader, request, request_id, SlotFiller(self.memory, slot))
-        self._channel.send(pickle.dumps(answer))
+        answer = self._reader.answer(request_id, lambda: request, self.memory, slot)
+        send_answer(self._channel, answer)
         return True
 
     def close(self) -> None:
@@ -53,5 +51,5 @@ class _NoProcess:
 def in_this_process() -> Iterator[None]:
     """Have pools start no processes while a generator is suspended; for fixtures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ups_store.sources.lane.new_reader", InlineReader)
+        patch.setattr(ReaderPool, "process_class", InlineReader)
         yield

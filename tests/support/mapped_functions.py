@@ -41,3 +41,10 @@ def badly(number: int) -> dict[str, Any]:
     if number == 9:
         time.sleep(600)
     return {"i": None if number == 12 else number}
+
+
+def large(number: int) -> dict[str, Any]:
+    """One sample that is longer than a message; 6 is killed."""
+    if number == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"i": number, "u": np.full(100_000, number, "f4")}

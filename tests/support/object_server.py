@@ -216,6 +216,9 @@ def serving_objects() -> Iterator[ObjectServer]:
 def use_as_s3(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `s3://bucket/key` mean the server's object `bucket/key`; skips the test without obstore."""
     pytest.importorskip("obstore", reason="the extra [s3]")
+    from ups_store.remote import client
+
+    client._client.cache_clear()  # those of an earlier server
     for name, value in s3_environment(url).items():
         monkeypatch.setenv(name, value)
 

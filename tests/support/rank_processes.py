@@ -38,7 +38,7 @@ def rank_variables(world_size: int) -> list[dict[str, str]]:
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 
 
-def wait(processes: Sequence[BaseProcess], *, timeout_s: float = 100) -> list[int | None]:
+def wait(processes: Sequence[BaseProcess], *, timeout_s: float = 400) -> list[int | None]:
     """Their exit codes; None of one that had to be killed."""
     try:
         for process in processes:

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ups_store.sources import regions
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.reader import Reader
+from ups_store.sources.reader import Call, Reader
 from ups_store.sources.requests import ReadRequest
 from ups_store.system import mappings
 
@@ -87,28 +88,19 @@ class FaultyRead(ReadRequest):
         raise self.error("a defect")
 
 
-@dataclass(frozen=True)
-class ModulesRequest:
+def modules(reader: Reader) -> set[str]:
     """Tells which modules the process has imported."""
-
-    path: Path
-    subject = "modules"
-    first_sample = None
-
-    def run(self, reader: Reader) -> set[str]:
-        return set(sys.modules)
+    return set(sys.modules)
 
 
-@dataclass(frozen=True)
-class CoreLimitRequest:
+def core_limit(reader: Reader) -> tuple[int, int]:
     """Tells how large a core file the process may leave."""
+    return resource.getrlimit(resource.RLIMIT_CORE)
 
-    path: Path
-    subject = "limits"
-    first_sample = None
 
-    def run(self, reader: Reader) -> tuple[int, int]:
-        return resource.getrlimit(resource.RLIMIT_CORE)
+def call(function: Callable[[Reader], object]) -> Call:
+    """Call one of these."""
+    return Call(function, (), "none", "this")
 
 
 def fake(cls: type[ReadRequest], first: int, count: int = 1, **options: object) -> ReadRequest:

@@ -14,7 +14,7 @@ import pytest
 from object_server import Asked, Fault, ObjectServer, serving_objects, use_as_s3
 from small_stores import build
 
-from ups_store.remote import client, multipart, shared_bucket
+from ups_store.remote import client
 
 URL = "s3://bucket/a.zarr.zip"
 KEY = "bucket/a.zarr.zip"
@@ -27,7 +27,6 @@ def object_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
     with serving_objects() as server:
         use_as_s3(server.url, monkeypatch)
         monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.001)
-        monkeypatch.setattr(multipart, "_FIRST_PAUSE_S", 0.0)
         client._client.cache_clear()
         if "obstore.fsspec" in sys.modules:  # which keeps file systems, those of an earlier server
             sys.modules["obstore.fsspec"].FsspecStore.clear_instance_cache()
@@ -55,8 +54,7 @@ def upload(
 
 def use_small_parts(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Have what is longer than that be uploaded in parts of so many bytes."""
-    for module in (multipart, shared_bucket):
-        monkeypatch.setattr(module, "PART_BYTES", nbytes)
+    monkeypatch.setattr(client, "PUT_BYTES", nbytes)
 
 
 def fail(

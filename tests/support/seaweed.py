@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 BUCKET = "caches"
@@ -74,18 +75,16 @@ def _free_ports(count: int) -> list[int]:
 
 def _make_bucket(variables: dict[str, str], process: subprocess.Popen[bytes]) -> None:
     """Make the bucket, as soon as the server answers."""
-    from ups_store.remote.signing import Signer
+    import obstore
+    from obstore.store import S3Store
 
-    signer = Signer.from_environment(variables)
-    assert signer is not None
-    url = variables["AWS_ENDPOINT_URL"]
+    keys = {name.lower(): value for name, value in variables.items() if name != "AWS_ALLOW_HTTP"}
+    store = S3Store(BUCKET, config=keys, client_options={"allow_http": True})  # type: ignore[arg-type]
     deadline_s = time.monotonic() + _START_S
     while True:
-        headers = signer.headers("PUT", url.partition("//")[2], f"/{BUCKET}", {}, body=b"", extra={})
+        url = obstore.sign(store, "PUT", "", timedelta(minutes=1))
         try:
-            urllib.request.urlopen(
-                urllib.request.Request(f"{url}/{BUCKET}", method="PUT", headers=headers), timeout=5
-            ).close()
+            urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=5).close()
             return
         except (urllib.error.URLError, OSError):
             if time.monotonic() > deadline_s or process.poll() is not None:

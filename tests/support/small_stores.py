@@ -11,9 +11,7 @@ import numpy.typing as npt
 
 import ups_store
 from ups_store import ArraySpec, StoreWriter
-from ups_store.format.checksum import crc32
 from ups_store.format.metadata import dtype_of
-from ups_store.format.zip_records import Entry
 
 Values = Mapping[str, npt.NDArray[Any]]
 Dims = Mapping[str, Sequence[str]]
@@ -31,13 +29,6 @@ class MakeStore(Protocol):
     """The fixture `make_store`: builds a store in the test's folder, of `mixed_values` by default."""
 
     def __call__(self, values: Values | None = None, *, name: str = ..., **options: Any) -> Path: ...
-
-
-def write_building_before_1_0(path: Path) -> Path:
-    """The start of a store that a program before format 1.0 began: spaces follow its root document."""
-    text = b'{"attributes":{"ups_store":{}}}'.ljust(4096)
-    path.write_bytes(Entry("zarr.json", 0, 4096).pack_local_header(crc32(text)) + text + bytes(8192))
-    return path
 
 
 def mixed_values(num_samples: int = 4, *, seed: int = 0) -> dict[str, npt.NDArray[Any]]:

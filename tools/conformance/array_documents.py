@@ -27,6 +27,7 @@ from ups_store.format.zip_records import ROOT_NAME
 _LITTLE: Document = {"name": "bytes", "configuration": {"endian": "little"}}
 _BIG: Document = {"name": "bytes", "configuration": {"endian": "big"}}
 _CRC32C: Document = {"name": "crc32c"}
+_SAMPLED = (LARGE, SMALL, FLAGS)
 _GZIP: Document = {"name": "gzip", "configuration": {"level": 1}}
 
 
@@ -76,9 +77,28 @@ def _empty_constant(shape: list[int]) -> Builder:
     return lambda good: put_together(edit_document(take_apart(build(good)), name, grid))
 
 
-def _shape(array: str, *shape: int) -> Builder:
+def with_shape(array: str, shape: tuple[int, ...]) -> Builder:
     """Another shape in document and identity; the records follow, the data don't."""
     return with_parts(lambda parts: edit_shape(parts, array, shape))
+
+
+def _shape(array: str, *shape: int) -> Builder:
+    return with_shape(array, shape)
+
+
+def _without_samples(good: bytes) -> list[Part]:
+    """The constants of the store and the array of samples without elements."""
+    parts = edit_identity(take_apart(good), lambda identity: [identity["arrays"].pop(n) for n in _SAMPLED])
+    return [part for part in parts if part.name.partition("/")[0] not in _SAMPLED]
+
+
+def _long_documents(good: bytes) -> bytes:
+    """Every array has a document of 14 MiB: each is short enough, all together aren't."""
+    parts = take_apart(good)
+    for name in (LARGE, SMALL, FLAGS, EMPTY, EMPTY_CONSTANT):
+        note = "m" * (14 << 20)
+        parts = edit_document(parts, f"{name}/{ROOT_NAME}", lambda d, n=note: d["attributes"].update(note=n))
+    return put_together(parts)
 
 
 def named(old: str, new: str) -> Builder:
@@ -238,6 +258,15 @@ _CLAUSES = {
     "dtype_other_than_identity": "8.1",
 }
 
+# Name: name of a dimension, what is wrong.
+_DIMENSIONS = {
+    "with_a_zero": ("t\0", "has U+0000"),
+    "with_an_escape": ("\x1b[31mt", "has U+001B"),
+    "with_a_delete": ("t\x7f", "has U+007F"),
+    "with_a_next_line": ("t\x85", "has U+0085"),
+    "of_257_bytes": ("t" + "\u00fc" * 128, "has 257 bytes"),
+}
+
 ARRAYS: dict[str, Defect] = {
     **{f"array_without_{key}": Defect("4.4", f"{key} is missing.", _without(key)) for key in _KEYS},
     **{
@@ -293,6 +322,12 @@ ARRAYS: dict[str, Defect] = {
     "dimension_name_empty": Defect(
         "4.5", "A dimension name is empty.", _geometry(LARGE, dimension_names=["sample", "", "x"])
     ),
+    **{
+        f"dimension_name_{name}": Defect(
+            "4.5", f"A dimension name {why}.", _geometry(LARGE, dimension_names=["sample", value, "x"])
+        )
+        for name, (value, why) in _DIMENSIONS.items()
+    },
     "dimension_sample_not_first": Defect(
         "4.5", "The second dimension is sample.", _geometry(LARGE, dimension_names=["time", "sample", "x"])
     ),
@@ -319,6 +354,12 @@ ARRAYS: dict[str, Defect] = {
     ),
     "product_2_64": Defect("9.1", "The number of elements is 0 modulo 2^64.", _empty_constant([1 << 16] * 4)),
     "arrays_4097": Defect("9.1", "There are 4097 arrays.", with_empty_arrays(4097)),
+    "samples_without_bytes_2_24_plus_1": Defect(
+        "9.1",
+        "There are 2^24 + 1 samples, and none has a byte.",
+        lambda good: _shape(EMPTY, (1 << 24) + 1, 0)(put_together(_without_samples(good))),
+    ),
+    "documents_over_64_mib": Defect("9.1", "All documents together have 70 MiB.", _long_documents),
 }
 
 _NAMES: dict[str, str] = {

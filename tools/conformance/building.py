@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tools.conformance.archive import Document, data_offset, find_places, overwrite, read_document, take_apart
+from tools.conformance.archive import (
+    Document,
+    data_offset,
+    find_places,
+    overwrite,
+    read_document,
+    take_apart,
+    with_checksum,
+)
 from tools.conformance.case import Case
 from tools.conformance.newer import with_version
 from tools.conformance.packed import pack
@@ -195,7 +203,36 @@ def cases_of_ragged(build: Build) -> list[Case]:
             committed,
             boot_id=_OTHER_BOOT.hex(),
         ),
+        _case(
+            "ragged_offset_beyond_the_rows",
+            "The rows of sample 2 end at row 2^60, so its record doesn't count.",
+            _other_offsets(build, 0, 2, 2, 1 << 60),
+            RESUMABLE,
+            committed[:-1],
+        ),
+        _case(
+            "ragged_offsets_fall",
+            "The offsets fall between samples 1 and 2; those of samples 0 and 2 are possible.",
+            _other_offsets(build, 0, 3, 2, 5),
+            RESUMABLE,
+            committed,
+        ),
+        _case(
+            "ragged_lazy_offset_beyond_the_rows",
+            "The same in a lazy build of another boot.",
+            _other_offsets(lazy, 0, 2, 2, 1 << 60),
+            LAZY,
+            committed[:-1],
+            boot_id=_OTHER_BOOT.hex(),
+        ),
     ]
+
+
+def _other_offsets(build: Build, *offsets: int) -> bytes:
+    """Other offsets of the points, with their checksum."""
+    at = data_offset(build.good, "points.offsets/c/0")
+    chunk = with_checksum(struct.pack(f"<{len(offsets)}q", *offsets))
+    return overwrite(build.to_bytes(), at, f"{len(chunk)}s", chunk)
 
 
 def _resumable(good: bytes) -> list[Case]:
@@ -226,6 +263,20 @@ def _resumable(good: bytes) -> list[Case]:
             (0, 1, 2),
         ),
         _case("finished", "The file is finished, but not renamed.", good, FINISHED, (0, 1, 2)),
+        _case(
+            "finished_newer_minor",
+            "A newer minor version finished the file, but didn't rename it.",
+            with_version("1.7")(good),
+            FINISHED,
+            (0, 1, 2),
+        ),
+        _case(
+            "finished_with_another_header",
+            "The file is finished; the root's local header has a time, which only verifying finds.",
+            overwrite(good, 10, "B", 1),
+            FINISHED,
+            (0, 1, 2),
+        ),
         _case(
             "owner_of_zeros",
             "Nobody noted the owner.",

@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.conformance import building, packed, ragged, valid
 from tools.conformance.array_documents import ARRAYS, NAMES
 from tools.conformance.case import Case
-from tools.conformance.damage import DAMAGED, FLIPPED
+from tools.conformance.damage import DAMAGED, FLIPPED, TWICE
 from tools.conformance.defect import Defect
 from tools.conformance.newer import NEWER_MINOR, NEWER_REFUSED
 from tools.conformance.records import DIRECTORY, END_RECORDS, ENTRIES, NOT_A_STORE, TRUNCATED
@@ -58,6 +58,10 @@ def cases() -> list[Case]:
     damaged += [
         Case(f"damaged/{name}.zarr.zip", defect.build(good), defect.why, verify=[defect.clause], may=["3.2"])
         for name, defect in FLIPPED.items()
+    ]
+    damaged += [
+        Case(f"damaged/{name}.zarr.zip", build(good), why, verify=clauses)
+        for name, (build, why, clauses) in TWICE.items()
     ]
     found = [*valid.cases(), *newer, *refused, *damaged, *packed.cases(), *ragged.cases(), *building.cases()]
     return sorted(found, key=lambda case: case.file)

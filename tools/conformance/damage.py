@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
 
@@ -291,3 +292,37 @@ FLIPPED: dict[str, Defect] = {
     ),
 }
 DAMAGED: dict[str, Defect] = {**HEADERS, **DATA, **NUMBERS}
+
+
+def _both(*builders: Builder) -> Builder:
+    return lambda good: functools.reduce(lambda raw, build: build(raw), builders, good)
+
+
+# Two things are wrong, and each is found: what is wrong, the clauses.
+TWICE: dict[str, tuple[Builder, str, list[str]]] = {
+    "both_chunk_and_digest_of_constant": (
+        _byte(CONSTANT_KEY, 8),
+        "A bit of a constant is flipped; neither checksum nor digest follows.",
+        ["5.2", "8.1"],
+    ),
+    "both_checksum_and_padding_of_slot": (
+        _both(_byte(LARGE_KEY, _SAMPLE_NBYTES), _byte(LARGE_KEY, _SLOT)),
+        "The CRC-32C of sample 0 is another one, and a byte behind it isn't zero.",
+        ["5.2", "5.3"],
+    ),
+    "both_bool_and_checksum": (
+        with_data(FLAGS_KEY, lambda data: b"\2" + data[1:]),
+        "The first bool is 2, and the CRC-32C doesn't follow.",
+        ["4.7", "5.2"],
+    ),
+    "both_sample_and_index": (
+        _both(_byte(LARGE_KEY, 0), _byte(LARGE_KEY, _INDEX)),
+        "A bit of sample 0 is flipped, and one of the index.",
+        ["5.2", "5.4"],
+    ),
+    "both_digits_and_bool": (
+        _both(with_attribute(_DIGITS["17_digits_of_a_tenth"][0]), _flags_of(lambda data: b"\2" + data[1:])),
+        "A number has 17 digits where one is enough, and the first bool is 2.",
+        ["4.1", "4.7"],
+    ),
+}

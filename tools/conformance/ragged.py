@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import struct
 from collections.abc import Callable, Sequence
@@ -532,6 +533,42 @@ DAMAGED: dict[str, Defect] = {
 }
 
 
+def _and_wrong_offsets(*builders: Builder) -> Builder:
+    return lambda good: functools.reduce(lambda raw, build: build(raw), builders, _offsets(0, 3, 2, 5)(good))
+
+
+def _flags_without_offsets(good: bytes) -> bytes:
+    """A ragged array of bool, one of them 2, whose offsets fall; the samples' checksums are right."""
+    flags = Ragged((3, 1), ("row",), "bool", (), None, bytes([1, 2, 1, 1]))
+    falling = with_checksum(struct.pack("<3q", 0, 5, 4))
+    return with_data("flags.offsets/c/0", lambda data: falling)(store({"flags": flags}))
+
+
+# Offsets are wrong and something else is: what is checked without them is found, too (spec 14.5).
+TWICE: dict[str, tuple[Builder, str, list[str]]] = {
+    "offsets_and_fill": (
+        _and_wrong_offsets(_points(_flip(_FILL))),
+        "The offsets fall, and the first byte behind the rows isn't zero.",
+        ["14.5"],
+    ),
+    "offsets_and_index": (
+        _and_wrong_offsets(_points(_flip(_END))),
+        "The offsets fall, and the index is another one.",
+        ["14.5", "5.4"],
+    ),
+    "offsets_and_bool": (
+        _flags_without_offsets,
+        "The offsets fall, and a bool is 2.",
+        ["14.5", "4.7"],
+    ),
+    "offsets_and_checksum_of_sample": (
+        _and_wrong_offsets(_checksum(0)),
+        "The offsets fall, and the checksum of a sample is another one, which nobody can tell.",
+        ["14.5"],
+    ),
+}
+
+
 def cases() -> list[Case]:
     """All of them."""
     good = good_store()
@@ -544,4 +581,6 @@ def cases() -> list[Case]:
         found.append(
             Case(f"ragged/damaged_{name}.zarr.zip", defect.build(good), defect.why, verify=[defect.clause])
         )
+    for name, (build, why, clauses) in TWICE.items():
+        found.append(Case(f"ragged/damaged_{name}.zarr.zip", build(good), why, verify=clauses))
     return [*found, *cases_of_ragged(Build(good, (0, 2)))]

@@ -93,6 +93,11 @@ _REQUIRES: dict[str, tuple[Any, str]] = {
     "an_object": ({}, "an object"),
     "of_numbers": ([1], "a list with a number"),
     "with_null": ([None], "a list with null"),
+    "an_empty_name": ([""], "a list with the empty name"),
+    "in_capitals": (["Ragged"], "a list with a capital"),
+    "with_a_line_feed": (["ragged\n"], "a list with a line feed"),
+    "a_name_of_65_characters": (["z" * 65], "a list with a name of 65 characters"),
+    "65_features": ([f"z{i:02}" for i in range(65)], "a list of 65 features"),
 }
 
 _PARTITIONS: dict[str, Any] = {
@@ -107,7 +112,7 @@ _PARTITIONS: dict[str, Any] = {
     "negative": [-1, 2],
     "past_the_last": [2, 2],
     "of_none": [0, 0],
-    "of_100001": [0, 100_001],
+    "of_100000": [99_999, 100_000],
 }
 
 ROOT: dict[str, Defect] = {
@@ -158,8 +163,9 @@ ROOT: dict[str, Defect] = {
     "requires_an_unknown_feature": Defect(
         "10.3", "A feature is required that 1.0 doesn't know.", _ours(requires=["zebra"])
     ),
-    "requires_an_empty_name": Defect("10.3", "The empty feature is required.", _ours(requires=[""])),
-    "requires_in_capitals": Defect("10.3", "The feature 'Ragged' is required.", _ours(requires=["Ragged"])),
+    "requires_64_unknown_features": Defect(
+        "10.3", "As many features as allowed, all unknown.", _ours(requires=[f"z{i:02}" for i in range(64)])
+    ),
     "requires_ragged_without_need": Defect(
         "10.3", "'ragged' is required, but there is no ragged array.", _ours(requires=["ragged"])
     ),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import ups_store
 from tools.conformance.archive import data_offset, hash_of, with_identity
-from tools.conformance.array_documents import named, with_empty_arrays
+from tools.conformance.array_documents import named, with_empty_arrays, with_shape
 from tools.conformance.case import Case
 from tools.conformance.sample_store import SMALL, sample_store
 from tools.conformance.texts import nested, with_attribute, with_content, with_title
@@ -133,6 +133,12 @@ def _contents() -> list[Case]:
             },
         ),
         case(
+            "dimension_of_256_bytes",
+            "The longest name of a dimension: 128 umlauts.",
+            {"u": pattern("float32", 3, 2)},
+            dims={"u": ("sample", "\u00fc" * 128)},
+        ),
+        case(
             "attributes",
             "Attributes with every kind of value, keys sorted by UTF-16 code units.",
             {"u": a_float},
@@ -250,9 +256,16 @@ def _edited() -> list[Case]:
             for number in range(2)
         ),
         edited(
-            "partition_99999_of_100000",
+            "partition_99998_of_99999",
             "The last of as many partitions as allowed.",
-            with_identity(lambda identity: identity.update(partition=[99_999, 100_000]))(good),
+            with_identity(lambda identity: identity.update(partition=[99_998, 99_999]))(good),
+        ),
+        Case(
+            "valid/samples_without_bytes_2_24.zarr.zip",
+            with_shape("a", (1 << 24, 0))(make({"a": np.zeros((0, 0), np.int8)})),
+            "As many samples as allowed where none has a byte.",
+            verify="ok",
+            has_fingerprint=True,
         ),
     ]
 

@@ -19,10 +19,9 @@ from tools.fuzz.changes import Chance, flip_bits
 from tools.fuzz.kind import Arrays, InputKind
 from ups_store.errors import StoreError
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.pool import Patience, ReaderPool
-from ups_store.sources.reader import Reader
-from ups_store.sources.requests import DescribeRequest, ReadRequest
-from ups_store.sources.slots import ALIGN
+from ups_store.sources.reader import ALIGN, Reader
+from ups_store.sources.readers import Patience, ReaderPool
+from ups_store.sources.requests import ReadRequest, describe_request
 
 MAX_SAMPLE_BYTES = 1 << 20  # of HDF5; a file of a few kB may rightly hold terabytes of one value
 PATIENCE = Patience(timeout_s=5.0, open_timeout_s=5.0, retries=0)
@@ -146,7 +145,7 @@ class Hdf5Kind(InputKind):
         path = self.folder / f"{next(self._numbers)}.h5"  # a reader keeps files open
         path.write_bytes(content)
         try:
-            (info,) = self._pool.describe([DescribeRequest(path)])
+            info = self._pool.ask(describe_request(path))
             nbytes = sum(int(np.prod(array.shape)) * 4 + ALIGN for array in info.arrays.values())
             if nbytes > MAX_SAMPLE_BYTES:
                 return

@@ -17,11 +17,15 @@ const ITEM_SIZES = {
   int32: 4, uint32: 4, float32: 4, int64: 8, uint64: 8, float64: 8,
 };
 const MIB = 1 << 20;
-const MAX_TEXT = 16 * MIB; // 9.1, as the five below
+const MAX_TEXT = 16 * MIB; // 9.1, as those below
 const MAX_DIRECTORY = 2 * MIB;
 const MAX_DEPTH = 100;
 const MAX_ARRAYS = 4096;
 const MAX_AXES = 32;
+const MAX_METADATA = 64n * BigInt(MIB);
+const MAX_EMPTY_SAMPLES = 1 << 24;
+const MAX_PARTITIONS = 99999;
+const MAX_FEATURES = 64;
 const MAX_ELEMENTS = 2n ** 60n;
 const MAX_PACKED_PAYLOAD = 2n ** 31n - 64n; // 13.8
 const MAX_LISTED = 100000; // not of the format: `digest` lists samples of a ragged array only up to here
@@ -425,7 +429,9 @@ function upsStore(value) {
   const minor = Number(match[2]);
   const keys = ['config_hash', 'format_version', 'identity', 'requires'];
   const fields = value.fields('4.3', keys, { optional: ['packed'], more: minor > 0 });
-  const requires = fields.requires.items('4.3', Infinity).map((item) => item.string('4.3'));
+  const requires = fields.requires.items('4.3', MAX_FEATURES).map((item) => item.string('4.3'));
+  const named = requires.every((name) => /^[a-z0-9][a-z0-9_.-]{0,63}$/.test(name));
+  need(named, '4.3', 'requires has what is no name of a feature');
   const sorted = requires.every((name, i) => i === 0 || requires[i - 1] < name);
   need(sorted, '4.3', 'requires is not sorted, or has a feature twice');
   need(requires.includes('packed') === Boolean(fields.packed), '4.3', 'requires and the key packed disagree');
@@ -473,13 +479,19 @@ function namedArrays(name, value) {
   const dims = fields.dims.items('8.1', MAX_AXES + 1).map((item) => item.string('8.1'));
   const axes = fields.shape.items('8.1', MAX_AXES);
   need(Object.hasOwn(ITEM_SIZES, dtype), '4.7', `${name}: an unknown data type`);
-  const nameless = dims.some((d, i) => d === '' || (i > 0 && d === 'sample'));
+  const nameless = dims.some((d, i) => !isDimension(d) || (i > 0 && d === 'sample'));
   need(!nameless && new Set(dims).size === dims.length, '4.5', `${name}: names of dimensions`);
   const sampled = dims[0] === 'sample';
   need(axes.length === dims.length - (sampled ? 1 : 0), '8.1', `${name}: another number of axes than of dimensions`);
   if (sampled && axes[0]?.raw === 'null') return raggedArrays(name, dtype, dims.slice(1), axes.slice(1));
   need(dims.length <= MAX_AXES, '9.1', `${name}: more than ${MAX_AXES} axes`);
   return [{ name, kind: sampled ? 'sampled' : 'constant', dtype, dims, rest: axes.map((axis) => axis.integer('8.1')) }];
+}
+
+/** 4.5: 1 to 256 bytes without control characters. */
+function isDimension(name) {
+  const length = Buffer.byteLength(name);
+  return length > 0 && length <= 256 && !/[\u0000-\u001f\u007f-\u009f]/.test(name);
 }
 
 /** 14.1: the array of the rows and its two companions. */
@@ -505,7 +517,7 @@ function readConstants(value, arrays) {
 
 function readPartition(value) {
   const [k, m] = value.items('8.1', 2).map((item) => item.integer('8.1'));
-  need(m !== undefined && k < m && m <= 100000, '8.1', 'partition is not [K, M]');
+  need(m !== undefined && k < m && m <= MAX_PARTITIONS, '8.1', 'partition is not [K, M]');
   return [k, m];
 }
 
@@ -621,6 +633,8 @@ function checkTogether(arrays) {
   const n = lengths.get('sample') ?? 0;
   const offsets = arrays.filter((a) => a.kind === 'offsets');
   for (const a of offsets) need(a.shape[0] === n + 1, '14.1', `${a.name}: another length than N + 1`);
+  const empty = arrays.every((a) => a.kind !== 'sampled' || a.s === 0n);
+  need(!empty || n <= MAX_EMPTY_SAMPLES, '9.1', 'more than 2^24 samples, and no byte for any');
   return n;
 }
 
@@ -749,6 +763,7 @@ function textsOfDirectory(file, directory) {
     const data = offset + BigInt(50 + name.length);
     need(size <= MAX_TEXT, '9.1', `${name} has more than 16 MiB`);
     need(data + size <= directory.offset, '7.1', `${name} does not end before the directory`);
+    need(data + size <= MAX_METADATA, '9.1', `${name} ends behind the first 64 MiB`);
     const bytes = file.read(data, Number(size));
     need(crc32(bytes) === crc, '3.2', `${name}: another CRC-32`);
     [at, offset] = [at + record.length, data + size];
@@ -1117,6 +1132,7 @@ function textsOfHeaders(file) {
     const found = file.read(offset, header);
     const size = found.readBigUInt64LE(34 + name.length);
     need(size <= MAX_TEXT, '9.1', `${name} has more than 16 MiB`);
+    need(offset + BigInt(header) + size <= MAX_METADATA, '9.1', `${name} ends behind the first 64 MiB`);
     const bytes = file.read(offset + BigInt(header), Number(size));
     need(found.equals(localHeader({ name, size, header, crc: crc32(bytes) })), '3.3', `${name}: another local header`);
     offset += BigInt(header) + size;
@@ -1159,19 +1175,29 @@ function presentBootId(text) {
   return Buffer.alloc(16);
 }
 
+const ranges = (n) => (n > 0 ? [[0, n]] : []);
+
+/** 6.5, finished: 7.1 holds. Null if it doesn't. */
+function finishedStore(file) {
+  try {
+    return openFile(file, { kind: 'mapped' });
+  } catch (error) {
+    if (error instanceof Refusal) return null;
+    throw error;
+  }
+}
+
 /** Classifies a building file and says which samples are committed, as ranges [from, to). */
 export function readBuilding(file, { bootId = null } = {}) {
   need(file.regular && file.size < 2n ** 62n, '6.5', 'not a regular file of less than 2^62 bytes');
+  const finished = finishedStore(file);
+  if (finished) return { open: 'ok', state: 'finished', samples: finished.n, config_hash: finished.configHash, committed: ranges(finished.n) };
   const store = readMetadata(textsOfHeaders(file), 'mapped');
   need(store.minor === 0, '10.3', 'the geometry of a newer minor version is unknown');
   Object.assign(store, { file });
   const geometry = buildingGeometry(store);
   need(geometry.whole < 2n ** 62n, '9.1', 'the building file would have 2^62 bytes or more');
-  const answer = { open: 'ok', state: 'finished', samples: store.n, config_hash: store.configHash };
-  if (file.size === geometry.length) {
-    openFile(file, { kind: 'mapped' });
-    return { ...answer, committed: [[0, store.n]].filter(([a, b]) => a < b) };
-  }
+  const answer = { open: 'ok', samples: store.n, config_hash: store.configHash };
   need(file.size === geometry.whole, '6.5', 'neither the length of 6.1 nor F');
   const found = file.read(geometry.tail, 128);
   if (!found.equals(tailHeader(store, geometry, found))) return { ...answer, open: 'refused', state: 'headless', committed: [] };
@@ -1189,7 +1215,8 @@ function committedRanges(store, { table, tail, recordSize }, buildId, doubtful) 
   const records = new Stream(store.file, start, start + BigInt(store.n) * BigInt(recordSize));
   for (let i = 0; i < store.n; i++) {
     const record = records.bytes(recordSize);
-    if (!recordChecks(record, buildId, i) || (doubtful && !bytesAreRecorded(store, table, record, i))) continue;
+    if (!recordChecks(record, buildId, i) || !extentsHold(store, table, i)) continue;
+    if (doubtful && !bytesAreRecorded(store, table, record, i)) continue;
     if (ranges.at(-1)?.[1] === i) ranges.at(-1)[1] = i + 1;
     else ranges.push([i, i + 1]);
   }
@@ -1204,18 +1231,26 @@ function recordChecks(record, buildId, i) {
   return record.toString('latin1', 0, 4) === 'CMIT' && record.readUInt32LE(end) === sum;
 }
 
-/** 6.5: whether a sample's bytes are the recorded ones. One whose offsets don't hold doesn't count. */
-function bytesAreRecorded(store, table, record, i) {
-  return table.every((array, k) => {
+/** 6.5: whether the offsets of a sample are possible ones in every ragged array (14.5). */
+function extentsHold(store, table, i) {
+  return table.every((array) => {
     try {
-      const { offset, length } = sampleRange(store, array.name, i);
-      const sum = running(crc32);
-      new Stream(store.file, offset, offset + (array.large ? array.slot : length)).drain(sum.add);
-      return sum.value === record.readUInt32LE(4 + 4 * k);
+      if (array.kind === 'ragged') raggedRange(store, array, i);
+      return true;
     } catch (error) {
       if (error instanceof Refusal && error.clause === '14.5') return false;
       throw error;
     }
+  });
+}
+
+/** 6.5: whether a sample's bytes are the recorded ones. */
+function bytesAreRecorded(store, table, record, i) {
+  return table.every((array, k) => {
+    const { offset, length } = sampleRange(store, array.name, i);
+    const sum = running(crc32);
+    new Stream(store.file, offset, offset + (array.large ? array.slot : length)).drain(sum.add);
+    return sum.value === record.readUInt32LE(4 + 4 * k);
   });
 }
 

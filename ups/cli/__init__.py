@@ -17,7 +17,7 @@ def main(*verb: str) -> None:
 
         from ups.errors import check_installed
 
-        check_installed("typer", "rich", "omegaconf", "pydantic", "torch", extra="train")
+        check_installed("typer", "rich", "yaml", "pydantic", "torch", extra="train")
         from ups.cli.app import run_verb
         from ups_store.console import run
     run(lambda: run_verb([*verb, *sys.argv[1:]]))

@@ -31,12 +31,8 @@ def main(
     with importing():
         from ups_store.errors import check_installed
 
-        for_all = ("h5py", "blake3", "omegaconf", "pydantic", "typer", "rich")
+        for_all = ("h5py", "blake3", "yaml", "pydantic", "typer", "rich")
         check_installed(*for_all, extra="hdf5")  # before a reader process misses one
-        if not {"-h", "--help"} & {*words}:
-            from ups_store.sources.reader_handle import start_spare
-
-            start_spare()  # it gets ready while this process imports what parsing a command line takes
         from ups_store.building.command import main as command
         from ups_store.building.progress import Stopwatch
         from ups_store.console import run

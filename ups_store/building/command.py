@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ups_store.building.config import BuildConfig, load_config
-from ups_store.building.events import watching
+from ups_store.building.config_file import shipped_configs
 from ups_store.building.progress import Stopwatch
 from ups_store.building.ranks import BuildRank
-from ups_store.building.shipped import shipped_configs
+from ups_store.building.watch import watching
 from ups_store.command_line import Verb, completing, make_single
 from ups_store.console import is_verbose, log, print_json, print_lines
 from ups_store.errors import ConfigError
@@ -23,7 +23,7 @@ from ups_store.printable import counted, one_line
 from ups_store.system.interrupt import importing
 
 if TYPE_CHECKING:
-    from ups_store.building.explanation import Explanation
+    from ups_store.building.decide import Explanation
     from ups_store.building.result import BuildReport
 
 
@@ -215,7 +215,6 @@ def build(
     manifest, log_json = (path and rank.own_file(path) for path in (manifest, log_json))
     with run.clock.timed("imports"), importing():
         from ups_store.building import stores
-        from ups_store.building.explanation import explain_all
         from ups_store.building.readers import describe_readers
         from ups_store.building.result import prepare_manifest, write_manifest
         from ups_store.building.staging import stage_sources
@@ -229,7 +228,7 @@ def build(
             _show_staged(stage_sources(settings, watcher=watcher), as_json=as_json)
             return
         if dry_run:
-            explained = explain_all(
+            explained = stores.explain_all(
                 settings, watcher=watcher, rehash=rehash, overwrite=overwrite, skip_missing=skip_missing
             )
             if rank.is_builder:  # it speaks for its machine's stores
@@ -241,8 +240,7 @@ def build(
         given: dict[str, Any] = {"overwrite": overwrite, "rehash": rehash, "clock": run.clock}
         given["skip_missing"] = skip_missing
         if engine == "dask":
-            from ups_store.building.dask_engine import connected
-            from ups_store.building.partitions import build_partitions
+            from ups_store.building.dask_engine import build_partitions, connected
 
             with connected(dask_scheduler) as cluster:
                 report = build_partitions(settings, cluster, watcher=watcher, log_json=log_json, **given)

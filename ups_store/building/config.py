@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from ups_store.building.config_file import read_config
+from ups_store.building.config_file import load_other_keys, read_config
 from ups_store.building.config_problems import config_error
-from ups_store.building.other_keys import load_other_keys
 from ups_store.errors import ConfigError, SpecError, needs
 from ups_store.printable import without_secrets
-from ups_store.remote.shared_place import EXPECTED as EXPECTED_SHARED
-from ups_store.remote.shared_place import check_place
+from ups_store.remote.fetch import EXPECTED, checked_url
+from ups_store.remote.shared import EXPECTED as EXPECTED_SHARED
+from ups_store.remote.shared import check_place
 from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration, local_path
-from ups_store.sources.origins import EXPECTED, is_remote, names_remote, scheme_of
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
+from ups_store.system.urls import instead_of_rclone, is_remote
 
 with needs("hdf5"):
     from pydantic import (
@@ -56,13 +56,16 @@ def _root(value: object) -> object:
     """A folder as a path, a remote one as the text that it is."""
     if not isinstance(value, str | Path):
         raise ConfigError("", expected=f"a path, or {EXPECTED}", found=repr(value))
-    if is_remote(value):
+    if isinstance(value, str) and is_remote(value):
         try:
-            scheme_of(str(value))
+            checked_url(value)
         except ConfigError as error:  # of an unknown kind; the code that catches it knows the key
             error.problem, error.found = "", error.path
             raise
         return value
+    if hint := instead_of_rclone(str(value)):
+        expected = f"a path, or {EXPECTED}, and no rclone remote"
+        raise ConfigError("", kind="rclone", expected=expected, found=repr(value), hint=hint)
     return Path(cast("str | Path", local_path(value)))
 
 
@@ -142,8 +145,8 @@ class DataConfig(DeclaredSection):
 
     @property
     def is_remote(self) -> bool:
-        """Whether sources have to be fetched: the root, or a name of a file, is a URL or an rclone remote."""
-        return isinstance(self.root, str) or names_remote([self.files or ()], self.root)
+        """Whether the root, or a name of a file, is a URL."""
+        return isinstance(self.root, str) or any(map(is_remote, self.files or ()))
 
     @property
     def fractions(self) -> SplitFractions:
@@ -262,9 +265,18 @@ class BuildConfig(DeclaredSection):
         """Folder that sources are copied into; None where they are read in place."""
         if self.data.stage_dir is not None:
             return self.data.stage_dir
-        names = (patterns for task in self.tasks.values() for patterns in task.files.values())
-        is_fetched = self.data.is_remote or names_remote(names, self.data.root)
-        return self.cache.dir / "sources" if is_fetched else None
+        return self.cache.dir / "sources" if self.is_fetched else None
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether a source has a URL."""
+        return self.data.is_remote or any(map(is_remote, self.source_names))
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of files, patterns and URLs that `data.files` and declared tasks give."""
+        declared = (name for task in self.tasks.values() for names in task.files.values() for name in names)
+        return (*(self.data.files or ()), *declared)
 
     def get_task(self, name: str) -> Task:
         """The task of a name in `data.tasks`, one that this configuration declares or one that is known."""

@@ -1,63 +1,61 @@
-"""Reading configurations: YAML files with `include:`, and dotted overrides `key=value` with values in YAML.
+"""Read configurations: YAML files with `include:`, dotted overrides `key=value`, references `${...}`.
 
-Texts are bounded in length, depth and what aliases expand to before a parser sees them; `references` bounds
-what is left. A file alone can neither import code nor let what is stored depend on the environment.
+Texts are bounded in length, depth and what aliases expand to before anything is made of them. A file alone
+can neither import code nor let what is stored depend on the environment.
 """
 
 from __future__ import annotations
 
-import io
+import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ups_store.building.other_keys import load_other_keys
-from ups_store.building.references import Literal, References, variables_in
-from ups_store.building.shipped import find_config, near_config
 from ups_store.errors import ConfigError, needs
 from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import with_present_names
-from ups_store.sources.origins import is_remote
+from ups_store.system.urls import check_local, is_remote
 
 with needs("hdf5"):
     import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-MAX_DEPTH = 32  # lists and mappings within each other; parsers recurse, some on the C stack
-
-MAX_REFERENCES = 1000  # ${...}; OmegaConf takes a while to parse each
-
-MAX_NODES = 10_000  # values of a file, with those that aliases repeat
-
-MAX_FILES = 100  # that include each other
-
-_LONG_NUMBER = re.compile(r"[-+0-9][0-9_:.]{100,}")  # `1:1:1` is one of base 60, read in quadratic time
 
 MAX_BYTES = 1 << 20  # of a file: a configuration has a few kB
+MAX_DEPTH = 32  # lists and mappings within each other, and references to references
+MAX_NODES = 10_000  # values of a file, with those that aliases repeat
+MAX_REFERENCES = 1000
+MAX_EXPANDED = 1 << 20  # letters that all references together become
+MAX_FILES = 100  # that include each other
 
 # Keys that say where something is or how it is done, not what is stored: they may depend on the environment.
 PLACES = (
     *("data.root", "data.stage_dir", "data.follow_external", "cache.dir", "cache.remote", "reading."),
     *("latent.checkpoint", "latent.device", "latent.pin_memory"),
 )
+OTHER_KEYS = "ups_store.config_keys"  # entry points: packages with other sections in the same configuration
+SHIPPED = "ups_store.configs"  # entry points: packages with a folder of configurations
 
-# What to do about texts that aren't a configuration, by a part of what the parser says.
+_LONG_NUMBER = re.compile(r"[-+0-9][0-9_:.]{100,}")  # `1:1:1` is one of base 60, read in quadratic time
+_REFERENCE = re.compile(r"(\\?)\$\{([^${}]*)(\}?)")
+_CHECK_KEYS = "check the dotted keys"
+_CHECK_NAME = "check the name; `ups configs` lists those that are shipped"
+_WRITE_OUT = "write values out instead of using aliases"
+_SYNTAX = "check the indentation, brackets and quotes"
+# What to do about texts that aren't YAML, by words of what the parser says.
 _HINTS = {
     "duplicate key": "keep one of them",
     "constructor for the tag": "write plain values, without a tag (!...)",
     "undefined alias": "quote values that start with *",
-    "node expansion": "write values out instead of using aliases",
     "single document": "keep one document: remove what follows ---",
     "control characters": "save it as UTF-8 without control characters",
-    "alias": "write values out instead of using aliases",
+    "alias": _WRITE_OUT,
 }
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is there where it was built with
-
-_SYNTAX_HINT = "check the indentation, brackets and quotes"
+Adjust = Callable[[Any, Any], Any]
+Key = tuple[Any, ...]  # names and numbers from the root to a value
 
 
 def read_config(
@@ -65,10 +63,10 @@ def read_config(
     *,
     flags: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
-    adjust: Callable[[Any, Any], Any] | None = None,
-    adjust_included: Callable[[Any, Any], object] | None = None,
+    adjust: Adjust | None = None,
+    adjust_included: Adjust | None = None,
 ) -> dict[str, Any]:
-    """Values of a configuration, of whatever sections; later sources win: file, flags, dotted overrides.
+    """Read the values of a configuration, of whatever sections; later ones win: file, flags, overrides.
 
     A file names others that it adds to by `include:`. Where `data.root` isn't said, it is the variable
     PDEBENCH_ROOT, or `data`.
@@ -84,59 +82,224 @@ def read_config(
         Nested dictionaries, with references `${...}` resolved.
     Raises:
         ConfigError: If something can't be read, isn't YAML, or doesn't go together; kind "from_environment"
-            for `${oc.env:...}` in what decides a store, "environment_not_allowed" in what leaves this machine
+            for `${env:...}` in what decides a store, "environment_not_allowed" in what leaves this machine
             or stands in an included file, unless UPS_ALLOW_ENV names the variable, "encoder_not_allowed" for
             a `latent.encoder` of the kind `module:callable` that neither `flags` nor `overrides` say.
     """
     path = source if isinstance(source, Path) else None
     try:
-        keys = {} if source is None or isinstance(source, Path) else source
-        file = _present(keys) if path is None else read_yaml(path, adjust=adjust_included)
+        if isinstance(source, Path):
+            file = read_yaml(source, adjust=adjust_included)
+        else:
+            file = _with_present_names(source or {}, path)
         said = parse_overrides(overrides)
-        check_like(file, said)
+        _check_alike(file, said)
         if adjust is not None:
             file = adjust(file, said)
-        merged = _merged(_merged(file, nested := _nested(flags or {}), path=path), said, path=path)
-        references = References(merged, path=path)
+        flagged: dict[str, Any] = {}
+        for key, value in (flags or {}).items():
+            flagged = _merge(flagged, _nest(key.split("."), _as_written(value)), path)
+        references = References(_merge(_merge(file, flagged, path), said, path), path)
         values = references.resolved()
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], path=path, hint="check the dotted keys") from error
     except RecursionError as error:
         raise ConfigError("keys within too many others", kind="too_deep", path=path) from error
-    if references.variables:
-        _check_environment(references, values, path=path)
-    _check_encoder(values, [_encoder_of(nested), _encoder_of(said)], path=path)
+    _check_environment(references.variables, values, path)
+    name = _encoder_of(values)
+    if isinstance(name, str) and ":" in name and name not in map(_encoder_of, (flagged, said)):
+        raise ConfigError(
+            "latent.encoder names code to import, which the command line has to allow",
+            kind="encoder_not_allowed",
+            path=path,
+            expected="the name of an entry point",
+            found=repr(name),
+            hint=f"if you trust it, add the override latent.encoder={name}",
+        )
     if isinstance(data := values.setdefault("data", {}), dict) and data.get("root") is None:
         data["root"] = os.environ.get("PDEBENCH_ROOT") or "data"
     return values
 
 
-def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of flags, which are meant as they are written: only YAML and overrides refer to other values."""
-    nested: dict[str, Any] = {}
-    for key, value in flags.items():
-        *sections, name = key.split(".")
-        inner = nested
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[name] = _literal(value)
+def _encoder_of(values: Mapping[str, Any]) -> Any:
+    latent = values.get("latent")
+    return latent.get("encoder") if isinstance(latent, dict) else None
+
+
+# --- files and overrides ------------------------------------------------------------------------------
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Safe YAML with numbers such as 1e-4, dates as texts, and no key twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Refuse a key that is there already; those of `<<` are replaced by a mapping's own."""
+        names: set[str] = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:str" and key.value in names:
+                problem = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            names.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(
+    path: Path,
+    *,
+    adjust: Adjust | None = None,
+    including: tuple[Path, ...] = (),
+    read: list[Path] | None = None,
+) -> dict[Any, Any]:
+    """Read a file over those that it includes, references as they are written; later included ones win."""
+    path, read = find_config(path), [] if read is None else read
+    real = path.resolve()
+    if real in including:
+        chain = " -> ".join(file.name for file in (*including, real))
+        raise ConfigError("files include each other in a circle", path=path, found=chain)
+    read.append(real)
+    if len(read) > MAX_FILES:
+        raise ConfigError("files include others", kind="too_long", path=path, expected=f"at most {MAX_FILES}")
+    hint = f"check `include` in {including[-1].name}" if including else None
+    if including and not path.is_file() and path.exists():  # reading a FIFO may never end
+        raise ConfigError("it is no file", path=path, kind="not_a_file", hint=hint)
+    own = _load(path, hint=hint)
+    if including:
+        _check_allowed(_variables_in(own), "an included file refers to it", path)
+    names = own.pop("include", None) or []
+    values: dict[Any, Any] = {}
+    for name in names if isinstance(names, list) else [names]:
+        file = find_config(Path(str(name)), folder=path.parent)
+        newer = read_yaml(file, including=(*including, real), read=read, adjust=adjust)
+        values = _over(values, newer, path, adjust)
+    return _over(values, _with_present_names(own, path), path, adjust)
+
+
+def _over(old: dict[Any, Any], new: dict[Any, Any], path: Path, adjust: Adjust | None) -> dict[Any, Any]:
+    if adjust is not None:
+        adjust(old, new)
+    merged: dict[Any, Any] = _merge(old, new, path)
+    return merged
+
+
+def _with_present_names(values: Mapping[Any, Any], path: Path | None) -> dict[Any, Any]:
+    try:
+        return with_present_names(values)
+    except ValueError as error:
+        raise ConfigError(str(error), path=path) from error
+
+
+def _load(path: Path, *, hint: str | None) -> dict[Any, Any]:
+    if hint is None:
+        near = None if path.exists() else near_config(path)
+        hint = f"did you mean {near}?" if near else _CHECK_NAME
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"can't be read ({error.strerror})", path=path, hint=hint) from error
+    if len(content) > MAX_BYTES:
+        expected = f"a configuration of at most {MAX_BYTES:,} bytes"
+        raise ConfigError("file", kind="too_long", path=path, expected=expected, found="more", hint=hint)
+    try:
+        values = _parse(content.decode("utf-8-sig"), subject="configuration", path=path)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not YAML ({error})", path=path, hint="save it as UTF-8") from error
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        fitting = next((what for words, what in _HINTS.items() if words in reason), _SYNTAX)
+        raise ConfigError(f"is not YAML ({reason})", path=path, hint=fitting) from error
+    if isinstance(values, list):
+        raise ConfigError("configuration", path=path, expected="keys and values", found="a list")
+    if not isinstance(values, dict | None):
+        raise ConfigError("can't be read (a single value instead of keys)", path=path, hint=hint)
+    return values or {}
+
+
+def _parse(text: str, *, subject: str, path: Path | None = None) -> Any:
+    _check_size(text, subject=subject, path=path)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except ValueError as error:  # such as a date with a tag
+        raise yaml.YAMLError(str(error)) from error
+
+
+def _check_size(text: str, *, subject: str, path: Path | None) -> None:
+    """Refuse YAML that is too deep or grows too large by its aliases, without recursion or making it."""
+
+    def refuse(kind: str, expected: str, found: object = "more", hint: str | None = None) -> ConfigError:
+        return ConfigError(subject, kind=kind, path=path, expected=expected, found=found, hint=hint)
+
+    if (num_references := text.count("${")) > MAX_REFERENCES:
+        raise refuse("too_long", f"at most {MAX_REFERENCES} references ${{...}}", num_references)
+    num_nodes, sizes = 0, dict[str, int]()
+    begun: list[tuple[str | None, int]] = []  # collections: anchor, nodes before
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                begun.append((event.anchor, num_nodes))
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = begun.pop()
+                sizes[anchor or ""] = num_nodes - before
+            elif isinstance(event, yaml.AliasEvent):
+                if any(event.anchor == anchor for anchor, _ in begun):
+                    raise yaml.YAMLError(f"alias *{event.anchor} within what it names")
+                num_nodes += sizes.get(str(event.anchor), 1)
+            elif isinstance(event, yaml.NodeEvent):
+                num_nodes += 1
+            if isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value):
+                raise refuse("too_long", "numbers of at most 100 digits")
+            if num_nodes > MAX_NODES:
+                expected = f"at most {MAX_NODES:,} values, with those that aliases repeat"
+                raise refuse("too_long", expected, hint=_WRITE_OUT)
+            if len(begun) > MAX_DEPTH:
+                expected = f"at most {MAX_DEPTH} lists and mappings within each other"
+                raise refuse("too_deep", expected, hint="close brackets that were left open")
+    except (yaml.parser.ParserError, yaml.scanner.ScannerError, yaml.reader.ReaderError):
+        return  # loading it says what is wrong
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
+    """Read the values of overrides, with references as they are written; later ones win."""
+    said: dict[Any, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            hint = "flags start with --"
+            raise ConfigError("override", expected="key=value", found=repr(override), hint=hint)
+        names = key.replace("[", ".").replace("]", "").split(".")
+        if len(names) > MAX_DEPTH:
+            expected = f"a key of at most {MAX_DEPTH} names"
+            raise ConfigError("override", kind="too_deep", expected=expected, found="more")
+        try:
+            value = _parse(text, subject=f"override {key}")
+        except yaml.YAMLError as error:
+            found, hint = repr(override), "check brackets and quotes"
+            raise ConfigError("overrides", expected="YAML values", found=found, hint=hint) from error
+        said = _merge(said, _nest(names, value), None)
+    return _with_present_names(said, None)
+
+
+def _nest(names: Sequence[str], value: Any) -> dict[Any, Any]:
+    for name in reversed(names):
+        value = {name: value}
+    nested: dict[Any, Any] = value
     return nested
 
 
-def _literal(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_literal(each) for each in value]
-    return Literal(value) if isinstance(value, str) else value
-
-
-def _merged(old: Any, new: Any, key: str = "", *, path: Path | None) -> Any:
-    """The newer of two values; keys of both where both have some."""
+def _merge(old: Any, new: Any, path: Path | None, key: str = "") -> Any:
+    """Return the newer of two values; keys of both where both have some."""
     if isinstance(old, dict) and isinstance(new, dict):
-        both = {
-            name: _merged(old[name], value, f"{key}.{name}", path=path) if name in old else value
-            for name, value in new.items()
-        }
-        return {**old, **both}
+        both = {name: _merge(old[name], new[name], path, f"{key}.{name}") for name in new if name in old}
+        return {**old, **new, **both}
     if isinstance(new, dict) and isinstance(old, str) and "${" in old:
         hint = f"say all keys of {key[1:]} instead of {old[:100]}"
         raise ConfigError(f"{key[1:]}: keys and a reference don't merge", path=path, hint=hint)
@@ -146,35 +309,154 @@ def _merged(old: Any, new: Any, key: str = "", *, path: Path | None) -> Any:
     return new
 
 
-def _check_environment(references: References, values: Any, *, path: Path | None) -> None:
+def _check_alike(file: object, said: object, key: str = "") -> None:
+    """Refuse an override that says a list where the file has keys, or the other way round."""
+    if isinstance(file, dict) and isinstance(said, dict):
+        for name in said.keys() & file.keys():
+            _check_alike(file[name], said[name], f"{key}.{name}" if key else str(name))
+    elif isinstance(file, dict) and isinstance(said, list):
+        hint = f"say {key}.<name>=..."
+        raise ConfigError(key, expected="keys and values", found="a list", hint=hint)
+    elif isinstance(file, list) and isinstance(said, dict):
+        hint = f"say {key}=[...], which replaces the list as a whole"
+        raise ConfigError(key, expected="a list", found="keys and values", hint=hint)
+
+
+# --- references ---------------------------------------------------------------------------------------
+
+
+class Literal(str):
+    """A text that is meant as it is written, without references: a flag's."""
+
+    __slots__ = ()
+
+
+def _as_written(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_as_written(each) for each in value]
+    return Literal(value) if isinstance(value, str) else value
+
+
+class References:
+    """Values of a configuration with `${a.b}`, `${env:NAME}` and `${env:NAME,default}` in them.
+
+    A text `\\${` stands for `${`. What a reference names may be a text with references, nothing deeper.
+
+    Attributes:
+        variables: Variables of the environment that texts depend on, by key.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: Path | None) -> None:
+        self.variables: dict[Key, set[str]] = {}
+        self._values, self._path = values, path
+        self._done: dict[Key, Any] = {}  # each text is resolved once, however often it is named
+        self._num_expanded = 0
+
+    def resolved(self) -> dict[str, Any]:
+        """Return new nested dictionaries with what references stand for."""
+        return {str(name): self._resolve(value, (name,), ()) for name, value in self._values.items()}
+
+    def _resolve(self, value: Any, key: Key, through: tuple[Key, ...]) -> Any:
+        if isinstance(value, dict):
+            return {name: self._resolve(inner, (*key, name), ()) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self._resolve(inner, (*key, number), ()) for number, inner in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        if isinstance(value, Literal):
+            return str(value)
+        if value == "???":
+            raise self._error(key, "is mandatory", hint=f"say {_dotted(key)}=...")
+        if key in through:
+            raise self._error(key, "refers to itself")
+        if len(through) > MAX_DEPTH:
+            raise self._error(key, f"at most {MAX_DEPTH} references to references", kind="too_deep")
+        if key not in self._done:
+            whole = _REFERENCE.fullmatch(value)
+            if whole and not whole[1]:
+                self._done[key] = self._meant(whole, key, through)
+            else:
+                replace = lambda match: str(self._meant(match, key, through))  # noqa: E731
+                self._done[key] = _REFERENCE.sub(replace, value)
+        return self._done[key]
+
+    def _meant(self, match: re.Match[str], key: Key, through: tuple[Key, ...]) -> Any:
+        """Return what one reference in the text of a key stands for."""
+        name = match[2].strip()
+        if match[1]:  # a backslash before it
+            return match[0][1:]
+        if not match[3] or not name:
+            raise self._error(key, "${ without }, or a reference within another")
+        scheme, colon, variable = name.partition(":")
+        if scheme in ("env", "oc.env"):
+            return self._variable(variable, key)
+        if colon or name.startswith("."):
+            known = "references are ${a.b}, with the whole key, and ${env:NAME}"
+            raise self._error(key, f"${{{name}}}: {known}")
+        node: Any = self._values
+        target: Key = ()
+        for part in name.split("."):
+            names = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+            same = next((each for each in names if str(each) == part), None)
+            if same is None:
+                raise self._error(key, f"${{{name}}} leads nowhere")
+            node, target = node[same], (*target, same)
+        if isinstance(node, dict | list) and "${" in str(node):
+            raise self._error(key, f"${{{name}}} is of values that refer to others", hint="write them out")
+        value = self._resolve(node, target, (*through, key))
+        if target in self.variables:
+            self.variables.setdefault(key, set()).update(self.variables[target])
+        self._num_expanded += len(str(value))
+        if self._num_expanded > MAX_EXPANDED:
+            problem = f"references of more than {MAX_EXPANDED:,} letters together"
+            hint = "write values out instead of referring to them"
+            raise self._error(key, problem, kind="too_long", hint=hint)
+        return value
+
+    def _variable(self, text: str, key: Key) -> str | None:
+        name, comma, default = (part.strip() for part in text.partition(","))
+        self.variables.setdefault(key, set()).add(name)
+        if name in os.environ:
+            return os.environ[name]
+        if not comma:
+            raise self._error(key, f"no variable {name} in the environment")
+        return None if default == "null" else default.strip("'\"")
+
+    def _error(self, key: Key, problem: str, kind: str | None = None, hint: str = _CHECK_KEYS) -> ConfigError:
+        return ConfigError(f"{_dotted(key)}: {problem}", kind=kind, path=self._path, hint=hint)
+
+
+def _dotted(key: Key) -> str:
+    return ".".join(map(str, key))[:200]
+
+
+def _check_environment(variables: Mapping[Key, set[str]], values: Any, path: Path | None) -> None:
     """Refuse a variable in what decides a store or a training: the same file would mean another elsewhere.
 
     Likewise one that a URL, or another key that leaves this machine, would tell to somebody, unless the
     command line allows it.
     """
-    others = load_other_keys()
+    others = load_other_keys() if variables else ()
     allowed = (*PLACES, *(place for other in others for place in other.PLACES))
     sent = tuple(key for other in others for key in other.SENT)
-    for key, names in references.variables.items():
-        if not key.startswith(allowed):
-            name = min(names)
+    for key, names in variables.items():
+        if not (dotted := _dotted(key)).startswith(allowed):
             raise ConfigError(
-                f"{key} decides what is stored, and that must not depend on the environment",
+                f"{dotted} decides what is stored, and that must not depend on the environment",
                 kind="from_environment",
                 path=path,
                 expected="a value",
-                found=f"${{oc.env:{name}}}",
-                hint=f'let the shell say it on the command line: {key}="${name}"',
+                found=f"${{oc.env:{min(names)}}}",
+                hint=f'let the shell say it on the command line: {dotted}="${min(names)}"',
             )
+        value = values[str(key[0])]
+        for name in key[1:]:
+            value = value[name]
+        if dotted.startswith(sent) or is_remote(value):
+            _check_allowed(names, f"{dotted} would send it to another machine", path)
 
-        value = values
-        for part in key.split("."):
-            value = value[int(part)] if isinstance(value, list) else value[part]
-        if key.startswith(sent) or is_remote(value):
-            check_allowed(names, f"{key} would send it to another machine", path=path)
 
-
-def check_allowed(variables: Iterable[str], problem: str, *, path: Path | None) -> None:
+def _check_allowed(variables: Iterable[str], problem: str, path: Path | None) -> None:
     """Refuse variables of the environment that `--allow-env` doesn't name, nor UPS_ALLOW_ENV."""
     allowed = os.environ.get(ALLOWED_VARIABLES, "").split(",")
     for name in sorted(set(variables).difference(allowed)):
@@ -186,208 +468,85 @@ def check_allowed(variables: Iterable[str], problem: str, *, path: Path | None) 
         )
 
 
-def _check_encoder(values: Mapping[str, Any], said: Sequence[Any], *, path: Path | None) -> None:
-    """Refuse code that only a file or a checkpoint names; entry points are code that was installed."""
-    name = _encoder_of(values)
-    if isinstance(name, str) and ":" in name and name not in said:
-        raise ConfigError(
-            "latent.encoder names code to import, which the command line has to allow",
-            kind="encoder_not_allowed",
-            path=path,
-            expected="the name of an entry point",
-            found=repr(name),
-            hint=f"if you trust it, add the override latent.encoder={name}",
-        )
+def _variables_in(value: Any) -> Iterator[str]:
+    """Give the variables of the environment that texts of a file refer to."""
+    if isinstance(value, str):
+        for match in _REFERENCE.finditer(value):
+            scheme, _, text = match[2].strip().partition(":")
+            if scheme in ("env", "oc.env"):
+                yield text.partition(",")[0].strip()
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _variables_in(inner)
 
 
-def _encoder_of(values: Mapping[str, Any]) -> Any:
-    latent = values.get("latent")
-    return latent.get("encoder") if isinstance(latent, dict) else None
+# --- what other packages bring ------------------------------------------------------------------------
 
 
-def read_yaml(
-    path: Path,
-    *,
-    including: tuple[Path, ...] = (),
-    read: list[Path] | None = None,
-    adjust: Callable[[Any, Any], object] | None = None,
-) -> dict[Any, Any]:
-    """A file's values over those of the files that it includes, with references as they are written.
+class OtherKeys(Protocol):
+    """What a package knows of its own sections in a configuration that serves a whole run.
 
-    `include:` names one file or a list of them, relative to the file that it stands in, or shipped ones;
-    later ones win.
+    An entry point of the group `ups_store.config_keys` names an object, or a module, with these. Every build
+    of such a configuration imports it, so keep it light.
+
+    Attributes:
+        PLACES: Beginnings of keys that say where something is or how it is done, not what comes out of it:
+            their values may come from the environment.
+        SENT: Beginnings of those among them that another machine is told: only of variables that the command
+            line allows.
+    """
+
+    PLACES: tuple[str, ...]
+    SENT: tuple[str, ...]
+
+    def to_build(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the sections of `BuildConfig` that a configuration says, and unknown ones to be refused."""
+
+    def without_effect(self, values: dict[str, Any]) -> Iterator[str]:
+        """Give a sentence for each key, such as a misspelled one of its sections, that isn't read."""
+
+
+def load_other_keys() -> tuple[OtherKeys, ...]:
+    """Load those of all packages that are installed, by the names of their entry points."""
+    entries = sorted(metadata.entry_points(group=OTHER_KEYS), key=lambda entry: entry.name)
+    return tuple(entry.load() for entry in entries)
+
+
+def find_config(name: Path, *, folder: Path = Path()) -> Path:
+    """Return the file of a name, else the shipped configuration, else the file that is missing.
 
     Args:
-        adjust: As `adjust_included` of `read_config`.
+        name: Such as `run.yaml`, `demo`, `demo.yaml` or `pdebench/burgers1d`.
+        folder: What the path of a file is relative to.
+    Raises:
+        SpecError: Kind "url".
     """
-    path = find_config(path)
-    real = path.resolve()
-    if real in including:
-        chain = " -> ".join(file.name for file in (*including, real))
-        raise ConfigError("files include each other in a circle", path=path, found=chain)
-    read = [] if read is None else read
-    read.append(real)
-    if len(read) > MAX_FILES:
-        raise ConfigError("files include others", kind="too_long", path=path, expected=f"at most {MAX_FILES}")
-    if including and not path.is_file() and path.exists():  # reading a FIFO may never end
-        hint = f"check `include` in {including[-1].name}"
-        raise ConfigError("it is no file", path=path, kind="not_a_file", hint=hint)
-    own = _read_one(path, hint=f"check `include` in {including[-1].name}" if including else None)
-    if including:
-        check_allowed(variables_in(own), "an included file refers to it", path=path)
-    included = own.pop("include", None) or []
-    names = included if isinstance(included, list) else [included]
-    values: dict[Any, Any] = {}
-    for name in names:
-        file = find_config(Path(str(name)), folder=path.parent)
-        newer = read_yaml(file, including=(*including, real), read=read, adjust=adjust)
-        values = _over(values, newer, adjust, path)
-    return _over(values, _present(own, path=path), adjust, path)
+    check_local(name)
+    own = folder / name
+    return own if own.is_file() else shipped_configs().get(_name_of(name), own)
 
 
-def _over(
-    old: dict[Any, Any], new: dict[Any, Any], adjust: Callable[[Any, Any], object] | None, path: Path
-) -> dict[Any, Any]:
-    if adjust is not None:
-        adjust(old, new)
-    merged: dict[Any, Any] = _merged(old, new, path=path)
-    return merged
+def near_config(path: Path) -> str | None:
+    """Return the shipped configuration, or the file beside it, that a path was probably meant to be."""
+    beside = [str(file) for file in path.parent.glob("*.yaml")]
+    near = difflib.get_close_matches(str(path), beside, n=1)
+    near = near or difflib.get_close_matches(_name_of(path), shipped_configs(), n=1)
+    return near[0] if near else None
 
 
-def _present(values: Mapping[Any, Any], *, path: Path | None = None) -> dict[Any, Any]:
-    """A source's values under the present names of their keys; new dictionaries and lists."""
-    try:
-        return with_present_names(values)
-    except ValueError as error:
-        raise ConfigError(str(error), path=path) from error
+def shipped_configs() -> dict[str, Path]:
+    """Return all shipped configurations by name, without `.yaml`: those of runs first, then folders'.
 
-
-def check_shallow(text: str, *, subject: str, path: Path | None = None) -> None:
-    """Refuse YAML that is too deep or grows too large by its aliases, without recursion or making it.
-
-    Of its syntax others judge.
+    A package names its folder of YAML files by an entry point of the group `ups_store.configs`; what the
+    entry point names is not imported. A file of the user's own always comes first.
     """
-    if (found := text.count("${")) > MAX_REFERENCES:
-        expected = f"at most {MAX_REFERENCES} references ${{...}}"
-        raise ConfigError(subject, kind="too_long", path=path, expected=expected, found=found)
-    num_nodes, sizes = 0, dict[str, int]()
-    begun: list[tuple[str | None, int]] = []  # collections: anchor, nodes before
-    try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            if isinstance(event, yaml.CollectionStartEvent):
-                begun.append((event.anchor, num_nodes))
-            if isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = begun.pop()
-                sizes[anchor or ""] = num_nodes - before
-            elif isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value):
-                expected = "numbers of at most 100 digits"
-                raise ConfigError(subject, kind="too_long", path=path, expected=expected, found="more")
-            elif isinstance(event, yaml.NodeEvent):
-                num_nodes += sizes.get(str(event.anchor), 1) if isinstance(event, yaml.AliasEvent) else 1
-            if num_nodes > MAX_NODES:
-                raise ConfigError(
-                    subject,
-                    kind="too_long",
-                    path=path,
-                    expected=f"at most {MAX_NODES:,} values, with those that aliases repeat",
-                    found="more",
-                    hint="write values out instead of using aliases",
-                )
-            if len(begun) > MAX_DEPTH:
-                raise ConfigError(
-                    subject,
-                    kind="too_deep",
-                    path=path,
-                    expected=f"at most {MAX_DEPTH} lists and mappings within each other",
-                    found="more",
-                    hint="close brackets that were left open",
-                )
-    except yaml.YAMLError:  # parsing it says what is wrong
-        return
+    named: dict[str, Path] = {}
+    for point in metadata.entry_points(group=SHIPPED):
+        spec = find_spec(point.value)
+        for folder in map(Path, spec.submodule_search_locations or () if spec else ()):
+            for file in folder.rglob("*.yaml"):
+                named[file.relative_to(folder).with_suffix("").as_posix()] = file
+    return dict(sorted(named.items(), key=lambda item: ("/" in item[0], item[0])))
 
 
-def _read_one(path: Path, *, hint: str | None) -> dict[Any, Any]:
-    hint = hint or _hint_of_name(path)
-    text = _read_text(path, hint=hint)
-    check_shallow(text, subject="configuration", path=path)
-    try:
-        loaded = OmegaConf.load(io.StringIO(text))
-    except OSError as error:
-        raise ConfigError("can't be read (a single value instead of keys)", path=path, hint=hint) from error
-    except Exception as error:  # the YAML parser's own tree of errors
-        raise _not_yaml(path, error) from error
-    if not OmegaConf.is_dict(loaded):
-        raise ConfigError("configuration", path=path, expected="keys and values", found="a list")
-    return _plain(loaded)
-
-
-def _plain(config: Any) -> dict[Any, Any]:
-    """An OmegaConf dictionary as it is written."""
-    values: Any = OmegaConf.to_container(config)
-    assert isinstance(values, dict)
-    return values
-
-
-def _hint_of_name(path: Path) -> str:
-    near = None if path.exists() else near_config(path)
-    return f"did you mean {near}?" if near else "check the name; `ups configs` lists those that are shipped"
-
-
-def _read_text(path: Path, *, hint: str) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"can't be read ({error.strerror})", path=path, hint=hint) from error
-    if len(content) > MAX_BYTES:
-        expected = f"a configuration of at most {MAX_BYTES:,} bytes"
-        raise ConfigError("file", kind="too_long", path=path, expected=expected, found="more", hint=hint)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"is not YAML ({error})", path=path, hint="save it as UTF-8") from error
-
-
-def _not_yaml(path: Path, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split())
-    hint = next((hint for part, hint in _HINTS.items() if part in reason), _SYNTAX_HINT)
-    return ConfigError(f"is not YAML ({reason})", path=path, hint=hint)
-
-
-def parse_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
-    """Values of overrides, with references as they are written; later ones win."""
-    for override in overrides:
-        if "=" not in override:
-            raise ConfigError(
-                "override", expected="key=value", found=repr(override), hint="flags start with --"
-            )
-        key, _, value = override.partition("=")
-        if key.count(".") + key.count("[") > MAX_DEPTH:
-            expected = f"a key of at most {MAX_DEPTH} parts"
-            raise ConfigError("override", kind="too_deep", expected=expected, found="more")
-        check_shallow(value, subject=f"override {key}")
-    try:
-        return _present(_plain(OmegaConf.from_dotlist(list(overrides))))
-    except (OmegaConfBaseException, ConfigError):
-        raise
-    except Exception as error:  # the YAML parser's own tree of errors
-        raise ConfigError(
-            "overrides",
-            expected="YAML values",
-            found=repr(" ".join(overrides)),
-            hint="check brackets and quotes",
-        ) from error
-
-
-def check_like(file: object, given: object, key: str = "") -> None:
-    """Refuse an override that says a list where the file has keys, or the other way round."""
-    if isinstance(file, dict) and isinstance(given, dict):
-        for name, value in given.items():
-            if name in file:
-                check_like(file[name], value, f"{key}.{name}" if key else str(name))
-    elif isinstance(file, dict) and isinstance(given, list):
-        hint = f"say {key}.<name>=..."
-        raise ConfigError(key, expected="keys and values", found="a list", hint=hint)
-    elif isinstance(file, list) and isinstance(given, dict):
-        hint = f"say {key}=[...], which replaces the list as a whole"
-        raise ConfigError(key, expected="a list", found="keys and values", hint=hint)
+def _name_of(path: Path) -> str:  # "configs/" is a folder of the earlier system's repository
+    return path.as_posix().removeprefix("./").removeprefix("configs/").removesuffix(".yaml")

@@ -1,37 +1,58 @@
-"""Builds over a Dask cluster that there is already: Dask schedules the partitions and retries them."""
+"""`--engine dask`: a cluster that there is already makes the partitions of every store, whole or not at all.
+
+A task may be run again, or twice at a time, whatever became of it before: what it makes has the same bytes,
+and appears by a rename.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from ups_store.building.partitions import PartitionTask, make_partition
-from ups_store.building.result import BuildResult
-from ups_store.errors import ConfigError, StoreError, needs
+import ups_store
+from ups_store.building.build import build_store, remove_replaced
+from ups_store.building.config import BuildConfig
+from ups_store.building.decide import count_files
+from ups_store.building.digests import DigestCache, DigestKind, FileSignature
+from ups_store.building.joining import is_finished
+from ups_store.building.progress import QuietWatcher, Stopwatch, Watcher
+from ups_store.building.ranks import ALONE, BuildRank
+from ups_store.building.readers import Readers
+from ups_store.building.result import BuildReport, BuildResult, Startup
+from ups_store.building.staging import Sources
+from ups_store.building.stores import build_all, open_builds
+from ups_store.building.watch import EventLog
+from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
+from ups_store.launch import run_id
+from ups_store.sources.file_state import changed
+from ups_store.system import files
+from ups_store.system.files import make_folder
+from ups_store.system.paths import partitions_pattern
+from ups_store.system.progress import Progress
+from ups_store.write.target import new_file
 
 with needs("dask"):
     import dask
     from distributed import Client, as_completed, get_worker
     from distributed.scheduler import KilledWorker
+    from pydantic import BaseModel
 
 RETRIES = 3  # of a task that failed; how many workers it may take down is Dask's scheduler.allowed-failures
 _WHERE = "give --dask-scheduler, set DASK_SCHEDULER_ADDRESS, or start one with `dask scheduler`"
 
 
 @contextlib.contextmanager
-def connected(address: str | None) -> Iterator[DaskEngine]:
-    """The engine of the cluster at an address, or of a scheduler file; by default as Dask is configured.
-
-    Raises:
-        ConfigError: Kind "no_cluster", if there is no scheduler there.
-    """
+def connected(address: str | None) -> Iterator[Client]:
+    """Connect to a cluster by its address or scheduler file; by default as Dask is configured."""
     address = address or dask.config.get("scheduler-address", None)
     if address is None:
         raise ConfigError("no Dask cluster is known", kind="no_cluster", hint=_WHERE)
-    is_file = os.path.isfile(address)
-    where: dict[str, Any] = {"scheduler_file": address} if is_file else {"address": address}
+    where: dict[str, Any] = {"scheduler_file" if os.path.isfile(address) else "address": address}
     try:
         client = Client(**where, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -39,46 +60,168 @@ def connected(address: str | None) -> Iterator[DaskEngine]:
             "no Dask scheduler answers", kind="no_cluster", path=address, found=str(error), hint=_WHERE
         ) from error
     with client:
-        yield DaskEngine(client)
+        yield client
 
 
-class DaskEngine:
-    """Runs partitions on the workers of a cluster; see `partitions.Engine`.
+class PlannedDigests(DigestCache):
+    """Digests that the planning process knows, of files that are the same here by size and time."""
 
-    Args:
-        client: Of the cluster; yours to close.
+    def __init__(self, known: dict[str, Any]) -> None:
+        super().__init__(Path(), save=False)
+        self._known = known
+
+    def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:
+        """Return the digest; SourceError if the file differs here."""
+        entry, signature = self._known.get(f"{kind}:{os.path.realpath(path)}"), FileSignature.of(path)
+        if entry is None:
+            return super().digest(path, kind, progress)
+        if any(entry["signature"][name] != getattr(signature, name) for name in ("size", "mtime_ns")):
+            raise changed(path)
+        progress(signature.size)
+        return str(entry["digest"])
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionTask:
+    """One partition of one store, for any process that sees the same sources; picklable."""
+
+    config: BuildConfig  # of one task and split, paths absolute
+    rank: BuildRank  # a machine of its own
+    config_hash: str
+    num_samples: int
+    digests: dict[str, Any]
+    overwrite: bool
+    log_json: Path | None
+    run: str
+    version: str = ups_store.__version__
+
+
+def build_partitions(
+    config: BuildConfig,
+    client: Client,
+    *,
+    watcher: Watcher,
+    overwrite: bool = False,
+    rehash: bool = False,
+    skip_missing: bool = False,
+    log_json: Path | None = None,
+    clock: Stopwatch | None = None,
+) -> BuildReport:
+    """Build every store of a configuration in partitions: this process plans and digests, workers build.
+
+    A valid store is kept. Results are of each partition; the first error is raised once all have ended.
     """
+    clock, config, skipped = clock or Stopwatch(), _absolute(config), dict[str, str]()
+    kept, planned, tasks = list[BuildResult](), [], list[PartitionTask]()
+    sources = Sources(config, watcher=watcher)
+    with clock.timed("stage"):
+        sources.stage_all()
+    with Readers(config.reading, note=watcher.note) as readers:
+        digests = DigestCache(config.cache.dir, rehash=rehash, readers=readers)
+        given: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources, "rank": ALONE}
+        for build in open_builds(config, skipped, watcher, skip_missing=skip_missing, **given):
+            if build.find(overwrite=overwrite):
+                kept.append(build_store(build, readers=readers, watcher=watcher))
+                continue
+            count = count_files(build)
+            if build.plan.num_files is None and count == 1 and not (count := len(client.nthreads())):
+                hint = "say --partitions N, or start workers first"
+                raise ConfigError("the cluster has no workers yet", kind="no_workers", hint=hint)
+            planned.append((build, min(count, build.num_samples)))
+    for build, count in planned:
+        task, split = build.plan.task.name, build.plan.split
+        data = config.data.model_copy(update={"tasks": (task,), "split": (split,)})
+        one = config.model_copy(update={"data": data})
+        for number in range(count):
+            part, rank = build.part(number, count), BuildRank(machine=number, num_machines=count)
+            log = log_json and log_json.absolute().with_stem(f"{log_json.stem}-{task}_{split}")
+            facts = part.config_hash, part.num_samples, digests.known, overwrite, log and rank.own_file(log)
+            tasks.append(PartitionTask(one, rank, *facts, run=run_id()))
+    made = _run(client, tasks, watcher)
+    for build, count in planned:
+        place = build.path if count == 1 else partitions_pattern(build.path, count)
+        if not is_finished(place, build.config_hash):
+            watcher.note(f"{place} isn't to be seen from here: copy the workers' files into one folder")
+            continue
+        remove_replaced(build, count, watcher)
+        if count > 1:
+            watcher.note(f"{place} opens as one store; `ups-store concat` makes one file of it")
+    return BuildReport((*kept, *made), skipped, readers.choice, Startup.of([*kept, *made], clock))
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
 
-    def num_workers(self) -> int:
-        """How many workers there are now."""
-        return len(self._client.nthreads())
+def _run(client: Client, tasks: list[PartitionTask], watcher: Watcher) -> list[BuildResult]:
+    """Have the workers make all partitions; the others needn't wait for what one lacks."""
+    watcher.stage("partitions", sum(task.num_samples for task in tasks), unit="samples")
+    futures = client.map(_make, tasks, retries=RETRIES, pure=False)
+    errors = []
+    try:
+        for future in as_completed(futures, loop=client.loop):
+            task = tasks[futures.index(future)]
+            if future.status != "finished":
+                errors.append(_error(future))
+                data = task.config.data
+                watcher.note(f"{data.tasks[0]} {data.split[0]}, {task.rank}: {errors[-1]}")
+            watcher.advance(task.num_samples)
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+    finally:
+        client.cancel(futures)
 
-    def run(
-        self, tasks: Sequence[PartitionTask]
-    ) -> Iterator[tuple[PartitionTask, BuildResult | BaseException]]:
-        """See `partitions.Engine.run`; what is left when this ends early is cancelled."""
-        submitted = self._client.map(_make, tasks, retries=RETRIES, pure=False)
-        futures = dict(zip(submitted, tasks, strict=True))
-        try:
-            for future in as_completed(submitted, loop=self._client.loop):
-                yield futures[future], future.result() if future.status == "finished" else _error(future)
-        finally:
-            self._client.cancel(submitted)
+
+def _error(future: Any) -> BaseException:
+    error = future.exception() if future.status == "error" else None
+    if isinstance(error, KilledWorker):
+        last = error.last_worker.address
+        problem = f"{error.allowed_failures + 1} workers died over it, the last one {last}"
+        hint = "look at its log (memory, the encoder's deadline); run the same command again"
+        return StoreError(problem, kind="workers_died", hint=hint)
+    return error or StoreError(f"Dask gave it up as {future.status}", kind="cluster", hint="run it again")
 
 
 def _make(task: PartitionTask) -> BuildResult:
     return make_partition(task, get_worker().local_directory)
 
 
-def _error(future: Any) -> BaseException:
-    error = future.exception() if future.status == "error" else None
-    if isinstance(error, KilledWorker):
-        problem = (
-            f"{error.allowed_failures + 1} workers died over it, the last one {error.last_worker.address}"
-        )
-        hint = "look at its log (memory, the encoder's deadline); run the same command again"
-        return StoreError(problem, kind="workers_died", hint=hint)
-    return error or StoreError(f"Dask gave it up as {future.status}", kind="cluster", hint="run it again")
+def make_partition(task: PartitionTask, folder: str | Path | None = None) -> BuildResult:
+    """Make one partition, or find that it is there; what a worker runs.
+
+    It is built in its place, where an earlier attempt is continued. It is built in a folder of this machine,
+    and copied, if its place lies on a network file system, whose locks and syncs may not hold what a build
+    relies on; or if an earlier attempt still has it, such as one that hangs.
+    """
+    if task.version != ups_store.__version__:
+        problem, hint = "the worker has another version of ups-store", "install the same on all machines"
+        found: dict[str, Any] = {"expected": task.version, "found": ups_store.__version__}
+        raise ConfigError(problem, kind="version", hint=hint, **found)
+    config, cache, log = task.config, task.config.cache, task.log_json
+    options: dict[str, Any] = {"digests": PlannedDigests(task.digests), "overwrite": task.overwrite}
+    with contextlib.ExitStack() as stack:
+        watcher: Watcher = QuietWatcher()
+        if log:
+            watcher = stack.enter_context(EventLog(log, origin={"run": task.run, "rank": task.rank.machine}))
+        options |= {"watcher": watcher, "rank": task.rank}
+        make_folder(cache.dir, hint="check cache.dir")
+        path = task.rank.path(cache.dir / f"{config.data.tasks[0]}_{config.data.split[0]}.zarr.zip")
+        is_there = not task.overwrite and is_finished(path, task.config_hash)
+        if is_there or not files.is_network(cache.dir):
+            try:
+                return build_all(config, **options).stores[0]
+            except BuildLockedError as error:
+                watcher.note(f"{path}: {error.found} still builds it, so it is built elsewhere")
+        own = stack.enter_context(tempfile.TemporaryDirectory(prefix="ups-store-", dir=folder))
+        update: dict[str, Any] = {"cache": cache.model_copy(update={"dir": Path(own)})}
+        update["data"] = config.data.model_copy(update={"stage_dir": config.stage_dir})  # copies stay there
+        (result,) = build_all(config.model_copy(update=update), **options).stores
+        with files.opened(result.path) as made, new_file(path, force=True, needed_bytes=result.nbytes) as fd:
+            files.copy_range(made, 0, fd, 0, result.nbytes)
+        return dataclasses.replace(result, path=path)
+
+
+def _absolute(section: Any) -> Any:
+    """Return a section with all of its paths absolute: workers have folders of their own."""
+    if isinstance(section, Path):
+        return section.absolute()
+    if isinstance(section, BaseModel):
+        return section.model_copy(update={name: _absolute(value) for name, value in section})
+    return section

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ups_store.building.readers import Readers, given_or_own
 from ups_store.errors import FormatError, SourceError
 from ups_store.sources.file_state import FileState, changed
-from ups_store.sources.requests import DigestKind, DigestRequest
+from ups_store.sources.requests import DigestKind, digest_request
 from ups_store.system.progress import Progress
 from ups_store.system.replacement import replace_text
 
@@ -76,6 +76,11 @@ class DigestCache:
         self._known: dict[str, Any] = {} if rehash else _load(self._path)
 
     @property
+    def known(self) -> dict[str, Any]:
+        """Signatures and digests by kind and real path."""
+        return self._known
+
+    @property
     def paths(self) -> list[Path]:
         """Where the sources were that it knows, sorted; they may be gone."""
         return sorted({Path(key.partition(":")[2]) for key in self._known})
@@ -95,7 +100,7 @@ class DigestCache:
         if isinstance(entry, dict) and entry.get("signature") == vars(signature) and "digest" in entry:
             progress(signature.size)
             return str(entry["digest"])
-        request = DigestRequest(path, kind, signature.size)
+        request = digest_request(path, kind, signature.size)
         with given_or_own(self._readers) as readers:
             digest = str(readers.pool.ask(request, progress=progress))
         if FileSignature.of(path) != signature:

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ConfigError, MissingExtraError, StoreError
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import dtype_of
-from ups_store.format.value_range import ValueRange
+from ups_store.format.metadata import ArraySpec, dtype_of
 from ups_store.sources.casting import CastLoss, cast_into, holding, largest
+from ups_store.sources.value_range import ValueRange
 
 ENTRY_POINTS = "ups_store.encoders"
 

@@ -29,7 +29,7 @@ from ups_store.errors import BuildInterruptedError
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
-from ups_store.sources.pool import ReadBatch, Skipped
+from ups_store.sources.readers import ReadBatch, Skipped
 from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well

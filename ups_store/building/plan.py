@@ -18,11 +18,10 @@ from ups_store.building.encode import Encoder, OverlappingEncoder, check_size, l
 from ups_store.building.ranks import BuildRank
 from ups_store.building.readers import Readers, given_or_own
 from ups_store.building.staging import Sources
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import dtype_of
+from ups_store.format.metadata import ArraySpec, dtype_of
 from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
 from ups_store.sources.file_state import OuterFile, changed
-from ups_store.sources.requests import DescribeRequest
+from ups_store.sources.requests import describe_request
 from ups_store.sources.source_files import SourceFile, SourcePart
 from ups_store.sources.tasks import Task
 from ups_store.system.progress import Progress
@@ -221,9 +220,9 @@ def plan_store(
     selection = Selection(data.reduce_space, data.reduce_time)
     found = (sources or Sources(config)).of(task, split)
     signatures = [FileSignature.of(source.path) for source in found]  # before anything is read
-    requests = [DescribeRequest(source.path, task, selection, data.follow_external) for source in found]
+    requests = [describe_request(source.path, task, selection, data.follow_external) for source in found]
     with given_or_own(readers, config.reading) as opening:
-        infos = list(opening.pool.describe(requests))
+        infos = list(opening.pool.ask_each(requests))
     outer = [tuple(map(_signature_of, info.outer)) for info in infos]
     check_same_grid(infos)
     parts = _parts(found, infos, config, task, split)

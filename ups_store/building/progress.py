@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from ups_store.sources.pool import ReaderPool, Skipped
+    from ups_store.sources.readers import ReaderPool, Skipped
 
 
 class StageRates:
@@ -126,6 +126,35 @@ class Watcher:
 
     def waits(self, what: str) -> None:
         """What everything waits for from now on, such as "read" or "commit"."""
+
+
+class StageWatcher(Watcher):
+    """A watcher that knows the stage, how far it is, what is waited for, and the readers."""
+
+    def __init__(self) -> None:
+        self.name, self.done, self.total, self.unit = "start", 0, 0, ""
+        self.waits_for = ""
+        self.pool: ReaderPool | None = None
+        self.rates = StageRates()
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        """Begin another stage."""
+        self.name, self.done, self.total, self.unit = name, 0, total, unit
+        self.rates.begin()
+
+    def advance(self, num: int) -> None:
+        """Count what is done."""
+        self.done += num
+        self.rates.advance(num)
+
+    def watch(self, pool: ReaderPool) -> None:
+        """Know the readers."""
+        self.pool = pool
+
+    def waits(self, what: str) -> None:
+        """Know what everything waits for."""
+        self.rates.waits(what)
+        self.waits_for = what
 
 
 class QuietWatcher(Watcher):

@@ -22,9 +22,9 @@ from ups_store.building.config import ReadingConfig
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
 from ups_store.sources.contents import Selection, SourceInfo
-from ups_store.sources.pool import Patience, ReaderPool, Skipped
-from ups_store.sources.requests import MAX_SAMPLES, DescribeRequest, ReadRequest
-from ups_store.sources.slots import ALIGN
+from ups_store.sources.reader import ALIGN
+from ups_store.sources.readers import Patience, ReaderPool, Skipped
+from ups_store.sources.requests import MAX_SAMPLES, ReadRequest, describe_request
 from ups_store.sources.source_files import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
 from ups_store.sources.tasks import Task
 from ups_store.system.memory import available_bytes, free_descriptors, num_cores
@@ -112,8 +112,8 @@ class Readers:
     def describe(
         self, path: Path, task: Task, selection: Selection | None = None, *, follow: Path | None = None
     ) -> SourceInfo:
-        """Say what a file holds, as `open_source`; raises as `ReaderPool.describe`."""
-        (info,) = self.pool.describe([DescribeRequest(path, task, selection or Selection(), follow)])
+        """Say what a file holds, as `open_source`; raises as `ReaderPool.ask`."""
+        info: SourceInfo = self.pool.ask(describe_request(path, task, selection or Selection(), follow))
         return info
 
     def read(

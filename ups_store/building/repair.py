@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ups_store.building.build import Build, open_build
 from ups_store.building.config import BuildConfig, load_config
-from ups_store.building.place import create_file
+from ups_store.building.joining import create_file
 from ups_store.building.progress import Watcher
 from ups_store.building.readers import Readers
-from ups_store.building.store_build import Build, open_build
 from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
 from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, ReadOnlyError, hinting
-from ups_store.format.identity import config_hash, describe_differences, differences
+from ups_store.format.root import config_hash, describe_differences, differences
 from ups_store.system import files
 
 

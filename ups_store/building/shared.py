@@ -1,19 +1,20 @@
 """A build's shared cache, `cache.remote`: stores of other machines are pulled, those made here pushed.
 
 Nothing of it stops a build: what fails or takes too long is a warning, and the store is built here. Transfers
-run in a reader process, which is ended where it doesn't get on.
+run in a reader process, which is ended where it doesn't get on; a build never uses a client itself, which
+wouldn't survive a fork.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
+from ups_store.building.build import Build
 from ups_store.building.config import BuildConfig
-from ups_store.building.forms import count_files
+from ups_store.building.decide import count_files
 from ups_store.building.progress import Watcher
-from ups_store.building.store_build import Build
 from ups_store.console import format_nbytes
 from ups_store.errors import (
     CorruptChunkError,
@@ -24,14 +25,14 @@ from ups_store.errors import (
     check_installed,
 )
 from ups_store.read.base import AnyStore
-from ups_store.remote.requests import FindRequest, PullRequest, PushRequest
-from ups_store.remote.shared_cache import SharedFile
-from ups_store.remote.shared_place import is_read_only, name_of_place, needs_client
-from ups_store.sources.pool import Patience, ReaderPool
+from ups_store.remote.fetch import Call
+from ups_store.remote.shared import SharedFile, is_read_only, name_of_place, needs_client
+from ups_store.remote.transfer import compare_there, find_there, pull_from, push_to
+from ups_store.sources.readers import Patience, ReaderPool
 
 _LOOK_S = 15.0  # the longest that a build waits for an answer whether a store is there
 _OF_ONE_STORE = (CorruptChunkError, DiskFullError, FormatError, IdentityMismatchError)
-_KINDS_OF_ONE_STORE = ("wrong_digest", "wrong_length", "source_changed", "not_found", "replaced")
+_KINDS_OF_ONE_STORE = ("wrong_length", "source_changed", "not_found", "replaced")
 _NOT_WRITABLE = ("not_allowed", "read_only")
 
 
@@ -47,10 +48,10 @@ class SharedStores:
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher) -> None:
         self._place, self._timeout_s = config.cache.remote, config.cache.remote_timeout_s
+        self._look_s = min(_LOOK_S, self._timeout_s)
         self._watcher = watcher
-        self._pools: dict[
-            float, ReaderPool
-        ] = {}  # by their deadline: an answer has to come sooner than bytes
+        # By their deadline: an answer has to come sooner than bytes.
+        self._pools: dict[float, ReaderPool] = {}
         self._is_given_up = self._is_push_given_up = False
         if self._place and needs_client(self._place):
             check_installed("obstore", extra="s3")
@@ -78,20 +79,18 @@ class SharedStores:
         return is_pulled and build.find_again()
 
     def _pulled(self, build: Build) -> bool:
-        assert self._place is not None
         entries = self._find(build.config_hash, build.path.name)
         # Other processes of this machine wait for files in the number that a build would make.
         if not entries or (build.rank.num_local > 1 and len(entries) != count_files(build)):
             return False
         nbytes = sum(entry.nbytes for entry in entries)
         self._watcher.stage(f"{build.title}: pulling", nbytes, unit="bytes")
-        request = PullRequest(self._place, tuple(entries), build.path.parent, self._timeout_s)
-        place = self._ask(request, 1.5 * self._timeout_s, self._watcher.advance)
-        self._watcher.note(f"{build.title}: pulled {format_nbytes(nbytes)} from {self._name}, {place}")
+        path = self._ask(pull_from, self._timeout_s, True, entries=entries, folder=build.path.parent)
+        self._watcher.note(f"{build.title}: pulled {format_nbytes(nbytes)} from {self._name}, {path}")
         return True
 
     def push(self, build: Build, store: AnyStore) -> bool:
-        """Push a finished store that isn't there yet; only the builder of a machine does.
+        """Push a finished store that isn't there yet, or compare; only the builder of a machine does.
 
         Args:
             build: Its build.
@@ -99,37 +98,39 @@ class SharedStores:
         Returns:
             Whether this put it there.
         """
-        place = self._place
-        if place is None or not self.is_on or self._is_push_given_up or is_read_only(place):
+        if not self.is_on or self._is_push_given_up or is_read_only(self._place or ""):
             return False
         if not build.rank.is_builder:
             return False
         title = build.title
         with self._warning(f"{title}: not pushed to"):
-            if self._find(store.config_hash, build.path.name):
+            if entries := self._find(store.config_hash, build.path.name):
+                self._ask(compare_there, self._look_s, path=store.path, entries=entries)
                 return False
             self._watcher.stage(f"{title}: pushing", store.nbytes, unit="bytes")
-            request = PushRequest(place, store.path, self._timeout_s)
-            done = self._ask(request, 1.5 * self._timeout_s, self._watcher.advance)
-            if any(file.is_new for file in done):
+            if self._ask(push_to, self._timeout_s, True, path=store.path):
                 self._watcher.note(f"{title}: pushed {format_nbytes(store.nbytes)} to {self._name}")
                 return True
         return False
 
     def _find(self, config_hash: str, name: str) -> Sequence[SharedFile]:
-        assert self._place is not None
-        deadline_s = min(_LOOK_S, self._timeout_s)
-        request = FindRequest(self._place, config_hash, name, deadline_s)
-        found: Sequence[SharedFile] = self._ask(request, 1.5 * deadline_s)
-        return found
+        entries: Sequence[SharedFile]
+        entries = self._ask(find_there, self._look_s, config_hash=config_hash, name=name)
+        return entries
 
-    def _ask(self, request: Any, timeout_s: float, progress: Any = lambda num: None) -> Any:
-        """Ask the process, which gets so long without progress; a client's own deadline comes before."""
+    def _ask(
+        self, function: Callable[..., object], deadline_s: float, has_bytes: bool = False, **arguments: Any
+    ) -> Any:
+        """Call it in the process, which gets half as long again; a client's own deadline comes before."""
         self._watcher.waits("shared cache")
+        timeout_s = 1.5 * deadline_s
         if timeout_s not in self._pools:
             patience = Patience(timeout_s=timeout_s, open_timeout_s=timeout_s, retries=0)
             self._pools[timeout_s] = ReaderPool(1, slot_nbytes=1, num_slots=1, patience=patience)
-        return self._pools[timeout_s].ask(request, progress=progress)
+        arguments |= {"place": self._place, "deadline_s": deadline_s}
+        call = Call(self._name, "a store", function, arguments)
+        report = self._watcher.advance if has_bytes else lambda num: None
+        return self._pools[timeout_s].ask(call, progress=report)
 
     @property
     def _name(self) -> str:
@@ -142,8 +143,7 @@ class SharedStores:
             yield
         except (StoreError, OSError) as error:
             kind = getattr(error, "kind", "")
-            is_of_one = isinstance(error, _OF_ONE_STORE) or kind in _KINDS_OF_ONE_STORE
-            if is_of_one:
+            if isinstance(error, _OF_ONE_STORE) or kind in _KINDS_OF_ONE_STORE:
                 rest = ""
             elif kind in _NOT_WRITABLE:
                 self._is_push_given_up, rest = True, "; nothing more is pushed"

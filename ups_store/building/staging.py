@@ -16,21 +16,24 @@ from pathlib import Path, PurePosixPath
 from ups_store.building.config import BuildConfig
 from ups_store.building.progress import QuietWatcher, Watcher
 from ups_store.console import format_nbytes
-from ups_store.errors import ConfigError, SourceError
+from ups_store.errors import ConfigError, SourceError, check_installed
 from ups_store.printable import counted
-from ups_store.sources.attempts import Attempts
-from ups_store.sources.copies import find_copy, num_there
-from ups_store.sources.origins import (
-    LocalOrigin,
-    Origin,
-    Version,
-    is_remote,
-    joined,
-    names_remote,
-    path_for_choosing,
+from ups_store.remote.client import DEADLINE_S, Version
+from ups_store.remote.fetch import (
+    Call,
+    LocalFile,
+    Original,
+    RemoteFile,
+    checked_url,
+    fetch,
+    find_copy,
+    folder_of_copy,
+    list_sources,
+    look,
+    num_there,
+    original_of,
 )
-from ups_store.sources.places import folder_of, origin_of
-from ups_store.sources.pool import Patience, ReaderPool
+from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.sources.source_files import (
     SPLIT_NAMES,
     SourceFile,
@@ -41,27 +44,27 @@ from ups_store.sources.source_files import (
     natural_key,
     no_source,
 )
-from ups_store.sources.staging import ListRequest, LookRequest, StageRequest, folder_of_copy
 from ups_store.sources.tasks import Task
 from ups_store.system import files
+from ups_store.system.urls import Url, instead_of_rclone, is_remote
 
 MAX_PARALLEL = 4  # copies at a time: more share the same network
 _NUM_SLOTS = 64  # requests that a reader may have before it
 _SUFFIXES = (".h5", ".hdf5")
 _PATTERN = frozenset("*?[")
-_Candidates = dict[Path, Origin]  # by what the files are called when a split's are chosen
+_Candidates = dict[Path, Original]  # by what the files are called when a split's are chosen
 
 
 @dataclass(frozen=True)
 class _Wanted:
     """A source of a split, wherever it is."""
 
-    origin: Origin
+    original: Original
     whole: bool
 
 
 class Sources:
-    """Finds the sources of a configuration, and has copies of them where it says so; asks each place once.
+    """Finds the sources of a configuration, and has copies of them where it says so; asks each server once.
 
     Args:
         config: What is built.
@@ -69,7 +72,8 @@ class Sources:
         is_dry: Whether to copy nothing: sources that have no copy are read where they are.
     Raises:
         ConfigError: If files that sources take data from would be left behind, or copies would be taken for
-            sources; kind "not_together".
+            sources; kind "not_together". If a name is that of an rclone remote; kind "rclone".
+        MissingExtraError: If a source has a URL, and obstore isn't installed.
     """
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher | None = None, is_dry: bool = False) -> None:
@@ -78,29 +82,31 @@ class Sources:
         self._versions: dict[str, Version | None] = {}
         self._copies: dict[str, Path] = {}
         self._listed: _Candidates | None = None
+        _refuse_rclone(config)
         if self._stage_dir is not None:
             _check_together(config)
-        reading = config.reading
-        self._attempts = Attempts(reading.timeout_s / (2 * (reading.retries + 1)), reading.retries)
+        if config.is_fetched:
+            check_installed("obstore", extra="s3")
+        self._deadline_s = min(DEADLINE_S, config.reading.timeout_s / 2)
 
     def of(self, task: Task, split: str) -> tuple[SourceFile, ...]:
-        """The files of a split, on this machine; those that have no copy yet are copied.
+        """Give the files of a split, on this machine; those that have no copy yet are copied.
 
         Args:
             task: The task.
             split: Name of the split.
         Raises:
-            SourceError: As `find_sources`, and as `download.fetch`.
+            SourceError: As `find_sources`, and as `fetch`.
+            RemoteError: If a server refuses, or doesn't answer.
             DiskFullError: If there is no room for copies.
-            MissingExtraError: If a source is in S3, and obstore isn't installed.
         """
         if self._stage_dir is None:
             data = self._config.data
             return find_sources(data.root, task=task, split=split, files=data.files)
         with self._pool() as pool:
             wanted = self._wanted(task, split, pool)
-            self._copy([each.origin for each in wanted], pool)
-        return tuple(SourceFile(self._place(each.origin), each.whole) for each in wanted)
+            self._copy([each.original for each in wanted], pool)
+        return tuple(SourceFile(self._path_here(each.original), each.whole) for each in wanted)
 
     def stage_all(self) -> list[Path]:
         """Have copies of the sources of every task and split, made side by side; nothing if none are wanted.
@@ -113,45 +119,39 @@ class Sources:
         """
         if self._stage_dir is None:
             return []
+        originals: dict[str, Original] = {}
         with self._pool() as pool:
             self._watcher.watch(pool)
-            origins: dict[str, Origin] = {}
             for name in self._config.data.tasks:
                 for split in self._config.data.split:
-                    for each in self._wanted_or_none(self._config.get_task(name), split, pool):
-                        origins.setdefault(each.origin.key, each.origin)
-            self._copy(list(origins.values()), pool)
-        return [self._place(origin) for origin in origins.values()]
+                    try:
+                        wanted = self._wanted(self._config.get_task(name), split, pool)
+                    except SourceError as error:
+                        if error.kind != "no_source" or split == "train":
+                            raise
+                        continue  # the build says so when it comes to that split
+                    originals |= {each.original.key: each.original for each in wanted}
+            self._copy(list(originals.values()), pool)
+        return [self._path_here(original) for original in originals.values()]
 
     @contextlib.contextmanager
     def _pool(self) -> Iterator[ReaderPool]:
         reading = self._config.reading
         num_workers = MAX_PARALLEL if reading.num_workers == "auto" else max(1, reading.num_workers)
         patience = Patience(timeout_s=reading.timeout_s, retries=reading.retries)
+        note = self._watcher.note
         with ReaderPool(
-            num_workers,
-            slot_nbytes=1,
-            num_slots=_NUM_SLOTS,
-            patience=patience,
-            note=self._watcher.note,
+            num_workers, slot_nbytes=1, num_slots=_NUM_SLOTS, patience=patience, note=note
         ) as pool:
             yield pool
 
-    def _wanted_or_none(self, task: Task, split: str, pool: ReaderPool) -> Sequence[_Wanted]:
-        try:
-            return self._wanted(task, split, pool)
-        except SourceError as error:
-            if error.kind != "no_source" or split == "train":
-                raise
-            return ()  # the build says so when it comes to that split
-
     def _wanted(self, task: Task, split: str, pool: ReaderPool) -> list[_Wanted]:
         data = self._config.data
-        if not data.is_remote and not names_remote(task.files.values(), data.root):
+        if not data.is_remote and not any(is_remote(name) for names in task.files.values() for name in names):
             found = find_sources(data.root, task=task, split=split, files=data.files)
-            wanted = [_Wanted(LocalOrigin(source.path), source.whole) for source in found]
+            wanted = [_Wanted(LocalFile(source.path), source.whole) for source in found]
             if not self._is_dry:
-                self._look([each.origin for each in wanted], pool)
+                self._look([each.original for each in wanted], pool)
             return wanted
         candidates = self._candidates(task, split, pool)
         ordered = sorted(candidates, key=lambda path: (natural_key(path.name), str(path)))
@@ -168,132 +168,136 @@ class Sources:
             key, patterns = declared_patterns(task, split)
             return self._named(task, split, patterns, key, pool)
         assert isinstance(data.root, str), "else nothing is remote"
-        if folder_of(data.root) is None:
-            return self._guessed(data.root, task, pool)
-        return self._listing(data.root, pool)
+        root = checked_url(data.root)
+        if not root.is_http:
+            return self._listing(root, pool)
+        # Where nothing is listed, there may be files with the names that splits have.
+        names = [f"{task.name}_{name}{suffix}" for name in SPLIT_NAMES for suffix in _SUFFIXES]
+        guesses = {name: self._below(root, name) for name in names}
+        self._look(guesses.values(), pool, are_guesses=True)
+        there = {name: guess for name, guess in guesses.items() if self._versions[guess.key] is not None}
+        return {self._path_for_choosing(guess, name): guess for name, guess in there.items()}
 
     def _named(self, task: Task, split: str, names: Sequence[str], key: str, pool: ReaderPool) -> _Candidates:
-        """Files that the configuration names: URLs, files below a remote root, and of this machine."""
+        """Find files that the configuration names: URLs, files below a remote root, and of this machine."""
         root = self._config.data.root
-        given: dict[str, Origin] = {}
+        remote_root = checked_url(root) if isinstance(root, str) else None
+        given: dict[str, Original] = {}
         found: _Candidates = {}
         local = []
         for name in names:
-            if is_remote(name, folder=root):
+            if is_remote(name):
                 if "*" in name:
                     raise _not_listed(name, key, "give its folder as data.root, and only the pattern here")
-                given[name] = origin_of(name)
-            elif isinstance(root, Path) or name.startswith("/"):
+                given[name] = original_of(name, deadline_s=self._deadline_s)
+            elif remote_root is None or name.startswith("/"):
                 local.append(name)
             elif _PATTERN.isdisjoint(name):
-                given[name] = origin_of(joined(root, name))
+                given[name] = self._below(remote_root, name)
             else:
-                found |= self._matching(root, name, key, pool)
+                found |= self._matching(remote_root, name, key, pool)
         self._look(given.values(), pool)
-        for name, origin in given.items():
-            found[self._path_of(origin, name, key)] = origin
+        for name, original in given.items():
+            if self._versions.get(original.key) is None:
+                raise _missing(original.location, key)
+            found[self._path_for_choosing(original, name)] = original
         if local:
             here = root if isinstance(root, Path) else Path("/")
             paths = files_below(here, task=task, split=split, files=local)
-            self._look([LocalOrigin(path) for path in paths], pool)
-            found |= {path: LocalOrigin(path) for path in paths}
+            self._look([LocalFile(path) for path in paths], pool)
+            found |= {path: LocalFile(path) for path in paths}
         return found
 
-    def _path_of(self, origin: Origin, text: str, key: str) -> Path:
-        version = self._versions.get(origin.key)
-        if version is None:
-            raise _missing(origin, key)
-        return path_for_choosing(text, version.name, below=folder_of_copy(Path(), origin).name)
+    def _below(self, root: Url, name: str) -> Original:
+        path, hash_, fragment = name.partition("#")
+        return original_of(f"{root.below(path).text}{hash_}{fragment}", deadline_s=self._deadline_s)
 
-    def _matching(self, root: str, pattern: str, key: str, pool: ReaderPool) -> _Candidates:
-        if folder_of(root) is None:
-            hint = "name each file, or give the folder as an rclone remote or s3://: https lists none"
-            raise _not_listed(pattern, key, hint)
+    def _path_for_choosing(self, original: Original, text: str) -> Path:
+        """Give the path whose folders and name decide of which split a remote file is.
+
+        Below a folder of its own, as two places may have equal paths.
+        """
+        version = self._versions[original.key]
+        assert version is not None, text
+        folders = PurePosixPath("/", Url(text).key if is_remote(text) else text.partition("#")[0]).parts[1:-1]
+        return Path("/", folder_of_copy(Path(), original).name, *folders, version.name)
+
+    def _matching(self, root: Url, pattern: str, key: str, pool: ReaderPool) -> _Candidates:
+        if root.is_http:
+            raise _not_listed(pattern, key, "name each file, or give the folder as s3://: https lists none")
         wanted = PurePosixPath("/", pattern).parts[1:]
-        found = {
-            path: origin
-            for path, origin in self._listing(root, pool).items()
-            if _matches(path.parts[2:], wanted)
-        }
+        listing = self._listing(root, pool)
+        found = {path: original for path, original in listing.items() if _matches(path.parts[2:], wanted)}
         if not found:
-            place = joined(root, pattern)
-            raise SourceError("no such file", kind="missing_file", path=place, hint=f"check {key}")
+            raise _missing(f"{root.path}/{pattern}", key)
         return found
 
-    def _listing(self, root: str, pool: ReaderPool) -> _Candidates:
-        """All files below a remote root that may be sources."""
+    def _listing(self, root: Url, pool: ReaderPool) -> _Candidates:
+        """List all files below a remote root that may be sources."""
         if self._listed is None:
-            folder = folder_of(root)
-            assert folder is not None, root
+            arguments = {"root": root, "deadline_s": self._deadline_s}
             self._listed = {}
-            for path, version in pool.ask(ListRequest(folder, self._attempts)):
-                origin = folder.origin(path)
-                self._versions[origin.key] = version
-                place = path_for_choosing(path, version.name, below=folder_of_copy(Path(), origin).name)
-                self._listed[place] = origin
+            for path, version in pool.ask(Call(str(root.path), "its files", list_sources, arguments)):
+                name = PurePosixPath(path).name
+                original = RemoteFile(root.below(path), "", name, self._deadline_s)
+                self._versions[original.key] = Version(version.nbytes, version.tag, name)
+                self._listed[self._path_for_choosing(original, path)] = original
         return self._listed
 
-    def _guessed(self, root: str, task: Task, pool: ReaderPool) -> _Candidates:
-        """Files with the names that splits have, where nothing lists them."""
-        names = [f"{task.name}_{split}{suffix}" for split in SPLIT_NAMES for suffix in _SUFFIXES]
-        origins = {name: origin_of(joined(root, name)) for name in names}
-        self._look(origins.values(), pool, are_guesses=True)
-        return {
-            self._path_of(origin, name, "data.root"): origin
-            for name, origin in origins.items()
-            if self._versions[origin.key] is not None
-        }
-
-    def _look(self, origins: Iterable[Origin], pool: ReaderPool, *, are_guesses: bool = False) -> None:
+    def _look(self, originals: Iterable[Original], pool: ReaderPool, *, are_guesses: bool = False) -> None:
         """Find out what is there; whose digest is known, and has a copy, needn't be asked."""
-        unknown = [origin for origin in origins if origin.key not in self._versions]
         asked = []
-        for origin in unknown:
-            if isinstance(origin, LocalOrigin):  # it was looked at when it was found
-                self._versions[origin.key] = origin.look(stall_s=0)
-            elif origin.digest and (copy := find_copy(self._folder(origin), origin)):
-                self._copies[origin.key] = copy
-                self._versions[origin.key] = Version(copy.stat().st_size, "", copy.name)
+        for original in originals:
+            if original.key in self._versions:
+                continue
+            if isinstance(original, LocalFile):  # it was looked at when it was found
+                self._versions[original.key] = original.look()
+            elif original.digest and (copy := find_copy(self._folder(original), original)):
+                self._copies[original.key] = copy
+                self._versions[original.key] = Version(copy.stat().st_size, "", copy.name)
             else:
-                asked.append(origin)
-        requests = [LookRequest(origin, self._attempts, are_guesses) for origin in asked]
-        for origin, version in zip(asked, pool.ask_each(requests), strict=True):
-            self._versions[origin.key] = version
+                asked.append(original)
+        calls = [
+            Call(each.location, "its size", look, {"original": each, "is_guess": are_guesses})
+            for each in asked
+        ]
+        for original, version in zip(asked, pool.ask_each(calls), strict=True):
+            self._versions[original.key] = version
 
-    def _folder(self, origin: Origin) -> Path:
+    def _folder(self, original: Original) -> Path:
         assert self._stage_dir is not None
-        return folder_of_copy(self._stage_dir, origin)
+        return folder_of_copy(self._stage_dir, original)
 
-    def _copy(self, origins: Sequence[Origin], pool: ReaderPool) -> None:
+    def _copy(self, originals: Sequence[Original], pool: ReaderPool) -> None:
         """Copy or fetch those that have no copy."""
         missing = []
-        for origin in origins:
-            version = self._versions.get(origin.key)
-            if origin.key in self._copies:
+        for original in originals:
+            version = self._versions.get(original.key)
+            if original.key in self._copies:
                 continue
             if version is None and not self._is_dry:
-                raise _missing(origin, "data.root and data.files")
-            if copy := find_copy(self._folder(origin), origin, version or origin.look(stall_s=0)):
-                self._copies[origin.key] = copy
+                raise _missing(original.location, "data.root and data.files")
+            if copy := find_copy(self._folder(original), original, version or original.look()):
+                self._copies[original.key] = copy
             elif version is not None:
-                missing.append(StageRequest(origin, version, self._folder(origin), self._attempts))
+                missing.append((original, version))
         if missing and not self._is_dry:
-            missing.sort(key=lambda request: -request.version.size)  # the longest ones begin first
+            missing.sort(key=lambda pair: -pair[1].nbytes)  # the longest ones begin first
             self._check_room(missing)
-            self._run(missing, pool)
+            self._fetch(missing, pool)
 
-    def _check_room(self, requests: Sequence[StageRequest]) -> None:
+    def _check_room(self, missing: Sequence[tuple[Original, Version]]) -> None:
         """Refuse before the first byte what the disk has no room for."""
         assert self._stage_dir is not None
         files.make_folder(self._stage_dir, hint="check data.stage_dir")
-        needed = sum(each.version.size - num_there(each.folder, each.version) for each in requests)
+        needed = sum(version.nbytes - num_there(self._folder(each), version) for each, version in missing)
         if needed > files.free_bytes(self._stage_dir):
             with files.disk_full_as_error(self._stage_dir / "copies of sources", needed):
                 raise OSError(errno.ENOSPC, "no room for copies of all sources")
 
-    def _run(self, requests: Sequence[StageRequest], pool: ReaderPool) -> None:
-        sizes = [request.version.size for request in requests]
-        done = [0] * len(requests)
+    def _fetch(self, missing: Sequence[tuple[Original, Version]], pool: ReaderPool) -> None:
+        sizes = [version.nbytes for _, version in missing]
+        done = [0] * len(missing)
 
         def count(index: int, num_done: int) -> None:
             num_done = min(num_done, sizes[index])
@@ -301,33 +305,47 @@ class Sources:
                 self._watcher.advance(num_done - done[index])
                 done[index] = num_done
 
-        self._watcher.stage(f"staging {counted(len(requests), 'source')}", sum(sizes), unit="bytes")
+        self._watcher.stage(f"staging {counted(len(missing), 'source')}", sum(sizes), unit="bytes")
         self._watcher.waits("copies of sources")
-        for index, _ in enumerate(pool.ask_each(requests, report=count)):
+        retries = self._config.reading.retries
+        calls = [
+            Call(
+                original.location,
+                "its copy",
+                fetch,
+                {
+                    "original": original,
+                    "version": version,
+                    "folder": self._folder(original),
+                    "retries": retries,
+                },
+            )
+            for original, version in missing
+        ]
+        for index, _ in enumerate(pool.ask_each(calls, report=count)):
             count(index, sizes[index])
-            request = requests[index]
-            copy = find_copy(request.folder, request.origin)
+            original = missing[index][0]
+            copy = find_copy(self._folder(original), original)
             if copy is None:
                 raise SourceError(
                     "its copy was changed or removed meanwhile",
                     kind="source_changed",
-                    path=request.folder,
+                    path=self._folder(original),
                     hint="let no other program write to data.stage_dir, and run again",
                 )
-            self._copies[request.origin.key] = copy
+            self._copies[original.key] = copy
 
-    def _place(self, origin: Origin) -> Path:
-        copy = self._copies.get(origin.key)
-        if copy is not None:
+    def _path_here(self, original: Original) -> Path:
+        if (copy := self._copies.get(original.key)) is not None:
             return copy
-        if isinstance(origin, LocalOrigin):  # nothing was to be copied
-            return origin.path
-        version = self._versions[origin.key]
-        size = f" ({format_nbytes(version.size)})" if version else ""
+        if isinstance(original, LocalFile):  # nothing was to be copied
+            return original.path
+        version = self._versions[original.key]
+        size = f" ({format_nbytes(version.nbytes)})" if version else ""
         raise SourceError(
             f"it isn't fetched yet{size}, and a dry run fetches nothing",
             kind="not_fetched",
-            path=origin.location,
+            path=original.location,
             hint="--stage-only fetches it without building anything",
         )
 
@@ -347,6 +365,7 @@ def stage_sources(config: BuildConfig, *, watcher: Watcher | None = None) -> lis
         SourceError: As `Sources.stage_all`.
         DiskFullError: If there is no room.
     """
+    sources = Sources(config, watcher=watcher)
     if config.stage_dir is None:
         raise ConfigError(
             "sources are read where they are",
@@ -354,7 +373,15 @@ def stage_sources(config: BuildConfig, *, watcher: Watcher | None = None) -> lis
             expected="data.stage_dir, or sources by URL",
             hint="say data.stage_dir=FOLDER",
         )
-    return Sources(config, watcher=watcher).stage_all()
+    return sources.stage_all()
+
+
+def _refuse_rclone(config: BuildConfig) -> None:
+    """Refuse names of files of rclone remotes, which nothing here fetches from."""
+    root = config.data.root
+    for name in config.source_names:
+        if hint := instead_of_rclone(name, folder=root if isinstance(root, Path) else ""):
+            raise ConfigError("no rclone remote is read", kind="rclone", path=name, hint=hint)
 
 
 def _check_together(config: BuildConfig) -> None:
@@ -382,12 +409,12 @@ def _not_listed(pattern: str, key: str, hint: str) -> ConfigError:
     return ConfigError(key, kind="no_listing", expected="names of files", found=repr(pattern), hint=hint)
 
 
-def _missing(origin: Origin, key: str) -> SourceError:
-    return SourceError("no such file", kind="missing_file", path=origin.location, hint=f"check {key}")
+def _missing(location: str, key: str) -> SourceError:
+    return SourceError("no such file", kind="missing_file", path=location, hint=f"check {key}")
 
 
 def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Whether names of folders and a file match patterns, as those of `glob` do."""
+    """Say whether names of folders and a file match patterns, as those of `glob` do."""
     if not patterns:
         return not parts
     if patterns[0] == "**":

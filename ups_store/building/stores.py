@@ -1,4 +1,4 @@
-"""All stores of a configuration, one after the other."""
+"""All stores of a configuration, one after the other; or what would become of each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from ups_store.building.build import Build, build_store, open_build
 from ups_store.building.config import BuildConfig
+from ups_store.building.decide import Explanation, explain
 from ups_store.building.digests import DigestCache, Digests
 from ups_store.building.plan import StorePlan
 from ups_store.building.progress import Stopwatch, Watcher
@@ -17,10 +17,8 @@ from ups_store.building.ranks import BuildRank
 from ups_store.building.read import UnreadSamplesError
 from ups_store.building.readers import Readers
 from ups_store.building.result import BuildReport, BuildResult, Startup
-from ups_store.building.run import build_store
 from ups_store.building.shared import SharedStores
 from ups_store.building.staging import Sources
-from ups_store.building.store_build import Build, open_build
 from ups_store.errors import SourceError
 from ups_store.printable import counted
 from ups_store.read.recovery import building_path
@@ -96,6 +94,36 @@ def build_all(
     return BuildReport(tuple(results), skipped, readers.choice, Startup.of(results, clock))
 
 
+def explain_all(
+    config: BuildConfig,
+    *,
+    watcher: Watcher,
+    rehash: bool = False,
+    overwrite: bool = False,
+    skip_missing: bool = False,
+) -> list[Explanation]:
+    """Explain every store that this machine would build; of its ranks the first one does.
+
+    Args:
+        config: What would be built.
+        watcher: Hears how it goes.
+        rehash: Whether known digests aren't believed.
+        overwrite: As in `explain`.
+        skip_missing: As in `build_all`.
+    Raises:
+        SourceError: As `build_all` says.
+    """
+    if not BuildRank.from_environment().is_builder:
+        return []
+    with Readers(config.reading, note=watcher.note) as readers:
+        watcher.watch(readers.pool)
+        digests = DigestCache(config.cache.dir, rehash=rehash, save=False, readers=readers)
+        sources = Sources(config, watcher=watcher, is_dry=True)
+        options: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources}
+        builds = open_builds(config, {}, watcher, skip_missing=skip_missing, **options)
+        return [explain(build, overwrite=overwrite) for build in builds]
+
+
 def _losses(result: BuildResult, plan: StorePlan) -> Iterator[str]:
     """A line for each array that was written with values that aren't finite, or that a cast lost."""
     for name, found in result.statistics.items():
@@ -146,32 +174,24 @@ def open_builds(
     """
     sources = sources or Sources(config, watcher=watcher)
     rank = rank or BuildRank.from_environment()
-    wanted = [(task, split) for task in config.data.tasks for split in config.data.split]
-    for task, split in wanted:
+    both = [(task, split) for task in config.data.tasks for split in config.data.split]
+    options: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources, "rank": rank}
+    for task, split in both:
         try:
-            build = open_build(
-                config,
-                task,
-                split,
-                readers=readers,
-                digests=digests,
-                watcher=watcher,
-                rank=rank,
-                sources=sources,
-            )
+            build = open_build(config, task, split, watcher=watcher, **options)
             if not build.plan.is_empty:
                 yield build
                 continue
             error = _empty(build.plan, config)
-        except SourceError as found:
-            if found.kind != "no_source" or (split == "train" and config.stage_dir is not None):
+        except SourceError as missing:
+            if missing.kind != "no_source" or (split == "train" and config.stage_dir is not None):
                 raise
-            error = found
+            error = missing
         skipped[f"{task} {split}"] = str(error)
         is_without = error.kind == "no_source" and all(
             f"{task} {each}" in skipped for each in config.data.split
         )
-        if len(skipped) == len(wanted) or (is_without and not skip_missing):
+        if len(skipped) == len(both) or (is_without and not skip_missing):
             if is_without and len(config.data.tasks) > 1:
                 error.hint = f"{error.hint}; --skip-missing builds the other tasks"
             raise error
@@ -179,45 +199,22 @@ def open_builds(
 
 
 def _empty(plan: StorePlan, config: BuildConfig) -> SourceError:
+    """Say what the fractions made of the sources, in samples."""
+    data, counts = config.data, [info.num_samples for info in plan.infos]
+    shares = []
+    for split in SPLITS:
+        options: dict[str, Any] = {"fractions": data.fractions, "test_part": plan.task.test_part}
+        share = sum(len(split_range(count, split=split, **options)) for count in counts)
+        shares.append(f"{share} to {split}")
+    are = f"{counted(sum(counts), 'sample')} in {counted(len(counts), 'file')}"
+    if any(counts):
+        fractions = ", ".join(map(str, data.split_fractions))
+        are += f", shared out {fractions}: {', '.join(shares)} (test and val rounded down in each file)"
     return SourceError(
         f"{plan.task.name} {plan.split} would be empty",
         kind="empty_split",
-        path=config.data.root,
-        found=_shares(plan, config),
+        path=data.root,
+        found=are,
         hint="change data.split_fractions, or give the split a file of its own: "
         f"{plan.task.name}_{plan.split}.h5",
     )
-
-
-def _shares(plan: StorePlan, config: BuildConfig) -> str:
-    """What the fractions made of the sources, in samples."""
-    counts = [info.num_samples for info in plan.infos]
-    shares = ", ".join(
-        f"{sum(len(_share(count, split, plan, config)) for count in counts)} to {split}" for split in SPLITS
-    )
-    fractions = ", ".join(map(str, config.data.split_fractions))
-    are = f"{counted(sum(counts), 'sample')} in {counted(len(counts), 'file')}"
-    if not any(counts):
-        return are
-    return f"{are}, shared out {fractions}: {shares} (test and val rounded down in each file)"
-
-
-def _share(count: int, split: str, plan: StorePlan, config: BuildConfig) -> range:
-    return split_range(count, split=split, fractions=config.data.fractions, test_part=plan.task.test_part)
-
-
-def describe_plan(plan: StorePlan) -> dict[str, Any]:
-    """A plan as JSON values, for `--dry-run`."""
-    return {
-        "path": str(plan.path),
-        "num_samples": plan.num_samples,
-        "nbytes": plan.file_nbytes,
-        "codec": plan.codec,
-        "arrays": {
-            name: {"shape": list(spec.shape), "dtype": str(spec.dtype), "dims": list(spec.dims or ())}
-            for name, spec in plan.arrays.items()
-        },
-        "constants": {name: list(np.shape(values)) for name, values in plan.constants.items()},
-        "sources": {str(part.path): [part.indices.start, part.indices.stop] for part in plan.parts},
-        "external": sorted({str(file.path) for info in plan.infos for file in info.outer}),
-    }

@@ -1,74 +1,144 @@
-"""How a build shows itself: bars on a terminal, lines elsewhere, and a diagnosis when it doesn't get on."""
+"""How a build shows itself: bars and lines on stderr, a log for programs, a diagnosis when it stalls."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from ups_store.building.progress import StageRates, Watcher
-from ups_store.console import format_nbytes
-from ups_store.errors import needs
+from ups_store.building.config import BuildConfig
+from ups_store.building.progress import StageWatcher, Watcher
+from ups_store.console import console, format_nbytes, interruptible
+from ups_store.errors import ConfigError, StoreError, needs
+from ups_store.launch import log_origin
+from ups_store.printable import json_text, without_secrets
 from ups_store.system import files
+from ups_store.system.files import make_folder
 from ups_store.system.memory import available_bytes
-from ups_store.system.stalls import LookingThread
+from ups_store.system.stalls import LookingThread, listening_to_stalls
 
 with needs("hdf5"):
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
         Progress,
         ProgressColumn,
         Task,
         TaskID,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
     from rich.text import Text
 
 if TYPE_CHECKING:
-    from ups_store.sources.pool import ReaderPool, ReaderStatus  # h5py: not for --help
+    from ups_store.sources.readers import ReaderPool, ReaderStatus  # h5py: not for --help
 
+
+@contextmanager
+def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[Watchers]:
+    """Make a command's watchers; Ctrl-C, SIGTERM and SIGUSR1 end the block by `BuildInterruptedError`."""
+    with ExitStack() as stack:
+        log = stack.enter_context(EventLog(log_json)) if log_json else None
+        if log:
+            stack.enter_context(listening_to_stalls(log.end))
+        stack.enter_context(interruptible())
+        shown = stack.enter_context(ConsoleWatcher(console))
+
+        def note(diagnosis: str) -> None:
+            shown.note(diagnosis)
+            if log:
+                log.write("stalled", message=diagnosis)
+
+        stall = StallWatcher(config.reading.stall_warning_s, folder=config.cache.dir, note=note)
+        stack.enter_context(stall)
+        watchers = Watchers([shown, stall, *([log] if log else [])])
+        stack.enter_context(noting_warnings(watchers.note))
+        yield watchers
+
+
+class Watchers(Watcher):
+    """Several watchers as one."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        """Pass it on."""
+        for watcher in self._watchers:
+            watcher.stage(name, total, unit=unit)
+
+    def advance(self, num: int) -> None:
+        """Pass it on."""
+        for watcher in self._watchers:
+            watcher.advance(num)
+
+    def note(self, message: str) -> None:
+        """Pass it on."""
+        for watcher in self._watchers:
+            watcher.note(message)
+
+    def watch(self, pool: ReaderPool) -> None:
+        """Pass it on."""
+        for watcher in self._watchers:
+            watcher.watch(pool)
+
+    def waits(self, what: str) -> None:
+        """Pass it on."""
+        for watcher in self._watchers:
+            watcher.waits(what)
+
+
+@contextmanager
+def noting_warnings(note: Callable[[str], None]) -> Iterator[None]:
+    """Note the warnings of others, such as an encoder's, beside everything else."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: note(f"{record.name}: {record.getMessage()}")  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+# --- the terminal -------------------------------------------------------------------------------------
 
 _MAX_SHOWN = 4  # readers in one line
 
 
-class _RateColumn(ProgressColumn):
-    """Samples or bytes per second."""
+class _Column(ProgressColumn):
+    """Shows what a function says of a bar."""
 
-    def render(self, task: Task) -> Text:
-        if task.fields["unit"] == "bytes":
-            return TransferSpeedColumn().render(task)
-        return Text(f"{task.speed or 0:,.0f} {task.fields['unit']}/s", style="progress.data.speed")
-
-
-class _CountColumn(ProgressColumn):
-    """How much of how much."""
-
-    def render(self, task: Task) -> Text:
-        column = DownloadColumn() if task.fields["unit"] == "bytes" else MofNCompleteColumn()
-        return column.render(task)
-
-
-class _StateColumn(ProgressColumn):
-    """What the stage that isn't done waits for."""
-
-    def __init__(self, state: Callable[[], str]) -> None:
+    def __init__(self, text_of: Callable[[Task], str], style: str = "") -> None:
         super().__init__()
-        self._state = state
+        self._text_of, self._style = text_of, style
 
     def render(self, task: Task) -> Text:
-        return Text("" if task.finished else self._state())
+        return Text(self._text_of(task), style=self._style)
 
 
-class ConsoleWatcher(Watcher):
+def _amount(task: Task) -> str:
+    if task.fields["unit"] == "bytes":
+        return f"{format_nbytes(int(task.completed))}/{format_nbytes(int(task.total or 0))}"
+    return f"{task.completed:.0f}/{task.total:.0f}"
+
+
+def _rate(task: Task) -> str:
+    if task.fields["unit"] == "bytes":
+        return f"{format_nbytes(int(task.speed or 0))}/s"
+    return f"{task.speed or 0:,.0f} {task.fields['unit']}/s"
+
+
+class ConsoleWatcher(StageWatcher):
     """Shows stages as progress bars with rate and time left, and notes as lines, on stderr.
 
     Args:
@@ -76,29 +146,27 @@ class ConsoleWatcher(Watcher):
     """
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
         columns = (
             TextColumn("{task.description:<28}", markup=False),
             BarColumn(bar_width=30),
-            _CountColumn(),
-            _RateColumn(),
+            _Column(_amount, "progress.download"),
+            _Column(_rate, "progress.data.speed"),
             TimeRemainingColumn(),
-            _StateColumn(self.state),
+            _Column(lambda task: "" if task.finished else self.state()),
         )
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task: TaskID | None = None
-        self._pool: ReaderPool | None = None
-        self._waits_for = ""
-        self._rates = StageRates()
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """Show a new bar; a finished one stays."""
-        self._rates.begin()
+        super().stage(name, total, unit=unit)
         self._task = self._progress.add_task(name, total=total, unit=unit)
 
     def advance(self, num: int) -> None:
         """Move the bar."""
-        self._rates.advance(num)
+        super().advance(num)
         if self._task is not None:
             self._progress.advance(self._task, num)
 
@@ -106,36 +174,23 @@ class ConsoleWatcher(Watcher):
         """Print a line above the bars."""
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
-    def watch(self, pool: ReaderPool) -> None:
-        """Show what these readers do."""
-        self._pool = pool
-
-    def waits(self, what: str) -> None:
-        """Show what everything waits for."""
-        self._rates.waits(what)
-        self._waits_for = what
-
     def state(self) -> str:
-        """What everything waits for, what the readers do, and how fast each stage is.
+        """Say what everything waits for, what the readers do, and how fast each stage is.
 
         Such as "waits for commit (reading 0.3 s, idle 0.1 s; 1 ready); read 900/s, commit 310/s".
         """
-        waits = f"waits for {self._waits_for}" if self._waits_for else ""
-        per_second = self._rates.per_second()
+        waits = f"waits for {self.waits_for}" if self.waits_for else ""
+        status = self.pool.status() if self.pool else None
+        if waits and status is not None and status.readers:
+            now = time.monotonic()
+            longest_first = sorted(status.readers, key=lambda reader: reader.since_s)
+            doing = [f"{reader.doing} {now - reader.since_s:.1f} s" for reader in longest_first[:_MAX_SHOWN]]
+            if len(longest_first) > _MAX_SHOWN:
+                doing.append(f"{len(longest_first) - _MAX_SHOWN} more")
+            waits += f" ({', '.join(doing)}; {status.num_ready} ready)"
+        per_second = self.rates.per_second()
         rates = ", ".join(f"{stage} {rate:,.0f}/s" for stage, rate in per_second.items())
-        rates = rates if len(per_second) > 1 else ""  # of a single one, the bar has it
-        return "; ".join(part for part in (f"{waits}{self._queue()}", rates) if part)
-
-    def _queue(self) -> str:
-        status = self._pool.status() if self._pool else None
-        if status is None or not status.readers or not self._waits_for:
-            return ""
-        now = time.monotonic()
-        longest_first = sorted(status.readers, key=lambda reader: reader.since_s)
-        shown = [f"{reader.doing} {now - reader.since_s:.1f} s" for reader in longest_first[:_MAX_SHOWN]]
-        if len(longest_first) > _MAX_SHOWN:
-            shown.append(f"{len(longest_first) - _MAX_SHOWN} more")
-        return f" ({', '.join(shown)}; {status.num_ready} ready)"
+        return "; ".join(filter(None, (waits, rates if len(per_second) > 1 else "")))  # one: the bar has it
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -145,12 +200,14 @@ class ConsoleWatcher(Watcher):
         self._progress.stop()
 
 
+# --- builds that don't get on -------------------------------------------------------------------------
+
 _MAX_LOOK_S = 0.5
 
 _SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit
 
 
-class StallWatcher(Watcher, LookingThread):
+class StallWatcher(StageWatcher, LookingThread):
     """A watcher that says what everything waits for, each time nothing was done for so long.
 
     A thread of its own looks, so it sees a commit that hangs, too.
@@ -162,35 +219,30 @@ class StallWatcher(Watcher, LookingThread):
     """
 
     def __init__(self, after_s: float, *, folder: Path, note: Callable[[str], None]) -> None:
+        StageWatcher.__init__(self)
         # Not waited for: the look at a disk that hangs may never end.
-        super().__init__("stall watcher", every_s=min(_MAX_LOOK_S, after_s / 4), is_waited_for=False)
+        LookingThread.__init__(
+            self, "stall watcher", every_s=min(_MAX_LOOK_S, after_s / 4), is_waited_for=False
+        )
         self._after_s, self._noted_s = after_s, 0.0
-        self._folder = folder
-        self._note = note
+        self._folder, self._note = folder, note
         self._moved_s = time.monotonic()
-        self._stage = "start"
-        self._done, self._total = 0, 0
-        self._waits_for = "sources to be found and opened"
-        self._pool: ReaderPool | None = None
+        self.waits_for = "sources to be found and opened"
         self._watched = threading.get_ident()
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """Another stage is progress."""
-        self._stage, self._done, self._total = name, 0, total
+        super().stage(name, total, unit=unit)
         self._moved_s = time.monotonic()
 
     def advance(self, num: int) -> None:
         """This is progress."""
-        self._done += num
+        super().advance(num)
         self._moved_s = time.monotonic()
 
-    def watch(self, pool: ReaderPool) -> None:
-        """Readers that the diagnosis describes."""
-        self._pool = pool
-
     def waits(self, what: str) -> None:
-        """What is waited for from now on."""
-        self._waits_for = what
+        """Waiting for something else is progress."""
+        super().waits(what)
         self._moved_s = time.monotonic()
 
     def _look(self) -> bool:
@@ -202,13 +254,11 @@ class StallWatcher(Watcher, LookingThread):
     def diagnosis(self) -> str:
         """All that can be seen from here, as lines."""
         still_s = time.monotonic() - self._moved_s
-        how_far = f"{self._done} of {self._total}" if self._total else "nothing"
-        lines = [
-            f"no progress for {still_s:.1f} s: {self._stage} ({how_far} done) waits for {self._waits_for}"
-        ]
-        if self._pool:
-            stacks = self._pool.stacks()
-            for reader in self._pool.status().readers:
+        how_far = f"{self.done} of {self.total}" if self.total else "nothing"
+        lines = [f"no progress for {still_s:.1f} s: {self.name} ({how_far} done) waits for {self.waits_for}"]
+        if self.pool:
+            stacks = self.pool.stacks()
+            for reader in self.pool.status().readers:
                 lines += [describe_reader(reader), *_indented(stacks.get(reader.pid, ""))]
         lines += ["the build itself", *_indented(_stack_of(self._watched))]
         return "\n".join([*lines, self._resources()])
@@ -236,3 +286,140 @@ def _stack_of(thread: int) -> str:
 
 def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
+
+
+# --- the log for programs -----------------------------------------------------------------------------
+
+_PROGRESS_S = 1.0  # the most often that progress is logged
+
+_FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be one line of many GB
+
+
+class EventLog(StageWatcher):
+    """A watcher that appends events to a file, one JSON object a line.
+
+    Every line has "time_s" (seconds since 1970), what `log_origin` gives ("rank", "host", "pid", "run"), and
+    "event": "start", "stage" (name, total, unit), "progress"
+    (name, done, total, waits_for, per_second by stage, readers, num_ready), "note" and "stalled" (message),
+    "error" (kind, message), "end".
+
+    Args:
+        path: The file, which is made or continued.
+        origin: What lines say otherwise of where they are from, such as the "run" that started this one.
+
+    Raises:
+        ConfigError: If it can't be written, or a file is there that is neither empty nor an event log.
+    """
+
+    def __init__(self, path: Path, *, origin: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        make_folder(path.parent, hint="check --log-json")
+        try:
+            _check_event_log(path)
+            # Unbuffered: a line that finds no room isn't written at the end again.
+            self._file = open(path, "ab", buffering=0, opener=_opened)  # noqa: SIM115
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        self._path, self._origin = path, {**log_origin(), **(origin or {})}
+        self._lock = threading.Lock()  # the stall watcher writes from its own thread
+        self._logged_s = 0.0
+
+    def write(self, event: str, **details: Any) -> None:
+        """Write one event.
+
+        Raises:
+            DiskFullError: If the file system has no room for it.
+            ConfigError: If it is a pipe that no process reads any more.
+        """
+        text = json_text({"time_s": round(time.time(), 3), "event": event, **self._origin, **details})
+        line = f"{without_secrets(text)}\n".encode()
+        with self._lock, files.disk_full_as_error(self._path, len(line)):
+            try:
+                self._file.write(line)
+            except BrokenPipeError as error:  # else the command would take it for its own stdout
+                raise _unwritable(self._path, error) from error
+
+    def stage(self, name: str, total: int, *, unit: str) -> None:
+        """Log a stage."""
+        super().stage(name, total, unit=unit)
+        self.write("stage", name=name, total=total, unit=unit)
+
+    def advance(self, num: int) -> None:
+        """Log progress, once a second and at the end of a stage."""
+        super().advance(num)
+        if time.monotonic() - self._logged_s < _PROGRESS_S and self.done != self.total:
+            return
+        self._logged_s = now = time.monotonic()
+        rates = {stage: round(rate, 3) for stage, rate in self.rates.per_second().items()}
+        status = self.pool.status() if self.pool else None
+        readers = [
+            {"pid": r.pid, "doing": r.doing, "dataset": r.dataset, "for_s": round(now - r.since_s, 3)}
+            for r in (status.readers if status else ())
+        ]
+        facts = {"name": self.name, "done": self.done, "total": self.total, "waits_for": self.waits_for}
+        num_ready = status.num_ready if status else 0
+        self.write("progress", **facts, per_second=rates, readers=readers, num_ready=num_ready)
+
+    def note(self, message: str) -> None:
+        """Log a note."""
+        self.write("note", message=message)
+
+    def __enter__(self) -> Self:
+        try:
+            self.write("start")
+        except BaseException:
+            self._file.close()  # what wasn't entered isn't left either
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.end(error)
+        finally:
+            with self._lock:
+                self._file.close()
+
+    def end(self, error: BaseException | None) -> None:
+        """Log how it ends."""
+        if error is None:
+            self.write("end", is_done=True)
+            return
+        named = error.kind if isinstance(error, StoreError) else type(error).__name__
+        with contextlib.suppress(OSError, ConfigError):  # the first error is the one to report
+            self.write("error", kind=named, message=str(error))
+            self.write("end", is_done=False)
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open for appending; a pipe without a reader is an error (ENXIO) instead of a wait for one."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    reason, hint = (error.strerror or str(error)).lower(), "check --log-json"
+    if path.is_fifo():
+        reason, hint = "no process reads the pipe", f"begin that first, such as `cat {path.name} &`"
+    return ConfigError(f"can't be written ({reason})", path=path, kind="log", hint=hint)
+
+
+def _check_event_log(path: Path) -> None:
+    if not path.is_file():  # a pipe or terminal takes anything; a folder is refused by `open`
+        return
+    with path.open("rb") as file:
+        first = file.readline(_FIRST_BYTES)
+    if first and not _is_start(first):
+        raise ConfigError(
+            "it isn't an event log, so nothing is appended", path=path, hint="give --log-json another name"
+        )
+
+
+def _is_start(line: bytes) -> bool:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # other text, other bytes, a thousand brackets
+        return False
+    return isinstance(event, dict) and event.get("event") == "start" and "time_s" in event

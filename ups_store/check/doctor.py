@@ -20,16 +20,15 @@ from ups_store.check.intact import (
 )
 from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
-from ups_store.format.layout import PAGE_BYTES
-from ups_store.format.stretches import stretches
-from ups_store.format.zip_records import BEFORE_1_0
+from ups_store.format.layout import PAGE_BYTES, consecutive_runs
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.file_reads import read_at
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX, read_commits, read_is_spool
 from ups_store.read.verify import Report, verify_file
 from ups_store.system import files
-from ups_store.system.paths import check_local, check_one_file
+from ups_store.system.paths import check_one_file
+from ups_store.system.urls import check_local
 
 _MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
 _MARKS = (b'"ups_store"', TAIL_MAGIC)
@@ -49,7 +48,6 @@ class Status(Enum):
     TRUNCATED = "truncated"
     FOREIGN = "foreign"
     TOO_NEW = "too_new"
-    BEFORE_1_0 = "before_1_0"
     PACKED = "packed"
     PACKED_DAMAGED = "packed_damaged"
     MISSING = "missing"
@@ -62,7 +60,7 @@ class Status(Enum):
     @property
     def title(self) -> str:
         """The value for people."""
-        return "before 1.0" if self is Status.BEFORE_1_0 else self.value.replace("_", " ")
+        return self.value.replace("_", " ")
 
 
 ADVICE = {
@@ -77,7 +75,6 @@ ADVICE = {
     Status.TRUNCATED: "copy it again from where it came, or `doctor --salvage OUT` copies what verifies",
     Status.FOREIGN: "check the path: it isn't a store",
     Status.TOO_NEW: "upgrade ups-store, or read it with any Zarr v3 reader",
-    Status.BEFORE_1_0: "build it again: no released version of ups-store reads it",
     Status.PACKED: "`unpack` makes the mapped store of it",
     Status.PACKED_DAMAGED: "a packed file can't be repaired or salvaged: copy it again from where it came; "
     "if a build with `cache.codec` made it, remove it and run `ups-store build --config CONFIG` again, which "
@@ -165,10 +162,8 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
         except VersionTooNewError as error:
             return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
         except FormatError as error:
-            if error.kind == BEFORE_1_0:
-                return Diagnosis(path, Status.BEFORE_1_0, (what_is_wrong(error),))
             if error.kind == "packed":
-                return _examine_packed(path, progress)
+                return _examine_packed(fd, path, progress)
             return _examine_from_start(fd, path, what_is_wrong(error))
     try:
         report = verify_file(path, progress=progress)
@@ -191,11 +186,11 @@ def what_is_wrong(error: FormatError) -> str:
     return str(bare)
 
 
-def _examine_packed(path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
-    from ups_store.packed.store import open_packed
+def _examine_packed(fd: int, path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
+    from ups_store.packed.store import open_descriptor
 
     try:
-        with open_packed(path) as store:
+        with open_descriptor(path, fd) as store:
             problems = tuple(map(str, store.verify(progress=progress).problems))
     except VersionTooNewError as error:
         return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
@@ -213,10 +208,8 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
     except FormatError as error:
         if error.kind == "not_a_file":
             return Diagnosis(path, Status.FOREIGN, (problem,))
-        known = {BEFORE_1_0: Status.BEFORE_1_0, "packed": Status.PACKED_DAMAGED}.get(error.kind)
-        if known is not None:
-            problem = what_is_wrong(error) if known is Status.BEFORE_1_0 else problem
-            return Diagnosis(path, known, (problem,))
+        if error.kind == "packed":
+            return Diagnosis(path, Status.PACKED_DAMAGED, (problem,))
         return _examine_without_root(fd, path, tuple(dict.fromkeys((problem, what_is_wrong(error)))))
     layout, nbytes = catalog.layout, files.size(fd)
     if layout.num_samples > nbytes:  # spec 11.1: no memory in proportion to what a file claims
@@ -257,4 +250,4 @@ def _status_without_metadata(fd: int) -> Status:
 
 def spans(samples: Samples) -> list[list[int]]:
     """Sorted sample numbers as stretches `[first, past_last]`."""
-    return [[first, first + num] for first, num in stretches(samples)]
+    return [[first, first + num] for first, num in consecutive_runs(samples)]

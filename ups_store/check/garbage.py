@@ -13,7 +13,7 @@ from typing import Literal
 
 from ups_store.errors import FormatError, StoreNotFoundError, VersionTooNewError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
-from ups_store.format.zip_records import BEFORE_1_0, END_BYTES, ROOT_NAME, Entry, may_be_store
+from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.file_reads import read_at
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
@@ -35,13 +35,12 @@ Kind = Literal[
     "temporary",
     "unfinished",
     "damaged",
-    "before_1_0",
     "too_new",
     "pull",
     "finished",
     "foreign",
 ]
-REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "before_1_0", "pull"))
+REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "pull"))
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,10 @@ class Garbage:
     Attributes:
         path: The file.
         kind: "temporary": a builder or an export died before anybody could see it; "unfinished": a store
-            that `create` would continue; "damaged": a building file that can't be continued; "before_1_0":
-            nor can this one, which was begun before the format was released; "too_new": a newer version of
-            ups-store continues it; "pull": of a pull that was killed, which would go on with it; "finished":
-            all of a store under a name of these, "foreign": not ours by name or content. The last two stay,
-            and so does what is too new.
+            that `create` would continue; "damaged": a building file that can't be continued; "too_new": a
+            newer version of ups-store continues it; "pull": of a pull that was killed, which would go on
+            with it; "finished": all of a store under a name of these, "foreign": not ours by name or
+            content. The last two stay, and so does what is too new.
         nbytes: What it takes on the disk.
         num_committed: Committed samples; 0 unless unfinished.
         num_samples: N; likewise.
@@ -138,8 +136,8 @@ def _examine(path: Path) -> Garbage | None:
                 nbytes = store.nbytes if isinstance(store, SpoolStore) else nbytes
         except VersionTooNewError:
             kind = "too_new"
-        except FormatError as error:
-            kind = "before_1_0" if error.kind == BEFORE_1_0 else "damaged"
+        except FormatError:
+            kind = "damaged"
     return Garbage(path, kind, nbytes, num_committed, num_samples, _age_s(path))
 
 

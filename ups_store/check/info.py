@@ -14,7 +14,6 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from ups_store.check.statistics import ArrayStatistics, Statistics
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, slot_nbytes
@@ -30,7 +29,6 @@ from ups_store.system.progress import Progress
 from ups_store.write.building import read_owner
 
 if TYPE_CHECKING:
-    from ups_store.packed.catalog import PackedCatalog
     from ups_store.packed.store import PackedStore
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB as float64
@@ -79,11 +77,11 @@ class BuildInfo:
 
 @dataclass(frozen=True)
 class PackedInfo:
-    """How a packed store is packed.
+    """How a packed store is packed; of partitions that differ codec "mixed" and no level.
 
     Attributes:
-        codec: "blosc" or "pcodec"; "mixed" of partitions that differ.
-        level: Its effort; None of partitions that differ.
+        codec: "blosc" or "pcodec".
+        level: Its effort.
         mapped_nbytes: Length of the mapped file, or files, that `unpack` makes.
     """
 
@@ -98,18 +96,14 @@ class StoreInfo:
 
     Attributes:
         path: The file, or the pattern of its partitions; under its building name while it isn't finished.
-        format_version: "MAJOR.MINOR".
-        num_samples: N.
         nbytes: Length of the finished file, or files.
         modified_s: When it was last written, seconds since the epoch.
         resident_share: Share of the file in RAM, 0 to 1.
         reads: How samples are read: "map", "pread", "decode", "remote"; "mixed" of partitions that differ.
         network: Name of the network file system that it lies on, or scheme of its URL; None for local ones.
-        config_hash: sha256 of the identity document.
         fingerprint: Digest of the content; None while it isn't finished.
         identity: What it was made from, as its builder said it.
         identity_document: The same with the arrays and the constants' digests around it.
-        attrs: Attributes of the root group.
         arrays: Arrays with a sample axis, by name.
         constants: Arrays without one, by name.
         build: State of an unfinished store; None of a finished one.
@@ -154,16 +148,21 @@ def describe(store: AnyStore, *, statistics: bool = False, progress: Progress | 
         progress: Called with the number of bytes that were read for them since the last call.
     """
     partitions = store.partitions if isinstance(store, PartitionedStore) else ()
-    parts = parts_of(store)
-    is_published = not store.is_partial and (bool(partitions) or _is_there(store))
+    is_there = bool(partitions) or isinstance(store, RemoteStore) or files.exists(store.path)
+    is_published = is_there and not store.is_partial
     path = store.path if is_published else building_path(store.path)
-    metas = store.metas.values()
+    infos = {meta.name: _array_info(meta, store) for meta in store.metas.values()}
+    constants = {name for name, meta in store.metas.items() if meta.is_constant}
+    modified_s = [
+        part.modified_s if isinstance(part, RemoteStore) else files.modified_s(part.path)
+        for part in (parts_of(store) if is_published else ())
+    ] or [files.modified_s(path)]
     return StoreInfo(
         path=path,
         format_version=f"{store.version[0]}.{store.version[1]}",
         num_samples=len(store),
         nbytes=store.nbytes,
-        modified_s=max(map(_modified_s, parts)) if is_published else files.modified_s(path),
+        modified_s=max(modified_s),
         resident_share=store.residency(),
         reads=store.access,
         network=store.network,
@@ -172,21 +171,13 @@ def describe(store: AnyStore, *, statistics: bool = False, progress: Progress | 
         identity=dict(store.identity),
         identity_document=dict(store.identity_document),
         attrs=dict(store.attrs),
-        arrays={meta.name: _array_info(meta, store) for meta in metas if not meta.is_constant},
-        constants={meta.name: _array_info(meta, store) for meta in metas if meta.is_constant},
+        arrays={name: info for name, info in infos.items() if name not in constants},
+        constants={name: info for name, info in infos.items() if name in constants},
         build=None if is_published else _build_info(path, store),
         packed=_packed_info(store),
         partitions=tuple(part.path.name for part in partitions),
         statistics=_statistics(store, progress or (lambda nbytes: None)) if statistics else None,
     )
-
-
-def _is_there(store: AnyStore) -> bool:
-    return isinstance(store, RemoteStore) or files.exists(store.path)
-
-
-def _modified_s(store: AnyStore) -> float:
-    return store.modified_s if isinstance(store, RemoteStore) else files.modified_s(store.path)
 
 
 def _array_info(meta: ArrayMeta, store: AnyStore) -> ArrayInfo:
@@ -201,25 +192,17 @@ def _array_info(meta: ArrayMeta, store: AnyStore) -> ArrayInfo:
 def _packed_info(store: AnyStore) -> PackedInfo | None:
     if store.codec == "none":
         return None
-    levels = {_catalog_of(part).packing.level for part in parts_of(store) if part.codec != "none"}
+    packed = [cast("PackedStore", part) for part in parts_of(store) if part.codec != "none"]
+    levels = {part.catalog.packing.level for part in packed}
     return PackedInfo(store.codec, levels.pop() if len(levels) == 1 else None, mapped_nbytes(store))
 
 
 def mapped_nbytes(store: AnyStore) -> int:
     """Length that a finished store's files have where they are mapped."""
     return sum(
-        part.nbytes if part.codec == "none" else _catalog_of(part).layout.file_nbytes
+        part.nbytes if part.codec == "none" else cast("PackedStore", part).catalog.layout.file_nbytes
         for part in parts_of(store)
     )
-
-
-def _catalog_of(store: AnyStore) -> PackedCatalog:
-    return cast("PackedStore", store).catalog
-
-
-def _sample_nbytes(spec: ArraySpec) -> int:
-    nbytes: int = math.prod(spec.shape[1:]) * spec.dtype.itemsize
-    return nbytes
 
 
 def _build_info(path: Path, store: AnyStore) -> BuildInfo:
@@ -249,73 +232,58 @@ def _statistics(store: AnyStore, progress: Progress) -> dict[str, ArrayStatistic
 
 
 def _blocks(store: AnyStore, name: str, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
-    """All values of an array, flat, at most a block at a time: several samples, or a part of one."""
-    if store.arrays[name].is_ragged:
-        for sample in samples.tolist():
-            (rows,) = store.gather([sample], [name])[name]
-            yield rows.reshape(-1)
-        return
-    num_elements = math.prod(store.arrays[name].shape[1:])
-    step = _BLOCK_ELEMENTS // max(1, num_elements)
-    for first in range(0, len(samples), step) if step else ():
-        yield store.gather(samples[first : first + step], [name])[name].reshape(-1)
-    for sample in samples.tolist() if not step else ():
-        flat = store.sample(sample)[name].reshape(-1)
-        for first in range(0, num_elements, _BLOCK_ELEMENTS):
-            yield flat[first : first + _BLOCK_ELEMENTS]
+    """All values of an array, flat, at most a block at a time: several samples, or some of one."""
+    spec = store.arrays[name]
+    num_elements = 0 if spec.is_ragged else math.prod(spec.shape[1:])
+    step = 1 if spec.is_ragged else max(1, _BLOCK_ELEMENTS // max(1, num_elements))
+    for first in range(0, len(samples), step):
+        if num_elements > _BLOCK_ELEMENTS:
+            flat = store.sample(int(samples[first]))[name].reshape(-1)
+            yield from (flat[at : at + _BLOCK_ELEMENTS] for at in range(0, num_elements, _BLOCK_ELEMENTS))
+            continue
+        values = store.gather(samples[first : first + step], [name])[name]
+        yield (values[0] if spec.is_ragged else values).reshape(-1)
 
 
 def shared_samples(a: Store, b: Store) -> npt.NDArray[np.int64]:
-    """Samples of `a` that occur in `b` too, by their largest common array.
+    """Find the samples of `a` that occur in `b` too, by their largest common array.
 
     Samples are found by their checksums and then compared byte by byte, since checksums of different bytes
     can be equal. Stores without a common array larger than a few parameters share nothing.
 
-    Args:
-        a: A finished store.
-        b: Another one.
     Returns:
         Sample numbers in `a`, sorted, shape (M,), int64.
     """
-    name = _comparable_array(a, b)
-    if name is None:
+    common = {
+        name: a.metas[name].sample_nbytes
+        for name, spec in a.arrays.items()
+        if (other := b.arrays.get(name)) and not spec.is_ragged
+        if (other.shape[1:], other.dtype) == (spec.shape[1:], spec.dtype)
+    }
+    name = max(common, key=lambda name: common[name], default=None)
+    if name is None or common[name] < _MIN_SAMPLE_BYTES:
         return np.empty(0, np.int64)
     left, right = a[name], b[name]
-    order = np.argsort(crcs := _checksums(right), kind="stable")
+    order = np.argsort(checksums := _checksums(right), kind="stable")
     wanted = _checksums(left)
-    first, end = (np.searchsorted(crcs, wanted, side, sorter=order) for side in ("left", "right"))
-    found = [
+    first, end = (np.searchsorted(checksums, wanted, side, sorter=order) for side in ("left", "right"))
+
+    def raw(sample: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        return sample.reshape(-1).view(np.uint8)
+
+    shared = [
         i
         for i in np.flatnonzero(first < end).tolist()
-        if any(_same_bytes(left[i], right[j]) for j in order[first[i] : end[i]].tolist())
+        if any(np.array_equal(raw(left[i]), raw(right[j])) for j in order[first[i] : end[i]].tolist())
     ]
-    return np.array(found, np.int64)
-
-
-def _comparable_array(a: Store, b: Store) -> str | None:
-    """Name of the largest array that both stores have with samples of the same shape and dtype."""
-    common = {
-        name: _sample_nbytes(spec)
-        for name, spec in a.arrays.items()
-        if (other := b.arrays.get(name))
-        and (other.shape[1:], other.dtype) == (spec.shape[1:], spec.dtype)
-        and not spec.is_ragged
-    }
-    largest = max(common, key=lambda name: common[name], default=None)
-    return largest if largest is not None and common[largest] >= _MIN_SAMPLE_BYTES else None
+    return np.array(shared, np.int64)
 
 
 def _checksums(view: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
     """CRC-32C of every sample, shape (N,): those behind the samples where there are slots (spec 5.3)."""
     num, nbytes = len(view), view[:1].nbytes
-    if not num:
-        return np.empty(0, np.uint32)
-    if nbytes < LARGE_SAMPLE_BYTES:
-        return np.fromiter((crc32c(sample.tobytes()) for sample in view), np.uint32, num)
-    first = view[:1].reshape(-1).view(np.uint8)
-    slots = as_strided(first, (num, nbytes + CHECKSUM_BYTES), (view.strides[0], 1), writeable=False)
-    return np.ascontiguousarray(slots[:, nbytes:]).view("<u4").reshape(-1)
-
-
-def _same_bytes(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
-    return np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
+    if num and nbytes >= LARGE_SAMPLE_BYTES:
+        first = view[:1].reshape(-1).view(np.uint8)
+        slots = as_strided(first, (num, nbytes + CHECKSUM_BYTES), (view.strides[0], 1), writeable=False)
+        return np.ascontiguousarray(slots[:, nbytes:]).view("<u4").reshape(-1)
+    return np.fromiter((crc32c(sample.tobytes()) for sample in view), np.uint32, num)

@@ -18,10 +18,9 @@ from ups_store.check.intact_rows import intact_rows, read_rows
 from ups_store.errors import CorruptChunkError, FormatError
 from ups_store.format.build_tail import TailHeader
 from ups_store.format.checksum import crc32c
-from ups_store.format.identity import constant_digest, identity_document
 from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, Layout
 from ups_store.format.metadata import dtype_of
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import FORMAT_VERSION, RootMeta, constant_digest, identity_document
 from ups_store.format.zip_records import ROOT_NAME
 from ups_store.read.catalog import Catalog, finish_catalog, mark_companions, read_arrays, reads_of
 from ups_store.read.directory import read_directory

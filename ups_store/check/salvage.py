@@ -12,8 +12,8 @@ from ups_store.check.doctor import ADVICE, Diagnosis, spans
 from ups_store.check.intact import is_identity_lost, read_intact
 from ups_store.check.intact_rows import lengths_of
 from ups_store.errors import FormatError, IdentityMismatchError, hinting
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.layout import ArrayLayout, Layout
+from ups_store.format.metadata import ArraySpec
 from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog
 from ups_store.read.gather import Samples

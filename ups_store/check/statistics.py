@@ -10,20 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.format.value_range import ValueRange
+from ups_store.sources.value_range import ValueRange
 
 
 @dataclass(frozen=True)
 class ArrayStatistics:
-    """Statistics of one array.
-
-    Attributes:
-        minimum: Smallest finite value; None if there is none, as for the next two.
-        maximum: Largest finite value.
-        mean: Mean of the finite values; None also where it wasn't asked for or their sum overflows float64.
-        num_nan: Number of NaN.
-        num_inf: Number of positive and negative infinities.
-    """
+    """Statistics of one array; None where no value is finite, and of a mean that wasn't asked for."""
 
     minimum: float | None
     maximum: float | None
@@ -56,57 +48,48 @@ class Statistics:
         """
         known = ranges or {}
         for name, array in arrays.items():
-            found = known[name] if name in known else ValueRange.of(array)
-            self._ranges[name] = ValueRange.join([self._ranges.get(name, ValueRange()), found])
-            self._num_values[name] = self._num_values.get(name, 0) + array.size
+            total = 0.0
             if self._with_mean:
-                self._sums[name] = self._sums.get(name, 0.0) + _finite_sum(array)
+                values = array.astype(np.float64)
+                with np.errstate(over="ignore"):
+                    total = float(values[np.isfinite(values)].sum())
+            self._take(name, known[name] if name in known else ValueRange.of(array), array.size, total)
 
     def join(self, other: Statistics) -> None:
         """Take in what another one found of other samples."""
-        for name, found in other._ranges.items():
-            self._ranges[name] = ValueRange.join([self._ranges.get(name, ValueRange()), found])
-            self._num_values[name] = self._num_values.get(name, 0) + other._num_values[name]
-            if self._with_mean:
-                self._sums[name] = self._sums.get(name, 0.0) + other._sums[name]
+        for name, values in other._ranges.items():
+            self._take(name, values, other._num_values[name], other._sums[name])
+
+    def _take(self, name: str, values: ValueRange, num: int, total: float) -> None:
+        self._ranges[name] = ValueRange.join([self._ranges.get(name, ValueRange()), values])
+        self._num_values[name] = self._num_values.get(name, 0) + num
+        self._sums[name] = self._sums.get(name, 0.0) + total
 
     def by_array(self) -> dict[str, ArrayStatistics]:
         """What was found so far."""
-        return {name: self._of(name) for name in self._ranges}
+        statistics = {}
+        for name, values in self._ranges.items():
+            num_finite = self._num_values[name] - values.num_nan - values.num_inf
+            low, high = (values.minimum, values.maximum) if num_finite else (None, None)
+            has_mean = self._with_mean and num_finite and math.isfinite(self._sums[name])
+            mean = self._sums[name] / num_finite if has_mean else None
+            statistics[name] = ArrayStatistics(low, high, mean, values.num_nan, values.num_inf)
+        return statistics
 
-    def _of(self, name: str) -> ArrayStatistics:
-        found = self._ranges[name]
-        num_finite = self._num_values[name] - found.num_nan - found.num_inf
-        return ArrayStatistics(
-            found.minimum if num_finite else None,
-            found.maximum if num_finite else None,
-            _mean(self._sums.get(name), num_finite),
-            found.num_nan,
-            found.num_inf,
-        )
-
-    def to_json(self) -> dict[str, dict[str, float | None]]:
+    def to_json(self) -> dict[str, dict[str, Any]]:
         """What was found so far as JSON values; "mean" only where means are taken.
 
         "num_underflow" and "num_overflow" are what casts made 0 and infinite, where a given range says so;
         "num_flat", by channel, what they can't tell apart, left out where there is nothing.
         """
-        return {name: self._values(name, found) for name, found in self.by_array().items()}
-
-    def _values(self, name: str, found: ArrayStatistics) -> dict[str, float | None]:
-        mean = {"mean": found.mean} if self._with_mean else {}
-        cast = {key: getattr(self._ranges[name], key) for key in ("num_underflow", "num_overflow")}
-        counts = {"num_nan": found.num_nan, "num_inf": found.num_inf, **cast}
-        if flat := self._ranges[name].num_flat:
-            counts["num_flat"] = list(flat)
-        return {"min": found.minimum, "max": found.maximum, **mean, **counts}
-
-
-def _finite_sum(array: npt.NDArray[Any]) -> float:
-    values = array.astype(np.float64)
-    with np.errstate(over="ignore"):
-        return float(values[np.isfinite(values)].sum())
-
-
-def _mean(total: float | None, num_finite: int) -> float | None:
-    return total / num_finite if total is not None and num_finite and math.isfinite(total) else None
+        document: dict[str, dict[str, Any]] = {}
+        for name, array in self.by_array().items():
+            values = self._ranges[name]
+            document[name] = {"min": array.minimum, "max": array.maximum}
+            if self._with_mean:
+                document[name]["mean"] = array.mean
+            counts = ("num_nan", "num_inf", "num_underflow", "num_overflow")
+            document[name] |= {key: getattr(values, key) for key in counts}
+            if values.num_flat:
+                document[name]["num_flat"] = list(values.num_flat)
+        return document

@@ -31,7 +31,8 @@ from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
-from ups_store.system.paths import is_pattern, is_remote, named_partitions, shown_url
+from ups_store.system.paths import is_pattern, named_partitions
+from ups_store.system.urls import is_remote, shown_url
 
 if TYPE_CHECKING:
     from ups_store.check.doctor import Diagnosis
@@ -295,7 +296,6 @@ def gc(
         committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
         what = {
             "unfinished": f"unfinished{committed}",
-            "before_1_0": "unfinished, from before format 1.0: a build begins it again",
             "too_new": "unfinished, begun by a newer version of ups-store, left alone",
             "damaged": "unfinished, and damaged: it can't be continued",
             "temporary": "temporary file of a builder that died before it held anything",

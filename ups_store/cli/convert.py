@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ups_store.command_line import completing
 from ups_store.console import (
     AsJson,
     NumThreads,
@@ -21,7 +22,8 @@ from ups_store.console import (
     print_lines,
     progress_bar,
 )
-from ups_store.errors import SpecError
+from ups_store.convert.export import FORMATS, export_store
+from ups_store.errors import SpecError, StoreNotFoundError
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import parts_of
@@ -37,18 +39,18 @@ MAX_LEFT_OUT = 10  # files shown for people; --json and -v show all
 WHOLE_OR_NOT = "the target is whole, or as it was before: run it again, with --force if it is there"
 WHOLE_KEPT = "files that are whole stay: run it again with --force"
 
+_formats = completing(lambda: FORMATS)
+
 
 def export(
     path: Source,
     out: Out,
     *,
-    to: Annotated[Literal["zarr", "safetensors", "hdf5", "pt", "arrow"], typer.Option("--to", help="format")],
+    to: Annotated[str, typer.Option("--to", help=f"format: {', '.join(FORMATS)}", autocompletion=_formats)],
     force: Force = False,
     no_verify: NoVerify = False,
 ) -> None:
-    """Write a store in another format: a Zarr or .pt folder, a safetensors, HDF5 or Arrow file."""
-    from ups_store.convert import export_store
-
+    """Write a store in another format: a Zarr folder, a safetensors or HDF5 file, references of Kerchunk."""
     with (
         interruptible(WHOLE_OR_NOT),
         open_any(path) as store,
@@ -261,9 +263,14 @@ def unpack(
     from ups_store.packed.pack import unpack_store
     from ups_store.packed.store import open_packed
 
+    try:
+        packed = open_packed(path)
+    except StoreNotFoundError:
+        open_any(path).close()  # which says whether it is being built
+        raise
     with (
         interruptible(),
-        open_packed(path) as packed,
+        packed,
         progress_bar(f"unpacking {path.name}", total=packed.catalog.layout.file_nbytes) as bar,
     ):
         done = unpack_store(packed, out, force=force, progress=bar)

@@ -21,8 +21,8 @@ from ups_store.console import (
 from ups_store.printable import counted, one_line
 
 if TYPE_CHECKING:
-    from ups_store.remote.choice import SharedStore
-    from ups_store.remote.shared_cache import SharedCache
+    from ups_store.remote.shared import SharedCache
+    from ups_store.remote.transfer import SharedStore
 
 Place = Annotated[
     str,
@@ -48,7 +48,7 @@ def push(
 ) -> None:
     """Verify stores and copy them to a shared cache, to HASH/NAME; what is there already stays.
 
-    A push that was killed goes on where it was when it is run again.
+    Other content of the same identity that is there is an error.
     """
     from ups_store.remote.transfer import push_store
 
@@ -82,20 +82,13 @@ def pull(
 
     A pull that was killed goes on where it was when it is run again.
     """
-    from ups_store.remote.choice import choose_stores
-    from ups_store.remote.transfer import pull_store
-    from ups_store.sources.attempts import Attempts
+    from ups_store.remote.transfer import choose_stores, pull_store
 
     cache = _open(place, timeout)
     for store in choose_stores(cache, names or []):
         title = f"pulling {store.name}"
         with interruptible(), progress_bar(title, total=store.nbytes, quiet=as_json) as bar:
-            options: dict[str, Any] = {
-                "attempts": Attempts(timeout),
-                "progress": _Shown(bar),
-                "replace": force,
-            }
-            path = pull_store(cache, store.files, into, **options)
+            path = pull_store(cache, store.files, into, progress=_Shown(bar), replace=force)
         if as_json:
             print_json({**store.to_json(), "path": path})
         else:
@@ -105,7 +98,7 @@ def pull(
 
 def ls_remote(place: Place, *, timeout: Timeout = _TIMEOUT_S, as_json: AsJson = False) -> None:
     """List the stores of a shared cache."""
-    from ups_store.remote.choice import list_stores
+    from ups_store.remote.transfer import list_stores
 
     cache = _open(place, timeout)
     stores = list_stores(cache)
@@ -131,7 +124,7 @@ def gc_remote(
     place: str, *, delete: bool, unfinished: bool, older_than: float | None, timeout: float, as_json: bool
 ) -> None:
     """List what can go from a shared cache, and remove it on request; see `gc`."""
-    from ups_store.remote.garbage import find_remote_garbage
+    from ups_store.remote.transfer import find_remote_garbage
 
     cache = _open(place, timeout)
     found = find_remote_garbage(cache, older_than_s=None if older_than is None else 86400 * older_than)
@@ -140,7 +133,7 @@ def gc_remote(
     for garbage in found:
         is_wanted = garbage.is_removable and (unfinished or garbage.kind != "incomplete")
         if delete and is_wanted:
-            cache.remove(garbage.key, garbage.upload_id)
+            cache.remove(garbage.key)
         if as_json:
             print_json({**vars(garbage), "removed": delete and is_wanted})
             continue
@@ -162,7 +155,7 @@ def gc_remote(
 
 
 def _open(place: str, timeout: float) -> SharedCache:
-    from ups_store.remote.shared_place import open_shared
+    from ups_store.remote.shared import open_shared
 
     return open_shared(place, deadline_s=timeout)
 
@@ -181,8 +174,8 @@ class _Shown:
         self._bar = bar
 
     def doing(self, what: str) -> None:
-        """See `ups_store.sources.download.Progress`."""
+        """See `ups_store.remote.fetch.Progress`."""
 
     def progressed(self, num: int = 0) -> None:
-        """See `ups_store.sources.download.Progress`."""
+        """See `ups_store.remote.fetch.Progress`."""
         self._bar(num)

@@ -8,17 +8,17 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ups_store.check.labelled_sample import sample_text
+from ups_store.check.preview import sample_text
 from ups_store.command_line import reading_urls
 from ups_store.console import AsJson, print_json, print_lines
 from ups_store.errors import StoreNotFoundError, needs
-from ups_store.format.identity import differences
+from ups_store.format.root import differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore
 from ups_store.system.interrupt import importing
-from ups_store.system.paths import is_remote, shown_url
+from ups_store.system.urls import is_remote, shown_url
 
 Differences: TypeAlias = dict[str, tuple[Any, Any]]
 

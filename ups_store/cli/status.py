@@ -1,21 +1,21 @@
-"""The verb `status`: what builds do now, on every machine."""
+"""The verb `status`: what builds do now, on every machine, by their event logs; the builds aren't asked."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ups_store.console import AsJson, format_duration, format_nbytes, print_json, print_lines, results
 from ups_store.errors import ConfigError
 
-if TYPE_CHECKING:
-    from ups_store.building.status import MachineStatus, ProcessStatus
-
 _REFRESH_S = 2.0
+_SILENT_S = 600.0  # of a process of another machine, of which nothing else is known
 
 
 def status(
@@ -30,71 +30,95 @@ def status(
     """Say what builds do now on every machine: stage, rate, time left, the last warning."""
     if watch and as_json:
         raise ConfigError("--watch and --json", expected="one of them", found="both")
-    from dataclasses import asdict
-
-    from ups_store.building.status import read_status
-
-    found = read_status(paths)
+    processes = _read(paths)
     if as_json:
-        print_json({"machines": [asdict(machine) for machine in found]})
-    elif watch:
-        _watch(paths, found)
+        machines: dict[Any, list[Any]] = {}
+        for each in processes:
+            machines.setdefault((each["run"], each["host"]), []).append(each)
+        print_json({"machines": [{"host": h, "run": r, "processes": of} for (r, h), of in machines.items()]})
+    elif not watch:
+        print_lines(*_lines(processes))
     else:
-        print_lines(*_lines(found))
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(Text("\n".join(_lines(processes))), console=results(), auto_refresh=False) as live:
+            while any(each["state"] == "running" for each in processes):
+                time.sleep(_REFRESH_S)
+                processes = _read(paths)
+                live.update(Text("\n".join(_lines(processes))), refresh=True)
 
 
-def _watch(paths: Sequence[Path], found: list[MachineStatus]) -> None:
-    from rich.live import Live
-    from rich.text import Text
-
-    from ups_store.building.status import read_status
-
-    with Live(Text("\n".join(_lines(found))), console=results(), auto_refresh=False) as live:
-        while any(machine.is_running for machine in found):
-            time.sleep(_REFRESH_S)
-            found = read_status(paths)
-            live.update(Text("\n".join(_lines(found))), refresh=True)
-
-
-def _lines(found: Sequence[MachineStatus]) -> Iterator[str]:
-    for machine in found:
-        rates = [_rate(rate, unit) for unit, rate in machine.per_second.items()]
-        left = [] if machine.seconds_left is None else [f"{format_duration(machine.seconds_left)} left"]
-        num = len(machine.processes)
-        processes = "1 process" if num == 1 else f"{num:,} processes"
-        logs = {process.log for process in machine.processes}
-        yield f"{machine.host} (run {machine.run}): {', '.join([processes, *rates, *left])}"
-        for process in machine.processes:
-            log = f" in {Path(process.log).name}" if len(logs) > 1 else ""
-            yield f"  rank {process.rank}{log}: {', '.join(_facts(process))}"
-            if process.warning is not None:
-                yield f"    note: {process.warning.partition(chr(10))[0]}"
-            if process.error is not None:
-                yield f"    error: {process.error}"
+def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Sum up every process; of those of the same place in one log, one after the other, the last."""
+    processes = []
+    for log in (log for path in paths for log in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])):
+        latest: dict[Any, list[dict[str, Any]]] = {}
+        for event in _events(log):
+            place = event["host"], event["rank"]
+            if event["event"] == "start":
+                latest[place] = [event]
+            elif place in latest and latest[place][0]["pid"] == event["pid"]:
+                latest[place].append(event)
+        processes += [_summary(log, events) for events in latest.values()]
+    if not processes:
+        where, hint = ", ".join(map(str, paths)), "give what `--log-json` names"
+        raise ConfigError("no event log of a build", kind="no_log", path=where, hint=hint)
+    return sorted(processes, key=lambda each: (each["run"], each["host"], each["rank"], each["log"]))
 
 
-def _facts(process: ProcessStatus) -> Iterator[str]:
-    yield process.state
-    if process.stage is not None:
-        yield f"{process.stage} {_amount(process)}"
-    if process.per_second is not None:
-        yield _rate(process.per_second, process.unit or "")
-    if process.seconds_left is not None:
-        yield f"{format_duration(process.seconds_left)} left"
-    if process.waits_for and process.state == "running":
-        yield f"waits for {process.waits_for}"
-    yield f"last line {format_duration(process.silent_s)} ago by pid {process.pid}"
+def _events(log: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with log.open("rb") as file:
+            for line in file:
+                try:
+                    event = json.loads(line)
+                except (ValueError, RecursionError):  # a killed process may leave a line that isn't whole
+                    continue
+                needed = {"event", "time_s", "run", "host", "rank", "pid"}
+                if isinstance(event, dict) and needed <= event.keys():
+                    yield event
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"can't be read ({reason})", kind="no_log", path=log) from error
 
 
-def _amount(process: ProcessStatus) -> str:
-    total = process.total or 0
-    done, of = (
-        (format_nbytes(process.done), format_nbytes(total))
-        if process.unit == "bytes"
-        else (f"{process.done:,}", f"{total:,} {process.unit}")
-    )
-    return f"{done} of {of} ({process.done / max(1, total):.0%})"
+def _summary(log: Path, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a process's lines say; None is what they don't say (yet)."""
+    last = {event["event"]: event for event in events}  # of each kind
+    stage, error = last.get("stage", {}), last.get("error", {})
+    since = max((number for number, event in enumerate(events) if event is stage), default=0)
+    progress = [event for event in events[since:] if event["event"] == "progress"]
+    notes = [str(event.get("message")) for event in events if event["event"] in ("note", "stalled")]
+    shown = {name: events[0][name] for name in ("run", "host", "rank", "pid")}
+    silent_s = max(0.0, time.time() - events[-1]["time_s"])
+    if "end" in last:
+        ended = error.get("kind") if error.get("kind") in ("interrupted", "stalled") else "failed"
+        state = "finished" if last["end"].get("is_done") else ended
+    elif shown["host"] == os.uname().nodename:
+        state = "running" if os.path.exists(f"/proc/{shown['pid']}") else "killed"
+    else:
+        state = "running" if silent_s < _SILENT_S else "unknown"
+    done, total, rate = progress[-1]["done"] if progress else 0, stage.get("total"), 0.0
+    if progress and (seconds := progress[-1]["time_s"] - progress[0]["time_s"]) > 0:
+        rate = round((done - progress[0]["done"]) / seconds, 3)
+    left_s = round((total - done) / rate, 1) if rate > 0 and total and state == "running" else None
+    shown |= {"log": str(log), "state": state, "silent_s": round(silent_s, 1), "error": error.get("message")}
+    shown |= {"stage": stage.get("name"), "done": done, "total": total, "unit": stage.get("unit")}
+    waits_for, warning = progress[-1].get("waits_for") if progress else None, notes[-1] if notes else None
+    return shown | {"per_second": rate, "seconds_left": left_s, "waits_for": waits_for, "warning": warning}
 
 
-def _rate(rate: float, unit: str) -> str:
-    return f"{format_nbytes(round(rate))}/s" if unit == "bytes" else f"{rate:,.1f} {unit}/s"
+def _lines(processes: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for each in processes:
+        amount = format_nbytes if each["unit"] == "bytes" else "{:,}".format
+        facts = [each["state"]]
+        if each["stage"]:
+            facts.append(f"{each['stage']} {amount(each['done'])} of {amount(each['total'])} {each['unit']}")
+        facts += [f"{amount(round(each['per_second']))}/s"] if each["per_second"] else []
+        facts += [f"{format_duration(each['seconds_left'])} left"] if each["seconds_left"] is not None else []
+        facts += [f"waits for {each['waits_for']}"] if each["waits_for"] and not each["error"] else []
+        facts.append(f"last line {format_duration(each['silent_s'])} ago")
+        name = f"{each['host']} (run {each['run']}), rank {each['rank']}, pid {each['pid']}"
+        yield f"{name} in {Path(each['log']).name}: {', '.join(facts)}"
+        yield from (f"  {kind}: {each[kind]}".split("\n")[0] for kind in ("warning", "error") if each[kind])

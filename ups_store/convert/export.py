@@ -1,4 +1,4 @@
-"""`export_store`: a finished store as a Zarr or `.pt` folder, or a safetensors, HDF5 or Arrow file.
+"""`export_store`: a finished store as a Zarr folder, a safetensors or HDF5 file, or references of Kerchunk.
 
 Arrays are written a block of samples at a time, so that memory stays bounded whatever N is. What they were
 made from and their attributes travel with them into every format.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import SpecError
+from ups_store.errors import SpecError, did_you_mean
 from ups_store.format.canonical import canonical_json
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.base import AnyStore
@@ -28,13 +28,15 @@ from ups_store.write.target import check_not_source, check_sound, check_target
 
 # Each module writes one format, and is loaded with its library when it is first asked for.
 FORMATS = {
-    "zarr": "ups_store.convert.zarr_folder",
-    "safetensors": "ups_store.convert.safetensors_file",
-    "hdf5": "ups_store.convert.hdf5_file",
-    "pt": "ups_store.torch.pt_folder",
-    "arrow": "ups_store.convert.arrow_file",
+    "zarr": "zarr_folder",
+    "safetensors": "safetensors_file",
+    "hdf5": "hdf5_file",
+    "kerchunk": "kerchunk_file",
 }
-RAGGED_FORMATS = frozenset({"arrow"})
+_RETIRED = {  # formats of earlier versions, and what to do instead
+    "arrow": "export it to zarr, or make a table: `pyarrow.table({name: list(store[name])})`",
+    "pt": "train on the store itself by `ups_store.torch`, or `torch.save` what `store.sample(i)` gives",
+}
 
 BLOCK_BYTES = 16 << 20
 
@@ -55,31 +57,32 @@ def export_store(
 
     Args:
         store: A finished store of any kind: mapped, packed, or in partitions.
-        target: File (safetensors, hdf5, arrow) or folder (zarr, pt) to write.
-        to: "zarr", "safetensors", "hdf5", "pt" or "arrow".
+        target: File, or folder (zarr), to write.
+        to: "zarr", "safetensors", "hdf5" or "kerchunk".
         force: Whether to replace what is there; a folder only if it is one of that format.
         verify: Whether to check every byte of the store first.
         progress: Called with the number of payload bytes that were written since the last call.
     Returns:
         Absolute path of the target.
     Raises:
-        SpecError: For an unknown format; for a ragged array, except to "arrow" (kind "ragged"); if the target
-            exists (kind "exists"), or is the store itself or a folder that holds it (kind "same_file", forced
-            or not).
+        SpecError: For an unknown format; for a ragged array, except to "kerchunk" (kind "ragged"); if the
+            target exists (kind "exists"), or is the store itself or a folder that holds it (kind
+            "same_file", forced or not).
         CorruptChunkError: If the store is damaged.
         DiskFullError: If there is no room; nothing is left then.
     """
     if to not in FORMATS:
-        raise SpecError("unknown format", kind="format", expected=f"one of {', '.join(FORMATS)}", found=to)
+        expected, hint = f"one of {', '.join(FORMATS)}", _RETIRED.get(to) or did_you_mean(to, FORMATS)
+        raise SpecError("format of an export", kind="format", expected=expected, found=to, hint=hint)
     if not store.committed.all():
         hint = "finish its build first"
         raise SpecError("the store is unfinished", kind="unfinished", path=store.path, hint=hint)
-    if to not in RAGGED_FORMATS:
-        hint = "export it to arrow, or read it with any Zarr reader, which finds rows and offsets as arrays"
+    if to != "kerchunk":  # whose readers find rows and offsets, as any Zarr reader does
+        hint = "export it to kerchunk, or open it with any Zarr reader: rows and offsets are arrays there"
         check_not_ragged(store.metas.values(), f"export to {to}", hint, path=store.path)
     path = path_of(target)
     check_not_source(path, [part.path for part in parts_of(store)])
-    writer = import_module(FORMATS[to])
+    writer = import_module(f"ups_store.convert.{FORMATS[to]}")
     check_target(path, force=force)  # before a long check of the store
     if verify:
         check_sound(store)

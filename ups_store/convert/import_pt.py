@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickletools
 import re
+import stat
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,16 +17,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.convert.pt_file import PtFile, read_regular
 from ups_store.errors import SourceError, SpecError, StoreError, needs
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import is_name
+from ups_store.format.metadata import DTYPE_NAMES, MAX_ARRAYS, ArraySpec, dtype_of, is_name
 from ups_store.printable import counted, one_line
-from ups_store.system.paths import check_local, path_of
+from ups_store.system import files, memory
+from ups_store.system.paths import path_of
+from ups_store.system.urls import check_local
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
 
 with needs("torch"):
+    import torch
     from blake3 import blake3
 
 PATTERN = "sample_*.pt"
@@ -30,7 +35,21 @@ COMMIT_BYTES = 16 << 20
 LATENT_DIMS = ("sample", "time", "token", "width")
 PREFIXES = {"params.": "", "bc.": "bc_"}  # of keys, and what arrays have instead
 
-Sample = Mapping[str, npt.NDArray[Any]]
+# Bounds of what a file may claim before anything is made of it.
+MAX_ENTRIES = 4 * MAX_ARRAYS  # of its archive; each becomes an object of about 500 bytes
+MAX_PICKLE_BYTES = 4 << 20  # of all that isn't numbers of tensors; each may become an object of about 60
+MAX_NODES = 1 << 20  # of a key with all tuples within it, which may share inner ones
+MAX_KEYS, MAX_DEPTH, MAX_KEY_LENGTH = 2 * MAX_ARRAYS, 32, 1000
+
+_NOT_SAVED = "it is cut off, damaged, or not what torch.save writes since version 1.6"
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+Sample = dict[str, npt.NDArray[Any]]
 Shapes = dict[str, tuple[tuple[int | None, ...], np.dtype[Any]]]
 
 
@@ -65,62 +84,6 @@ class ImportReport:
     refused: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Names:
-    """Which keys of the files become arrays, and what these are called.
-
-    Attributes:
-        map: Names of arrays by key; others are called as their keys, but for `PREFIXES`.
-        ignore: Keys that are left out, with all within them.
-    """
-
-    map: Mapping[str, str]
-    ignore: Collection[str]
-
-    def __post_init__(self) -> None:
-        for key, name in self.map.items():
-            if not is_name(name):
-                raise SpecError("map", expected="names of arrays", found=repr(name)[:140])
-            if list(self.map.values()).count(name) > 1:
-                raise SpecError("map", expected="a name of its own for each key", found=repr(name)[:140])
-            if self._is_ignored(key):
-                raise SpecError("map and ignore", expected="different keys", found=repr(key)[:140])
-
-    def read(self, raw: bytes, *, path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
-        """The arrays of one file, and the key of each.
-
-        Raises:
-            SourceError: As `PtFile`; if two keys give one array, or one of `map` is missing.
-        """
-        file = PtFile(raw, path=path)
-        values = {key: value for key, value in file.values().items() if not self._is_ignored(key)}
-        keys: dict[str, str] = {}
-        for key in values:
-            name = self._name_of(key)
-            if name in keys:
-                both = f"keys {keys[name][:140]!r} and {key[:140]!r} would both be array {name[:140]!r}"
-                raise _bad(path, f"{both}; --map or --ignore one of them")
-            if not is_name(name):
-                problem = f"key {key[:140]!r}: {name[:140]!r} is no name of an array; --map or --ignore it"
-                raise _bad(path, problem)
-            keys[name] = key
-        if missing := sorted(self.map.keys() - values.keys()):
-            raise _bad(path, f"no {missing[0]!r}, which --map names; it has {', '.join(values)}"[:300])
-        if not keys:
-            raise _bad(path, "it holds no array")
-        return {name: file.array(key, values[key]) for name, key in keys.items()}, keys
-
-    def _is_ignored(self, key: str) -> bool:
-        parts = key.split(".")
-        return any(".".join(parts[: i + 1]) in self.ignore for i in range(len(parts)))
-
-    def _name_of(self, key: str) -> str:
-        if key in self.map:
-            return self.map[key]
-        prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), "")
-        return PREFIXES.get(prefix, "") + key.removeprefix(prefix)
-
-
 def import_pt(
     folder: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -136,15 +99,16 @@ def import_pt(
     """Make a store of the `.pt` files of a folder, a sample each, in order of the numbers in their names.
 
     Each holds a dict of names to tensors or numbers; dicts within it give dotted keys. A key is the name of
-    its array, but `params.NAME` becomes NAME and `bc.NAME` becomes `bc_NAME`. Nothing in a file is executed,
-    and torch isn't needed. All are read twice: once to know which are good, once to write.
+    its array, but `params.NAME` becomes NAME and `bc.NAME` becomes `bc_NAME`. They are read by `torch.load`
+    with `weights_only=True`: nothing in a file is executed. All are read twice: once to know which are good,
+    once to write.
 
     Args:
         folder: Where the files are.
         target: The store to make. An interrupted import of the same files is continued.
         pattern: Which files of the folder.
         map: Names of arrays by key, where they aren't to be called as their keys: `{"image": "x"}`.
-        ignore: Keys to leave out, with all within them; their values may be anything.
+        ignore: Keys to leave out, with all within them; their values needn't be tensors.
         ragged: Names of the arrays of which every file may have another number of rows, axis 0: they become
             ragged arrays.
         on_error: What to do about files that can't be used, or whose number is missing among the others: fail
@@ -168,25 +132,37 @@ def import_pt(
     gaps = _missing_among(paths)
     if gaps and on_error == "fail":
         raise _missing_error(Path(folder), gaps)
-    found = _examine(paths, names, frozenset(ragged), report)
-    if found.refused and (on_error == "fail" or not found.good):
-        raise _refused_error(Path(folder), found)
-    if unknown := sorted(found.ragged - found.shapes.keys()):
-        raise SpecError("ragged", expected=f"some of {', '.join(found.shapes)}"[:300], found=unknown[0][:140])
-    options: dict[str, Any] = {"identity": found.identity(), "attrs": {"source": pattern}}
-    with create(target, found.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
+    contents = _Contents(frozenset(ragged))
+    for file in paths:
+        try:
+            raw = _read_regular(file)
+            report(len(raw))
+            contents.add(file, raw, names)
+        except (SourceError, OSError) as error:
+            contents.refused[file] = error
+    if contents.refused and (on_error == "fail" or not contents.good):
+        raise _refused_error(Path(folder), contents)
+    if unknown := sorted(contents.ragged - contents.shapes.keys()):
+        expected = f"some of {', '.join(contents.shapes)}"[:300]
+        raise SpecError("ragged", expected=expected, found=unknown[0][:140])
+    options: dict[str, Any] = {"identity": contents.identity(), "attrs": {"source": pattern}}
+    with create(target, contents.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
         missing = writer.missing().tolist()
-        for indices, samples in _batches(missing, list(found.good.items()), names, report):
-            batch = {name: [sample[name] for sample in samples] for name in samples[0]}
-            stacked = {name: np.stack(batch[name]) for name in batch.keys() - found.ragged}
+        for indices, samples in _batches(missing, list(contents.good.items()), names, report):
+            batch: dict[str, Any] = {name: [sample[name] for sample in samples] for name in samples[0]}
+            stacked = {name: np.stack(batch[name]) for name in batch.keys() - contents.ragged}
             writer.commit_many(indices, {**batch, **stacked})
-        reasons = {path.name: _reason(error) for path, error in found.refused.items()}
-        return ImportReport(writer.finish(), len(found.good), len(missing), found.keys, {**gaps, **reasons})
+        reasons = {path.name: _reason(error) for path, error in contents.refused.items()}
+        num_samples = len(contents.good)
+        return ImportReport(writer.finish(), num_samples, len(missing), contents.keys, {**gaps, **reasons})
 
 
 def folder_nbytes(folder: Path, pattern: str = PATTERN) -> int:
     """Bytes of the regular files that an import would read."""
     return sum(path.stat().st_size for path in _matching(folder, pattern) if path.is_file())
+
+
+# --- which files ----------------------------------------------------------------------------------------
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
@@ -198,17 +174,17 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def _files_in(folder: Path, pattern: str) -> list[Path]:
-    found = sorted(_matching(folder, pattern), key=_number_key)
-    if not found:
+    """The files in order of their numbers: sample_2 comes before sample_10."""
+
+    def key(path: Path) -> tuple[list[str | int], str]:
+        words = re.split(r"(\d+)", path.name)
+        return [int(word) if i % 2 else word for i, word in enumerate(words)], path.name
+
+    paths = sorted(_matching(folder, pattern), key=key)
+    if not paths:
         hint = "check the path, or say which files by --pattern '*.pt'"
         raise SourceError("no samples", path=folder, expected=f"files {pattern}", found="none", hint=hint)
-    return found
-
-
-def _number_key(path: Path) -> tuple[list[str | int], str]:
-    """sample_2 comes before sample_10."""
-    parts = re.split(r"(\d+)", path.name)
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)], path.name
+    return paths
 
 
 def _missing_among(paths: list[Path]) -> dict[str, str]:
@@ -220,8 +196,7 @@ def _missing_among(paths: list[Path]) -> dict[str, str]:
             continue
         before, after = int(first[2]), int(second[2])
         ends = dict.fromkeys((before + 1, after - 1)) if after - before > 1 else ()
-        names = [f"{first[1]}{number:0{len(first[2])}}{first[3]}" for number in ends]
-        if names:
+        if names := [f"{first[1]}{number:0{len(first[2])}}{first[3]}" for number in ends]:
             gaps[" to ".join(names)] = "missing"
     return gaps
 
@@ -240,17 +215,101 @@ def _missing_error(folder: Path, gaps: dict[str, str]) -> RefusedFilesError:
     return error
 
 
+def _reason(error: SourceError | OSError) -> str:
+    return error.problem if isinstance(error, StoreError) else (error.strerror or str(error)).lower()
+
+
+def _refused_error(folder: Path, contents: _Contents) -> RefusedFilesError:
+    """The error that lists all files that can't be used."""
+    reasons = {path.name: _reason(error) for path, error in contents.refused.items()}
+    kinds = {getattr(error, "kind", "") for error in contents.refused.values()}
+    are_whole = kinds == {"shapes_differ"}
+    hint = (
+        "take arrays that differ in their number of rows by --ragged NAME; leave other files out by "
+        "--on-error skip, or other arrays by --ignore KEY"
+        if are_whole
+        else "repair or remove these files, or leave them out by --on-error skip; or keys by --ignore KEY"
+    )
+    error = RefusedFilesError(
+        f"{len(reasons)} of {len(reasons) + len(contents.good)} files can't be used",
+        kind="shapes_differ" if are_whole else None,
+        path=folder,
+        hint="".join([hint, *(f"\n  {one_line(name)}: {reason}" for name, reason in reasons.items())]),
+    )
+    error.refused = reasons
+    return error
+
+
+# --- what is in them ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which keys of the files become arrays, and what these are called; see `import_pt`."""
+
+    map: Mapping[str, str]
+    ignore: Collection[str]
+
+    def __post_init__(self) -> None:
+        for key, name in self.map.items():
+            if not is_name(name):
+                raise SpecError("map", expected="names of arrays", found=repr(name)[:140])
+            if list(self.map.values()).count(name) > 1:
+                raise SpecError("map", expected="a name of its own for each key", found=repr(name)[:140])
+            if self._is_ignored(key):
+                raise SpecError("map and ignore", expected="different keys", found=repr(key)[:140])
+
+    def read(self, raw: bytes, path: Path) -> tuple[Sample, dict[str, str]]:
+        """Read the arrays of one file, and the key of each."""
+        document = _load(raw, path)
+        if not isinstance(document, dict):
+            raise _bad(path, f"expected a dict of names to tensors, found {_described(document)}")
+        values = {key: value for key, value in _leaves(document, path) if not self._is_ignored(key)}
+        keys: dict[str, str] = {}
+        for key in values:
+            name = self._name_of(key)
+            if name in keys:
+                both = f"keys {keys[name][:140]!r} and {key[:140]!r} would both be array {name[:140]!r}"
+                raise _bad(path, f"{both}; --map or --ignore one of them")
+            if not is_name(name):
+                problem = f"key {key[:140]!r}: {name[:140]!r} is no name of an array; --map or --ignore it"
+                raise _bad(path, problem)
+            keys[name] = key
+        if missing := sorted(self.map.keys() - values.keys()):
+            raise _bad(path, f"no {missing[0]!r}, which --map names; it has {', '.join(values)}"[:300])
+        if not keys:
+            raise _bad(path, "it holds no array")
+        sample, expanded = {}, 0
+        for name, key in keys.items():
+            sample[name] = _array(key, values[key], path)
+            expanded += sample[name].nbytes  # of one storage, together they may be larger than the file
+            if expanded > len(raw) and 2 * expanded > (available := memory.available_bytes()):
+                problem = f"{key[:100]} takes too much memory: {expanded:,} bytes of tensors from"
+                raise _bad(path, f"{problem} {len(raw):,} bytes, {available:,} bytes are available")
+        return sample, keys
+
+    def _is_ignored(self, key: str) -> bool:
+        words = key.split(".")
+        return any(".".join(words[: i + 1]) in self.ignore for i in range(len(words)))
+
+    def _name_of(self, key: str) -> str:
+        if key in self.map:
+            return self.map[key]
+        prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), "")
+        return PREFIXES.get(prefix, "") + key.removeprefix(prefix)
+
+
 @dataclass
-class _Examined:
+class _Contents:
     """What is in the files.
 
     Attributes:
-        good: Those that become samples, in order, and blake3 of their bytes.
+        ragged: Arrays whose number of rows may differ.
+        good: Files that become samples, in order, and blake3 of their bytes.
         shapes: Shape and dtype of each array in the first good one, which the others have to have too.
         keys: The files' key of each array.
         refused: What is wrong with the others.
-        ragged: Arrays whose number of rows may differ.
-        lengths: Rows of each of these, by file.
+        lengths: Rows of each ragged array, by file.
     """
 
     ragged: frozenset[str]
@@ -262,35 +321,27 @@ class _Examined:
 
     def add(self, path: Path, raw: bytes, names: Names) -> None:
         """Take a file in; raises what is wrong with it."""
-        sample, keys = names.read(raw, path=path)
-        for name in sorted(self.ragged & sample.keys()):
-            if not sample[name].ndim:
+        sample, keys = names.read(raw, path)
+        shapes: Shapes = {}
+        for name, value in sample.items():
+            if name in self.ragged and not value.ndim:
                 raise SourceError(f"array {name!r} is a single number, so it can't be ragged", path=path)
-        shapes = {name: (self._fixed(name, value.shape), value.dtype) for name, value in sample.items()}
-        if self.good:
-            self._check_same(shapes, path)
-        else:
+            shape = (None, *value.shape[1:]) if name in self.ragged else value.shape
+            shapes[name] = (shape, value.dtype)
+        if not self.good:
             self.shapes, self.keys = shapes, keys
+        for name in sorted(shapes.keys() | self.shapes.keys()):
+            if shapes.get(name) != self.shapes.get(name):
+                here, there = (
+                    f"{array[1]} {array[0]}" if (array := arrays.get(name)) else "absent"
+                    for arrays in (shapes, self.shapes)
+                )
+                problem = f"array {name!r} is {here}, but {there} in {next(iter(self.good)).name}"
+                where: dict[str, Any] = {"path": path, "array": name}
+                raise SourceError(problem, kind="shapes_differ", **where, expected=there, found=here)
         self.good[path] = blake3(raw).digest()
         for name in self.ragged & sample.keys():
             self.lengths.setdefault(name, []).append(len(sample[name]))
-
-    def _fixed(self, name: str, shape: tuple[int, ...]) -> tuple[int | None, ...]:
-        """What all samples have in common of an array's shape: of a ragged one not the number of rows."""
-        return (None, *shape[1:]) if name in self.ragged and shape else shape
-
-    def _check_same(self, shapes: Shapes, path: Path) -> None:
-        for name in sorted(shapes.keys() | self.shapes.keys()):
-            if shapes.get(name) != self.shapes.get(name):
-                here, there = (_described(arrays.get(name)) for arrays in (shapes, self.shapes))
-                raise SourceError(
-                    f"array {name!r} is {here}, but {there} in {next(iter(self.good)).name}",
-                    kind="shapes_differ",
-                    path=path,
-                    array=name,
-                    expected=there,
-                    found=here,
-                )
 
     def specs(self) -> dict[str, ArraySpec]:
         """The arrays of the store."""
@@ -315,54 +366,6 @@ class _Examined:
         }
 
 
-def _examine(
-    paths: list[Path], names: Names, ragged: frozenset[str], progress: Callable[[int], None]
-) -> _Examined:
-    """Look at every file; the first good one is the model of the others."""
-    found = _Examined(ragged)
-    for path in paths:
-        try:
-            raw = read_regular(path)
-            progress(len(raw))
-            found.add(path, raw, names)
-        except (SourceError, OSError) as error:
-            found.refused[path] = error
-    return found
-
-
-def _described(array: tuple[tuple[int | None, ...], np.dtype[Any]] | None) -> str:
-    return f"{array[1]} {array[0]}" if array else "absent"
-
-
-def _reason(error: SourceError | OSError) -> str:
-    return error.problem if isinstance(error, StoreError) else (error.strerror or str(error)).lower()
-
-
-def _refused_error(folder: Path, found: _Examined) -> RefusedFilesError:
-    """The error that lists all files that can't be used."""
-    reasons = {path.name: _reason(error) for path, error in found.refused.items()}
-    kinds = {error.kind if isinstance(error, SourceError) else "" for error in found.refused.values()}
-    are_whole = kinds == {"shapes_differ"}
-    hint = (
-        "take arrays that differ in their number of rows by --ragged NAME; leave other files out by "
-        "--on-error skip, or other arrays by --ignore KEY"
-        if are_whole
-        else "repair or remove these files, or leave them out by --on-error skip; or keys by --ignore KEY"
-    )
-    error = RefusedFilesError(
-        f"{len(reasons)} of {len(reasons) + len(found.good)} files can't be used",
-        kind="shapes_differ" if are_whole else None,
-        path=folder,
-        hint="".join([hint, *(f"\n  {one_line(name)}: {reason}" for name, reason in reasons.items())]),
-    )
-    error.refused = reasons
-    return error
-
-
-def _bad(path: Path, problem: str) -> SourceError:
-    return SourceError(problem, kind="damaged_file", path=path)
-
-
 def _batches(
     missing: list[int], good: list[tuple[Path, bytes]], names: Names, progress: Callable[[int], None]
 ) -> Iterator[tuple[list[int], list[Sample]]]:
@@ -371,12 +374,12 @@ def _batches(
     nbytes = 0
     for i in missing:
         path, digest = good[i]
-        raw = read_regular(path)
+        raw = _read_regular(path)
         if blake3(raw).digest() != digest:
             hint = "import the folder again when no program writes to it"
             raise SourceError("the file changed during the import", path=path, hint=hint)
         indices.append(i)
-        samples.append(names.read(raw, path=path)[0])
+        samples.append(names.read(raw, path)[0])
         progress(len(raw))
         nbytes += sum(value.nbytes for value in samples[-1].values())
         if nbytes >= COMMIT_BYTES:
@@ -384,3 +387,133 @@ def _batches(
             indices, samples, nbytes = [], [], 0
     if indices:
         yield indices, samples
+
+
+# --- one file -------------------------------------------------------------------------------------------
+
+
+def _bad(path: Path, problem: str) -> SourceError:
+    return SourceError(problem, kind="damaged_file", path=path)
+
+
+def _read_regular(path: Path) -> bytes:
+    """Read a regular file; of a FIFO, a device or a folder nothing is read."""
+    with files.opened(path) as fd:
+        mode = files.mode(fd)
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+            raise SourceError(f"expected a regular file, found {kind}", kind="not_a_file", path=path)
+        nbytes, available = files.size(fd), memory.available_bytes()
+        if 2 * nbytes > available:
+            limit = f"memory holds {available:,} bytes, and reading it takes twice its size"
+            raise SourceError(f"{nbytes:,} bytes: {limit}", kind="too_large", path=path)
+        return files.read_at(fd, 0, nbytes)
+
+
+def _load(raw: bytes, path: Path) -> Any:
+    """Load a file by `torch.load`, once nothing in it can take more memory or time than its bytes."""
+    try:
+        if not raw.startswith(b"PK\3\4") or raw[-22:-18] != b"PK\5\6" or raw[-2:] != b"\0\0":
+            raise _bad(path, _NOT_SAVED)  # with a comment, readers could find different directories
+        if raw.count(b"PK\1\2") > MAX_ENTRIES:
+            raise _bad(path, f"its directory has more than {MAX_ENTRIES:,} entries")
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise _bad(path, "its entries are compressed, which torch.save never does")
+            expanded = sum(entry.file_size for entry in entries)
+            if expanded > len(raw) or len(entries) > len(archive.NameToInfo):
+                raise _bad(path, f"it expands to {expanded:,} bytes, the file has {len(raw):,} bytes")
+            if damaged := archive.testzip():  # torch.load doesn't look at checksums
+                raise _bad(path, f"its entry {damaged[:100]} is damaged")
+            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            _check_pickle(archive.read(pickled), path)
+        return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+    except SourceError:
+        raise
+    except Exception as error:  # zipfile, pickletools and torch raise whatever the damage leads to
+        if unknown := re.search(r"GLOBAL (\S+)", str(error)):
+            problem = f"it holds a {unknown[1][:100]}, and torch.load reads tensors, numbers and texts only"
+            raise _bad(path, problem) from None
+        raise _bad(path, _NOT_SAVED) from error
+
+
+def _check_pickle(stream: bytes, path: Path) -> None:
+    """Refuse a pickle with tuples that share inner ones so often that to hash one would never end."""
+    if len(stream) > MAX_PICKLE_BYTES:
+        problem = f"{len(stream):,} bytes of it aren't tensors, expected at most {MAX_PICKLE_BYTES:,}"
+        raise _bad(path, problem)
+    stack: list[int] = []  # of each object how many there are within it, shared ones counted again
+    memo: dict[int, int] = {}
+    marks: list[int] = []
+    for opcode, argument, _ in pickletools.genops(stream):
+        if opcode.name == "MARK":
+            marks.append(len(stack))
+        elif opcode.name in ("BINPUT", "LONG_BINPUT", "MEMOIZE", "PUT"):
+            memo[len(memo) if argument is None else int(argument)] = stack[-1]
+        elif opcode.name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo[int(argument or 0)])
+        else:
+            num = len([kind for kind in opcode.stack_before if kind is not pickletools.stackslice])
+            first = len(stack) - num
+            if pickletools.markobject in opcode.stack_before:
+                first = marks.pop() - (num - 1)
+            nodes = 1 + sum(stack[first:])
+            del stack[first:]
+            if nodes > MAX_NODES:
+                raise _bad(path, f"its pickle has tuples of more than {MAX_NODES:,} objects")
+            is_hashed = opcode.name.startswith("TUPLE") or opcode.name in ("REDUCE", "NEWOBJ")
+            stack += [nodes if is_hashed else 1] * len(opcode.stack_after)
+
+
+def _leaves(document: dict[Any, Any], path: Path) -> Iterator[tuple[str, Any]]:
+    """Everything but None by dotted key; with a bound, as few bytes make many dicts that share inner ones."""
+    num_seen = 0
+    left = [("", iter(document.items()))]
+    while left:
+        prefix, items = left[-1]
+        item = next(items, None)
+        if item is None:
+            left.pop()
+            continue
+        num_seen += 1
+        key, value = item
+        is_short = isinstance(key, str | float | None) or (isinstance(key, int) and key.bit_length() < 64)
+        word = str(key) if is_short else f"({type(key).__name__})"
+        if num_seen > MAX_KEYS or len(left) > MAX_DEPTH or len(word) > MAX_KEY_LENGTH:
+            limits = f"{MAX_KEYS} keys, {MAX_DEPTH} dicts within each other, {MAX_KEY_LENGTH} letters"
+            raise _bad(path, f"it has more than {limits} of a key")
+        if isinstance(value, dict):
+            left.append((f"{prefix}{word}.", iter(value.items())))
+        elif value is not None:
+            yield f"{prefix}{word}", value
+
+
+def _array(key: str, value: Any, path: Path) -> npt.NDArray[Any]:
+    """A tensor or number as an array that owns its bytes, or shares them with the tensor."""
+    for kind, dtype in ((bool, np.bool_), (float, np.float64), (int, np.int64)):  # a bool is an int too
+        if isinstance(value, kind):
+            try:
+                return np.array(value, dtype)
+            except OverflowError:
+                raise _bad(path, f"{key[:100]} is an integer of more than 64 bits") from None
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        problem = f"{key[:100]} is {_described(value)}, expected a dense tensor or a number"
+        raise _bad(path, problem)
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in DTYPE_NAMES:
+        raise _bad(path, f"{key[:100]} is {name}, expected one of {', '.join(DTYPE_NAMES)}")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        problem = f"{key[:100]} repeats its elements: {tuple(value.shape)} of fewer stored ones"
+        raise _bad(path, problem)
+    dense = value.detach().resolve_conj().resolve_neg().contiguous()
+    if name == "bfloat16":
+        return dense.view(torch.int16).numpy().view(dtype_of(name))
+    array: npt.NDArray[Any] = dense.numpy()
+    return array
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor" if value.layout == torch.strided else f"a tensor of layout {value.layout}"
+    return f"a {type(value).__name__}"[:120]

@@ -6,11 +6,12 @@ Offsets are bytes from the start of the file. `plan` places the finished file an
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import ArrayMeta
@@ -181,3 +182,23 @@ def _place(meta: ArrayMeta, offset: int) -> ArrayLayout:
         return ArrayLayout(meta, Entry(meta.chunk_key, offset, nbytes, is_aligned=True), stride)
     entry = Entry(meta.chunk_key, offset, meta.nbytes + CHECKSUM_BYTES, is_aligned=True)
     return ArrayLayout(meta, entry, stride)
+
+
+def consecutive_runs(numbers: Sequence[int] | npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Cut sample numbers, in any order, into runs in which each is one more than the one before.
+
+    Returns:
+        First number and length of each run; nothing of no numbers.
+    """
+    values = np.asarray(numbers, np.int64)
+    breaks = np.flatnonzero(values[1:] - values[:-1] != 1) + 1
+    starts = [0, *breaks.tolist()] if len(values) else []
+    ends = [*starts[1:], len(values)]
+    return [(int(values[start]), end - start) for start, end in zip(starts, ends, strict=False)]
+
+
+def consecutive_ranges(numbers: Sequence[int] | npt.NDArray[np.int64], *, longest: int) -> Iterator[range]:
+    """Cut sample numbers into such runs as ranges, of at most `longest` numbers each."""
+    for first, num in consecutive_runs(numbers):
+        for start in range(first, first + num, longest):
+            yield range(start, min(start + longest, first + num))

@@ -1,7 +1,7 @@
-"""`zarr.json` documents as typed values: the bytes that they are written as, and reading them; pure (spec 4).
+"""Arrays: `ArraySpec` as callers describe them, `ArrayMeta` as files have them, and `zarr.json` (spec 4).
 
 The JSON text is a function of the values (RFC 8785), so `verify` can regenerate every byte of it. What
-reading doesn't know it refuses.
+reading doesn't know it refuses. Pure: nothing is read or written here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ups_store.errors import FormatError, SpecError, needs
 from ups_store.format.canonical import (
@@ -33,17 +34,22 @@ from ups_store.format.ragged import (
     RaggedPart,
     RowGeometry,
     attribute_of,
+    companion_names,
     encoding_of,
 )
 
 SAMPLE_DIM = "sample"  # first dimension of every per-sample array; constants never have it
 LARGE_SAMPLE_BYTES = 4096  # from here on an array gets a slot per sample (spec 5.1)
 MAX_JSON_BYTES = 16 << 20
+MAX_METADATA_BYTES = 64 << 20  # where the last `zarr.json` ends (spec 9.1)
+MAX_EMPTY_SAMPLES = 1 << 24  # N of a store that holds no byte for a sample: nothing else bounds it (spec 9.1)
+MAX_DIM_BYTES = 256
 MAX_ARRAYS = 4096
 MAX_RANK = 32
 _KEPT_PARSED_BYTES = 4 << 10  # of a document whose attributes are kept as objects
 MAX_ELEMENTS = 1 << 60  # not reached, axes of length 0 counted as 1: NumPy addresses bytes below 2^63
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPE_NAMES = ("bool", *_INTEGERS, "float16", "float32", "float64", "bfloat16")
 _HINT = "open it with a general Zarr reader, or rebuild it"
@@ -101,6 +107,36 @@ class StoredAttrs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<attributes of {len(self._document):,} bytes>"
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Describe what an array with a sample axis will hold.
+
+    Of a *ragged* array every sample has its own number of rows: `ArraySpec((N, None, 3), "float32",
+    lengths=[...])` holds `lengths[i]` points of 3 coordinates for sample i.
+
+    Args:
+        shape: Whole shape, the number of samples N first; None as the second one for a ragged array. Where
+            samples are counted later (`ups_store.write_parts`), N is None, too.
+        dtype: Anything that NumPy takes as a dtype, or "bfloat16".
+        dims: Dimension names, "sample" first; made from the array's name where not given.
+        attrs: Zarr attributes of the array, JSON values; not part of the identity.
+        lengths: Of a ragged array the number of rows of each sample, shape (N,); of text that of its bytes.
+        encoding: Of a ragged array of uint8 what its bytes are: "utf-8" for samples that are `str`, "bytes".
+    """
+
+    shape: Sequence[Any]
+    dtype: Any
+    dims: Sequence[str] | None = None
+    attrs: Mapping[str, Any] | None = None
+    lengths: Sequence[int] | npt.NDArray[np.integer[Any]] | None = field(default=None, compare=False)
+    encoding: Literal["utf-8", "bytes"] | None = None
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether every sample has its own number of rows."""
+        return len(self.shape) > 1 and self.shape[1] is None
 
 
 @dataclass(frozen=True)
@@ -225,6 +261,56 @@ def bytes_codec(dtype: str) -> dict[str, Any]:
     return {"name": "bytes", "configuration": {"endian": "little"}}
 
 
+def companions_of(rows: ArrayMeta, num_samples: int) -> tuple[ArrayMeta, ArrayMeta]:
+    """Return the metadata of the offsets and of the checksums of a ragged array (spec 14.1)."""
+    names = companion_names(rows.name)
+    return (
+        ArrayMeta(names["offsets"], (num_samples + 1,), "int64", (names["offsets"],), part="offsets"),
+        ArrayMeta(names["crc32c"], (num_samples,), "uint32", (SAMPLE_DIM,), part="crc32c"),
+    )
+
+
+def names_in_file(arrays: Mapping[str, Any]) -> list[str]:
+    """Return the names of a file's arrays, companions included, from those of its identity (spec 14.3)."""
+    names = set(arrays)
+    for name, array in arrays.items():
+        shape = array.get("shape") if isinstance(array, dict) else None
+        if isinstance(shape, list) and shape[:1] == [None]:
+            names |= {*companion_names(name).values()}
+    return sorted(names)
+
+
+def with_companions_marked(metas: Sequence[ArrayMeta], *, path: object) -> list[ArrayMeta]:
+    """Return the arrays of a file, those that belong to a ragged one marked as such, in their order.
+
+    Raises:
+        FormatError: If a ragged array lacks a companion, or has another one than spec 14.1 says.
+    """
+    arrays = {meta.name: meta for meta in metas}
+    for rows in [meta for meta in metas if meta.is_ragged]:
+        checks = arrays.get(companion_names(rows.name)["crc32c"])
+        num_samples = checks.shape[0] if checks is not None and checks.shape else 0
+        for companion in companions_of(rows, num_samples):
+            present = arrays.get(companion.name)
+            if present is None or replace(present, part=companion.part) != companion:
+                raise FormatError(
+                    "ragged array",
+                    path=path,
+                    array=rows.name,
+                    kind="ragged",
+                    clause="14.1",
+                    expected=_shown(companion),
+                    found="none" if present is None else _shown(present),
+                    hint="its metadata was edited or written by another program: rebuild it",
+                )
+            arrays[companion.name] = companion
+    return list(arrays.values())
+
+
+def _shown(meta: ArrayMeta) -> str:
+    return f"{meta.name!r}: {meta.dtype} {meta.shape} {meta.dims} {meta.attrs or ''}".rstrip()
+
+
 def row_flaw(rows: ArrayMeta) -> str | None:
     """What of a ragged array the format doesn't allow, a short sentence; None if nothing (spec 14)."""
     if not rows.dims or SAMPLE_DIM in rows.dims:
@@ -245,6 +331,18 @@ def is_name(name: object) -> bool:
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         return False
     return not name.startswith("__") and name != "zarr.json"
+
+
+def is_dim(name: object) -> bool:
+    """Whether the format allows it as the name of a dimension (spec 4.5)."""
+    if not isinstance(name, str) or _CONTROL.search(name):
+        return False
+    return 0 < len(name.encode(errors="surrogatepass")) <= MAX_DIM_BYTES
+
+
+def too_many_empty(metas: Iterable[ArrayMeta], num_samples: int) -> bool:
+    """Whether there are more samples than a store may have that holds no byte for one (spec 9.1)."""
+    return num_samples > MAX_EMPTY_SAMPLES and not any(m.is_committed and m.sample_nbytes for m in metas)
 
 
 def check_name(name: str) -> str:
@@ -363,11 +461,12 @@ def _parse_geometry(
         raise bad("shape", f"fewer than {MAX_ELEMENTS} elements, axes of length 0 counted as 1")
     if dtype not in DTYPE_NAMES:
         raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", kind="dtype")
-    is_named = isinstance(dims, list) and all(isinstance(dim, str) and dim for dim in dims)
+    is_named = isinstance(dims, list) and all(isinstance(dim, str) for dim in dims)
     if not isinstance(dims, list) or not is_named or len(dims) != len(shape):
         raise bad("dimension_names", f"{len(shape)} names")
-    if len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
-        wanted = f"distinct names, {SAMPLE_DIM!r} only as the first"
+    if not all(map(is_dim, dims)) or len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
+        size = f"of 1 to {MAX_DIM_BYTES} bytes without control characters"
+        wanted = f"distinct names {size}, {SAMPLE_DIM!r} only as the first"
         raise bad("dimension_names", wanted, kind="dims", clause="4.5")
     return tuple(shape), str(dtype), tuple(dims)
 

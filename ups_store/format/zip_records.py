@@ -17,8 +17,6 @@ ROOT_NAME = "zarr.json"
 ARCHIVE_COMMENT = b"ups_store: a Zarr v3 hierarchy"
 DATA_ALIGNMENT = 4096  # of the data of every entry that isn't metadata (spec 3.4)
 MAX_DIRECTORY_BYTES = 2 << 20  # 4096 arrays of the longest names have less
-BEFORE_1_0 = "before_1_0"  # kind of the error for files of unreleased programs
-_COMMENT_BEFORE_1_0 = b'{"format":"ups_store","version":"1.0"}'
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # APPNOTE 4.3.7
 _CENTRAL_RECORD = struct.Struct("<4s6H3I5H2I")  # APPNOTE 4.3.12
@@ -163,8 +161,6 @@ def parse_end(tail: bytes, file_nbytes: int, *, path: object) -> EndRecords:
         where = (file_nbytes - len(tail), file_nbytes)
         return FormatError(problem, path=path, kind=kind, clause="3.6", byte_range=where, hint=hint, **values)
 
-    if tail.endswith(_COMMENT_BEFORE_1_0):
-        raise bad("it was written before format 1.0 was released", BEFORE_1_0, "build it again")
     if not tail.endswith(ARCHIVE_COMMENT):
         if b"PK\5\6" in tail:
             raise bad("it is a ZIP file of another program", "foreign", "read it with zarr-python")
@@ -200,7 +196,7 @@ def parse_central_record(raw: bytes, at: int, name: str) -> tuple[int, int] | No
 def may_be_store(start: bytes, end: bytes) -> bool:
     """Whether a file with these first and last bytes may be a store, if a damaged one (spec 2.2, 3.6)."""
     name = start[_LOCAL_HEADER.size :][: len(ROOT_NAME)]
-    return name == ROOT_NAME.encode() or end.endswith((ARCHIVE_COMMENT, _COMMENT_BEFORE_1_0))
+    return name == ROOT_NAME.encode() or end.endswith(ARCHIVE_COMMENT)
 
 
 def parse_local_header(raw: bytes, name: str, offset: int, *, path: object) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from ups_store.errors import CorruptChunkError, FormatError, VersionTooNewError
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import CHECKSUM_BYTES, INDEX_RECORD_BYTES, plan
 from ups_store.format.metadata import ArrayMeta, parse_array
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME, Entry
 from ups_store.packed.chunk_codecs import (
     MAX_CHUNK_BYTES,

@@ -22,7 +22,7 @@ from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout
 from ups_store.format.metadata import ArrayMeta
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME, Entry, pack_directory
 from ups_store.packed.catalog import check_chunk_size
 from ups_store.packed.chunk_codecs import Chain, Packing, chain_of, check_level, packed_document

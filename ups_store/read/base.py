@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ArrayNotFoundError, FormatError, SpecError, StoreReplacedError
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.metadata import ArrayMeta, ArraySpec, dtype_of
 from ups_store.format.ragged import LENGTHS
-from ups_store.format.root_metadata import RootMeta
+from ups_store.format.root import RootMeta
 from ups_store.printable import counted
 from ups_store.read.gather import Indices, Samples, WindowArguments, check_effect, check_indices, names_of
 from ups_store.read.ragged_batch import Form, check_form, check_no_window, in_form
@@ -313,7 +312,7 @@ class AnyStore(ABC):
             SpecError: For a store in a device's memory, kind "unsupported".
             MissingExtraError: If xarray isn't installed.
         """
-        from ups_store.read.xarray_dataset import dataset_of
+        from ups_store.read.xarray import dataset_of
 
         return dataset_of(self, names)
 

@@ -16,22 +16,31 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
-from ups_store.format.build_tail import HOW_TO_REPLACE
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
-from ups_store.format.companions import names_in_file, recognised
-from ups_store.format.identity import differences, flaws, identity_of_array
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
     MAX_ARRAYS,
+    MAX_EMPTY_SAMPLES,
     MAX_JSON_BYTES,
+    MAX_METADATA_BYTES,
     SAMPLE_DIM,
     ArrayMeta,
     is_name,
+    names_in_file,
     parse_array,
+    too_many_empty,
+    with_companions_marked,
 )
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta, parse_root
-from ups_store.format.zip_records import BEFORE_1_0, ROOT_NAME, Entry, parse_local_header
+from ups_store.format.root import (
+    FORMAT_VERSION,
+    RootMeta,
+    differences,
+    identity_flaw,
+    identity_of_array,
+    parse_root,
+)
+from ups_store.format.zip_records import ROOT_NAME, Entry, parse_local_header
 from ups_store.read.directory import Directory, ReadAt, read_directory
 from ups_store.read.file_reads import mode, read_at, size
 
@@ -171,10 +180,6 @@ def _read_metadata(read: ReadAt, path: Path, next_claim: NextClaim) -> tuple[Roo
 def read_root(read: ReadAt, path: Path, claim: Claim) -> RootMeta:
     """Read the root's document and check it with the identity in it (spec 7.1, steps 2 to 4)."""
     raw = _read_json(read, *claim, path)
-    if raw.endswith(b" "):  # a whole number of pages, then
-        problem = "it was written before format 1.0 was released"
-        hint = f"build it again; `create` replaces an unfinished one with {HOW_TO_REPLACE}"
-        raise FormatError(problem, path=path, kind=BEFORE_1_0, clause="4.1", hint=hint)
     root = parse_root(raw, path=path)
     _check_identity(root, path)
     return root
@@ -210,9 +215,9 @@ def read_arrays(
 
 def _check_identity(root: RootMeta, path: Path) -> None:
     """Refuse an identity document that isn't as spec 8.1 says, and names that can't be arrays'."""
-    found = flaws(root.identity)
-    if found:
-        raise FormatError(f"identity document, {found[0]}", path=path, kind="identity", clause="8.1")
+    flaw = identity_flaw(root.identity)
+    if flaw is not None:
+        raise FormatError(f"identity document, {flaw}", path=path, kind="identity", clause="8.1")
     names = names_in_file(root.identity["arrays"])
     if len(names) > MAX_ARRAYS:
         expected = f"at most {MAX_ARRAYS}"
@@ -226,13 +231,14 @@ def _check_identity(root: RootMeta, path: Path) -> None:
 
 def _read_json(read: ReadAt, entry: Entry, crc: int, path: Path) -> bytes:
     """The bytes of a metadata entry, its size and CRC-32 checked."""
-    if entry.nbytes > MAX_JSON_BYTES:
+    if entry.nbytes > MAX_JSON_BYTES or entry.end > MAX_METADATA_BYTES:
         raise FormatError(
             f"{entry.name} too long",
             path=path,
             kind="limits",
             clause="9.1",
-            expected=f"at most {MAX_JSON_BYTES}",
+            byte_range=(entry.data_offset, entry.end),
+            expected=f"at most {MAX_JSON_BYTES} bytes, before byte {MAX_METADATA_BYTES} of the file",
             found=entry.nbytes,
         )
     raw = read(entry.data_offset, entry.nbytes)
@@ -270,7 +276,7 @@ def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
 
 def mark_companions(documents: Documents, path: Path) -> None:
     """Have the metadata of arrays that belong to a ragged one say so (spec 14.1)."""
-    metas = recognised([meta for meta, _ in documents.metas], path=path)
+    metas = with_companions_marked([meta for meta, _ in documents.metas], path=path)
     documents.metas = [(meta, nbytes) for meta, (_, nbytes) in zip(metas, documents.metas, strict=True)]
 
 
@@ -300,7 +306,17 @@ def num_samples_of(documents: Documents, path: Path) -> int:
                     expected=f"{lengths[dim]}, as in the arrays before",
                     found=length,
                 )
-    return lengths.get(SAMPLE_DIM, 0)
+    num_samples = lengths.get(SAMPLE_DIM, 0)
+    if too_many_empty([meta for meta, _ in documents.metas], num_samples):
+        raise FormatError(
+            "too many samples for a store that holds no byte for any",
+            path=path,
+            kind="limits",
+            clause="9.1",
+            expected=f"at most {MAX_EMPTY_SAMPLES}",
+            found=num_samples,
+        )
+    return num_samples
 
 
 def fingerprint_of(catalog: Catalog) -> str:

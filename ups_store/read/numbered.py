@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ups_store.errors import FormatError
-from ups_store.format.identity import describe_differences, differences
+from ups_store.format.root import describe_differences, differences
 from ups_store.read.base import AnyStore
 from ups_store.read.partitioned import PartitionedStore
 

@@ -38,11 +38,10 @@ from ups_store.system.paths import (
     check_one_file,
     find_partitions,
     is_pattern,
-    is_remote,
     numbered_paths,
     path_of,
-    shown_url,
 )
+from ups_store.system.urls import is_remote, shown_url
 
 
 def open_store(

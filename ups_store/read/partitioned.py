@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import FormatError, SpecError
-from ups_store.format.identity import config_hash, describe_differences, differences
 from ups_store.format.metadata import ArrayMeta
-from ups_store.format.root_metadata import RootMeta
+from ups_store.format.root import RootMeta, config_hash, describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples, WindowArguments, check_indices, check_output, window_of

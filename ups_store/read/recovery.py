@@ -19,8 +19,7 @@ from ups_store.format.build_tail import (
     parse_tail_header,
 )
 from ups_store.format.checksum import crc32, crc32_each
-from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout
-from ups_store.format.stretches import stretches
+from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout, consecutive_runs
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.file_reads import read_at, size
 from ups_store.read.offsets import extents_hold, sample_extent
@@ -217,7 +216,7 @@ def _crcs_of(fd: int, layout: Layout, array: ArrayLayout, samples: npt.NDArray[n
     if array.stride > _CHECK_BLOCK_BYTES:
         return [_crc_of_extent(fd, *array.slot(sample)) for sample in samples.tolist()]
     crcs, stride = [], array.stride
-    for first, num in stretches(samples):
+    for first, num in consecutive_runs(samples):
         raw = memoryview(read_at(fd, array.slot(first)[0], num * stride))
         crcs += crc32_each([raw[i * stride : (i + 1) * stride] for i in range(num)])
     return crcs

@@ -19,10 +19,9 @@ import numpy.typing as npt
 
 from ups_store.errors import CorruptChunkError, StoreReplacedError, VersionTooNewError
 from ups_store.format.checksum import combine_crc32, combine_crc32c, crc32, crc32c, crc32c_each
-from ups_store.format.identity import constant_digest
 from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
 from ups_store.format.metadata import ArrayMeta
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import FORMAT_VERSION, RootMeta, constant_digest
 from ups_store.format.zip_records import Entry
 from ups_store.printable import one_line
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished, reads_of

@@ -64,15 +64,21 @@ class RowVerifier:
     def check(self, block: tuple[int, int]) -> RowBlock:
         """Check one of `blocks`."""
         if self._flaw is not None:
-            crc = 0
-            for piece in self._pieces(*self._layout.extent(0, self._meta.shape[0])):
+            rows = self._layout.extent(0, self._meta.shape[0])
+            crc, has_wrong_bool = 0, False
+            for piece in self._pieces(*rows):
                 crc = crc32(piece, crc)
-            return RowBlock(crc, self._meta.nbytes, (self._flaw,))
+                has_wrong_bool |= self._meta.dtype == "bool" and bool(
+                    (np.frombuffer(piece, np.uint8) > 1).any()
+                )
+            wrong_bool = RowFlaw("bool_value", "4.7", rows, None, "expected bytes 0 and 1")
+            flaws = (self._flaw, wrong_bool) if has_wrong_bool else (self._flaw,)
+            return RowBlock(crc, self._meta.nbytes, flaws)
         first, end = block
         stored = np.frombuffer(self._read(self._layout.checks.offset + 4 * first, 4 * (end - first)), "<u4")
         places = [self._layout.extent(*pair) for pair in zip(*self._rows_of(first, end), strict=True)]
         begin, past = (places[0][0], places[-1][1]) if places else (0, 0)
-        crc, flaws = 0, list[RowFlaw]()
+        crc, found = 0, list[RowFlaw]()
         raw = self._read(begin, past - begin) if past - begin <= _BLOCK_BYTES else None
         for sample, place, wanted in zip(range(first, end), places, stored.tolist(), strict=True):
             within = slice(place[0] - begin, place[1] - begin)
@@ -81,8 +87,8 @@ class RowVerifier:
             for piece in pieces:
                 crc = crc32(piece, crc)
                 check.add(piece)
-            flaws += check.flaws(sample, place, wanted)
-        return RowBlock(crc, past - begin, tuple(flaws))
+            found += check.flaws(sample, place, wanted)
+        return RowBlock(crc, past - begin, tuple(found))
 
     def _rows_of(self, first: int, end: int) -> tuple[list[int], list[int]]:
         return self._offsets[first:end].tolist(), self._offsets[first + 1 : end + 1].tolist()

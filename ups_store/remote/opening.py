@@ -18,9 +18,9 @@ from ups_store.remote.chunks import Numbering
 from ups_store.remote.client import DEADLINE_S, RemoteObject
 from ups_store.remote.slot_cache import SlotCache, limit_of
 from ups_store.remote.store import RemoteStore
-from ups_store.remote.urls import Url
 from ups_store.system.parallel import MAX_THREADS, for_each
 from ups_store.system.paths import check_no_manifest
+from ups_store.system.urls import Url
 
 CACHE_DIR, CACHE_BYTES, DEADLINE = "UPS_STORE_CACHE_DIR", "UPS_STORE_CACHE_BYTES", "UPS_STORE_DEADLINE_S"
 

@@ -1,7 +1,7 @@
-"""`push_store` and `pull_store`: whole stores to a shared cache and from it.
+"""Stores on their way to a shared cache and from it: `push_store`, `pull_store`, and which ones are meant.
 
-What is pushed was verified before. What is pulled is believed only by its own content: its bytes by a digest
-while they come, or by the checksums in the file, and what it was made from by the identity in the file.
+What is pushed was verified before. What is pulled is believed only by its own content: its bytes by the
+checksums in the file, and what it was made from by the identity in the file.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from ups_store.errors import (
     DiskFullError,
@@ -24,18 +27,29 @@ from ups_store.errors import (
 from ups_store.format.zip_records import END_BYTES, parse_end
 from ups_store.read.open import open_any
 from ups_store.read.partitioned import PartitionedStore, parts_of
-from ups_store.remote.shared_cache import SUFFIX, SharedCache, SharedFile, files_of_store
-from ups_store.remote.shared_place import DEADLINE_S
-from ups_store.sources.attempts import Attempts, persistently
-from ups_store.sources.copies import num_there
-from ups_store.sources.download import Progress, fetch
-from ups_store.sources.origins import CHUNK_BYTES, ChangedError, Origin, Version
-from ups_store.sources.staging import folder_of_copy
+from ups_store.remote.client import Version
+from ups_store.remote.fetch import (
+    RETRIES,
+    ChangedError,
+    Original,
+    Progress,
+    fetch,
+    folder_of_copy,
+    forget_copy,
+    num_there,
+)
+from ups_store.remote.shared import SUFFIX, SharedCache, SharedFile, files_of_store, open_shared
 from ups_store.system import files, locks
 from ups_store.system.paths import partition_of, partitions_pattern
 from ups_store.system.replacement import check_not_read_only, real_place, take_over_permissions
 
 PULLS = ".pulls"  # folder beside the stores for what isn't whole yet
+
+_FULL = re.compile(r"(?P<hash>[0-9a-f]{64})/(?P<name>[^/]+)")
+_HASH = re.compile(r"[0-9a-f]{6,64}")  # of fewer digits it may be a name
+_SHOWN = 8
+_LEAST_BYTES = 4 << 20  # within a deadline; what brings less isn't worth waiting for
+_ALIVE_S = 86_400.0  # a push that is going on writes sooner; there are no locks that all machines see
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class Pushed:
     Attributes:
         path: The file.
         config_hash: Of the whole store.
-        key: Its place in the shared cache.
+        key: What it is called in the shared cache.
         nbytes: Its length.
         is_new: Whether this push has put it there; else it was there.
     """
@@ -58,7 +72,7 @@ class Pushed:
 
 
 def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progress: Progress) -> list[Pushed]:
-    """Push a store, every file of it that isn't there yet.
+    """Push a store, every file of it that isn't there yet; what is there has to be the same.
 
     Args:
         path: A finished file, or the pattern of partitions.
@@ -73,46 +87,37 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
     """
     with open_any(path) as store:
         parts = parts_of(store)
-        names = [part.path.name for part in parts]
-        there = {entry.name: entry for entry in cache.look(store.config_hash, names)}
+        for part in parts:
+            if not part.path.name.endswith(SUFFIX):
+                raise SpecError("name of a file that is pushed", path=part.path, expected=f"NAME{SUFFIX}")
+        there = {entry.name for entry in cache.look(store.config_hash, [part.path.name for part in parts])}
         pushed = []
         for part in parts:
-            name = part.path.name
-            if not name.endswith(SUFFIX):
-                raise SpecError("name of a file that is pushed", path=part.path, expected=f"NAME{SUFFIX}")
-            key, is_new = f"{store.config_hash}/{name}", False
-            if replace or name not in there:
+            key, is_new = f"{store.config_hash}/{part.path.name}", False
+            if replace or part.path.name not in there:
                 _verify(part.path, progress)
                 is_new = cache.create(key, part.path, replace=replace, progress=progress)
-            if not is_new and not replace:
-                entry = there.get(name, SharedFile(store.config_hash, name, part.nbytes, 0.0))
-                _check_same(part.path, cache.origin(entry))
+            if not is_new:
+                _check_same(part.fingerprint, cache, key)
             pushed.append(Pushed(part.path, store.config_hash, key, part.nbytes, is_new))
     return pushed
 
 
-def _check_same(path: Path, origin: Origin) -> None:
-    """Refuse to take other content for a store's own: compares the ends, which hold all checksums."""
-    version = origin.look(stall_s=DEADLINE_S)
-    with files.opened(path) as fd:
-        size = files.size(fd)
-        end = files.read_at(fd, max(0, size - CHUNK_BYTES), CHUNK_BYTES)
-    if version is not None and version.size == size:
-        with origin.opened(size - len(end), version, stall_s=DEADLINE_S) as body:
-            if b"".join(body.chunks) == end:
-                return
-    raise IdentityMismatchError(
-        "another store of the same identity is there",
-        kind="other_content",
-        path=origin.location,
-        expected=f"the content of {path}, {size:,} bytes",
-        found="nothing" if version is None else f"other content, {version.size:,} bytes",
-        hint="have what tells them apart in the identity, or replace it there with --force",
-    )
+def _check_same(fingerprint: str, cache: SharedCache, key: str) -> None:
+    found = cache.fingerprint(key)
+    if found != fingerprint:
+        raise IdentityMismatchError(
+            "another store of the same identity is there",
+            kind="other_content",
+            path=f"{cache.location}/{key}",
+            expected=f"fingerprint {fingerprint[:12]}",
+            found=found[:12],
+            hint="have what tells them apart in the identity, or replace it there with --force",
+        )
 
 
 def find_store(cache: SharedCache, config_hash: str, name: str) -> list[SharedFile]:
-    """The files of a store that a shared cache holds, in order; empty if it isn't there.
+    """Find the files of a store that a shared cache holds, in order; empty if it isn't there.
 
     Args:
         cache: Where to look.
@@ -127,8 +132,8 @@ def pull_store(
     entries: Sequence[SharedFile],
     folder: Path,
     *,
-    attempts: Attempts,
     progress: Progress,
+    retries: int = RETRIES,
     replace: bool = False,
 ) -> Path:
     """Pull a store into a folder; what a killed pull has left is used again.
@@ -137,54 +142,60 @@ def pull_store(
         cache: Where it is.
         entries: Its files, as `find_store` gives them.
         folder: Where it goes, which is made.
-        attempts: How long and how often.
         progress: Hears how it goes, in bytes.
+        retries: Attempts after the first one, each time that none has brought a byte.
         replace: Whether a store of another identity in its place is replaced.
     Returns:
         What opens it: its file, or the pattern of its partitions.
     Raises:
         StoreNotFoundError: If an entry isn't there any more.
-        IdentityMismatchError: If its identity isn't the one of its place, kind "other_identity"; if a store
+        IdentityMismatchError: If its identity isn't the one of its key, kind "other_identity"; if a store
             of another one lies in the folder.
         CorruptChunkError: If it is damaged.
-        StoreError: As `download.fetch`, and as the cache.
+        StoreError: As `fetch`, and as the cache.
     """
-    place = _place_of(folder, entries)
-    wanted = entries[0].config_hash
+    partition = partition_of(entries[0].name)
+    target = folder / entries[0].name
+    if partition is not None and len(entries) > 1:
+        target = partitions_pattern(folder / partition.whole, partition.count)
     files.make_folder(folder, hint="check the folder")
-    with contextlib.suppress(StoreError), open_any(place) as there:
-        if there.config_hash == wanted:
-            return place
-    with _claimed(place):
-        copies = [_fetch(cache, entry, folder, attempts, progress) for entry in entries]
-        _check_identity(copies, entries, wanted, cache)
-        landing = [(copy, folder / entry.name) for (copy, _), entry in zip(copies, entries, strict=True)]
+    with contextlib.suppress(StoreError), open_any(target) as there:
+        if there.config_hash == entries[0].config_hash:
+            return target
+    with _shown(target):
+        copies = [_fetch(cache, entry, folder, retries, progress) for entry in entries]
+        _check_identity(copies, cache, entries)
         if not replace:
-            for each in landing:
-                _check_may_replace(*each)
-        for each in landing:
-            _land(*each)
-    return place
+            for copy, entry in zip(copies, entries, strict=True):
+                _check_may_replace(copy, folder / entry.name)
+        for copy, entry in zip(copies, entries, strict=True):
+            _land(copy, folder / entry.name)
+    return target
 
 
 def is_pulling(folder: Path) -> bool:
-    """Whether a process pulls a store into the folder."""
-    return any(_is_locked(path) for path in (folder / PULLS).glob("*.lock"))
+    """Say whether a process pulls a store into the folder."""
 
+    def is_locked(path: Path) -> bool:
+        try:
+            with files.opened(path, writable=True) as fd:
+                return locks.is_locked(fd, 0)
+        except (StoreNotFoundError, PermissionError):
+            return False
 
-def _is_locked(path: Path) -> bool:
-    try:
-        with files.opened(path, writable=True) as fd:
-            return locks.is_locked(fd, 0)
-    except (StoreNotFoundError, PermissionError):
-        return False
+    return any(is_locked(path) for path in (folder / PULLS).glob("*.lock"))
 
 
 @contextlib.contextmanager
-def _claimed(place: Path) -> Iterator[None]:
+def _shown(target: Path) -> Iterator[None]:
     """Show other processes that the store is being pulled, as far as that can be."""
-    path = place.parent / PULLS / f"{place.name.replace('*', 'all')}.lock"
-    fd = _opened_lock(path)
+    path = target.parent / PULLS / f"{target.name.replace('*', 'all')}.lock"
+    fd = -1
+    while fd < 0:
+        files.make_folder(path.parent, hint="check the folder")
+        files.check_no_link(path.parent)
+        with contextlib.suppress(FileNotFoundError):  # another pull has just ended, and removed the folder
+            fd = files.open_or_create(path)
     try:
         locks.try_lock(fd, 0)  # if another process has it, that one shows it, and `fetch` waits for its bytes
         yield
@@ -194,79 +205,40 @@ def _claimed(place: Path) -> Iterator[None]:
         files.remove_folder(path.parent)
 
 
-def _opened_lock(path: Path) -> int:
-    while True:
-        files.make_folder(path.parent, hint="check the folder")
-        files.check_no_link(path.parent)
-        with contextlib.suppress(FileNotFoundError):  # another pull has just ended, and removed the folder
-            return files.open_or_create(path)
-
-
-def _place_of(folder: Path, entries: Sequence[SharedFile]) -> Path:
-    partition = partition_of(entries[0].name)
-    if len(entries) == 1 or partition is None:
-        return folder / entries[0].name
-    return partitions_pattern(folder / partition.whole, partition.count)
-
-
-def _fetch(
-    cache: SharedCache, entry: SharedFile, folder: Path, attempts: Attempts, progress: Progress
-) -> tuple[Path, Path]:
-    """Have a copy that is sound, under its own name in a folder of its own; returns both."""
-    origin = cache.origin(entry)
-    own = folder_of_copy(folder / PULLS, origin)
-    version = _look(origin, attempts)
-    try:
-        with files.disk_full_as_error(own.parent, version.size):
-            if version.size - num_there(own, version) > files.free_bytes(folder):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        _check_end(origin, version, attempts)
-        fetch(origin, version, own, attempts=attempts, reader=progress)
-    except StoreError as error:
-        if error.kind == "wrong_digest" or isinstance(error, DiskFullError):  # others need the room
-            _forget(own)
-        raise
-    copy = own / version.name
-    if not origin.digest:
-        try:
-            _verify(copy, progress)
-        except StoreError as error:
-            _forget(own)
-            error.path = origin.location
-            error.hint = "replace it there by `ups-store push --overwrite`"
-            raise
-    return copy, own
-
-
-def _check_end(origin: Origin, version: Version, attempts: Attempts) -> None:
-    """Refuse what doesn't end as a store does, before all of it is fetched; `FormatError`."""
-
-    def look() -> bytes:
-        start = max(0, version.size - END_BYTES)
-        with origin.opened(start, version, stall_s=attempts.stall_s) as body:
-            return b"".join(body.chunks)
-
-    with contextlib.suppress(ChangedError):  # `fetch` follows
-        end = persistently(look, origin=origin.location, attempts=attempts)
-        parse_end(end, version.size, path=origin.location)
-
-
-def _look(origin: Origin, attempts: Attempts) -> Version:
-    def look() -> Version | None:
-        return origin.look(stall_s=attempts.stall_s)
-
-    version = persistently(look, origin=origin.location, attempts=attempts)
+def _fetch(cache: SharedCache, entry: SharedFile, folder: Path, retries: int, progress: Progress) -> Path:
+    """Have a copy that is sound, under its own name in a folder of its own."""
+    original = cache.original(entry.key)
+    own = folder_of_copy(folder / PULLS, original)
+    version = original.look()
     if version is None:
         hint = "look with `ups-store ls-remote`"
-        raise StoreNotFoundError("it isn't there any more", path=origin.location, hint=hint)
-    return version
+        raise StoreNotFoundError("it isn't there any more", path=original.location, hint=hint)
+    try:
+        with files.disk_full_as_error(own.parent, version.nbytes):
+            if version.nbytes - num_there(own, version) > files.free_bytes(folder):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _check_end(original, version)
+        fetch(original, version, own, retries=retries, progress=progress)
+    except DiskFullError:  # others need the room
+        forget_copy(own)
+        raise
+    copy = own / version.name
+    try:
+        _verify(copy, progress)
+    except StoreError as error:
+        forget_copy(own)
+        error.path = original.location
+        error.hint = "replace it there by `ups-store push --force`"
+        raise
+    return copy
 
 
-def _forget(own: Path) -> None:
-    """Remove a copy and all that lies beside it."""
-    for name in files.names_in(own):
-        files.remove(own / name)
-    files.remove_folder(own)
+def _check_end(original: Original, version: Version) -> None:
+    """Refuse what doesn't end as a store does, before all of it is fetched; `FormatError`."""
+    with contextlib.suppress(ChangedError):  # `fetch` follows
+        start, chunks = original.read(max(0, version.nbytes - END_BYTES), version)
+        if start or version.nbytes <= END_BYTES:  # else the server gives no ranges
+            parse_end(b"".join(chunks), version.nbytes, path=original.location)
 
 
 def _verify(path: Path, progress: Progress) -> None:
@@ -277,28 +249,23 @@ def _verify(path: Path, progress: Progress) -> None:
     report.check("it is damaged", hint="`ups-store verify` lists all of it")
 
 
-def _check_identity(
-    copies: Sequence[tuple[Path, Path]], entries: Sequence[SharedFile], wanted: str, cache: SharedCache
-) -> None:
-    """Refuse what isn't what its place says, and forget it."""
+def _check_identity(copies: Sequence[Path], cache: SharedCache, entries: Sequence[SharedFile]) -> None:
+    """Refuse what isn't what its key says, and forget it."""
     try:
-        found = _hash_of([copy for copy, _ in copies])
+        found, wanted = _hash_of(copies), entries[0].config_hash
+        if found != wanted:
+            raise IdentityMismatchError(
+                "it was made from something else than its place says",
+                kind="other_identity",
+                path=f"{cache.location}/{entries[0].key}",
+                expected=wanted[:12],
+                found=found[:12],
+                hint="remove it there, and push what belongs there",
+            )
     except StoreError:
-        for _, own in copies:
-            _forget(own)
+        for copy in copies:
+            forget_copy(copy.parent)
         raise
-    if found == wanted:
-        return
-    for _, own in copies:
-        _forget(own)
-    raise IdentityMismatchError(
-        "it was made from something else than its place says",
-        kind="other_identity",
-        path=f"{cache.location}/{entries[0].key}",
-        expected=wanted[:12],
-        found=found[:12],
-        hint="remove it there, and push what belongs there",
-    )
 
 
 def _hash_of(paths: Sequence[Path]) -> str:
@@ -310,13 +277,13 @@ def _hash_of(paths: Sequence[Path]) -> str:
 
 def _land(copy: Path, path: Path) -> None:
     """Give a sound copy its place, by a rename; all of it is on the disk already."""
-    place = real_place(path)
-    if files.exists(place):
-        check_not_read_only(place, hint="make it writable with chmod u+w")
-        take_over_permissions(copy, place)
-    files.rename(copy, place)
-    files.sync_folder(place.parent)
-    _forget(copy.parent)
+    target = real_place(path)
+    if files.exists(target):
+        check_not_read_only(target, hint="make it writable with chmod u+w")
+        take_over_permissions(copy, target)
+    files.rename(copy, target)
+    files.sync_folder(target.parent)
+    forget_copy(copy.parent)
 
 
 def _check_may_replace(copy: Path, path: Path) -> None:
@@ -332,5 +299,233 @@ def _check_may_replace(copy: Path, path: Path) -> None:
             path=path,
             expected=wanted,
             found=found,
-            hint="move it away, or replace it with --overwrite",
+            hint="move it away, or replace it with --force",
         )
+
+
+# --- the same for a build, in a reader process ---------------------------------------------------------
+
+
+def find_there(
+    place: str, deadline_s: float, config_hash: str, name: str, progress: Progress
+) -> list[SharedFile]:
+    """Find a store's files; see `find_store`."""
+    progress.doing("asking")
+    return find_store(open_shared(place, deadline_s=deadline_s), config_hash, name)
+
+
+def compare_there(
+    place: str, deadline_s: float, path: Path, entries: Sequence[SharedFile], progress: Progress
+) -> None:
+    """Compare a store with what is there, where it has the same files; raises as `push_store`."""
+    progress.doing("asking")
+    cache, names = open_shared(place, deadline_s=deadline_s), {entry.name for entry in entries}
+    with open_any(path) as store:
+        for part in parts_of(store):
+            if part.path.name in names:
+                _check_same(part.fingerprint, cache, f"{store.config_hash}/{part.path.name}")
+
+
+def pull_from(
+    place: str, deadline_s: float, entries: Sequence[SharedFile], folder: Path, progress: Progress
+) -> str:
+    """Pull a store; see `pull_store`. One of another identity is replaced, as a build does."""
+    cache = open_shared(place, deadline_s=deadline_s)
+    return str(pull_store(cache, entries, folder, progress=_Paced(progress), replace=True))
+
+
+def push_to(place: str, deadline_s: float, path: Path, progress: Progress) -> bool:
+    """Push a store; see `push_store`."""
+    cache = open_shared(place, deadline_s=deadline_s)
+    return any(file.is_new for file in push_store(path, cache, progress=_Paced(progress)))
+
+
+class _Paced:
+    """Has a transfer get on only as fast as is worth it: by `_LEAST_BYTES` within a deadline."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._num = 0
+
+    def doing(self, what: str) -> None:
+        """See `Progress`."""
+        self._progress.progressed(self._num)
+        self._num = 0
+        self._progress.doing(what)
+
+    def progressed(self, num: int = 0) -> None:
+        """See `Progress`; no bytes are work on this machine, which has no least speed."""
+        self._num += num
+        if not num or self._num >= _LEAST_BYTES:
+            self._progress.progressed(self._num)
+            self._num = 0
+
+
+# --- which stores there are, and what can go ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SharedStore:
+    """A store in a shared cache.
+
+    Attributes:
+        config_hash: Of its identity, by its key.
+        name: Of the whole, `NAME.zarr.zip`.
+        files: Its file, or all of its partitions, in order.
+    """
+
+    config_hash: str
+    name: str
+    files: tuple[SharedFile, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all files."""
+        return sum(file.nbytes for file in self.files)
+
+    @property
+    def modified_s(self) -> float:
+        """When the last file was written, in seconds since the epoch."""
+        return max(file.modified_s for file in self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "config_hash": self.config_hash,
+            "name": self.name,
+            "nbytes": self.nbytes,
+            "modified_s": self.modified_s,
+            "files": [file.key for file in self.files],
+        }
+
+
+def list_stores(cache: SharedCache) -> list[SharedStore]:
+    """List all whole stores, by name and then by hash."""
+    return _stores_among(cache.entries()[0])
+
+
+def _stores_among(entries: Sequence[SharedFile]) -> list[SharedStore]:
+    groups: dict[tuple[str, str], list[SharedFile]] = {}
+    for entry in entries:
+        partition = partition_of(entry.name)
+        name = entry.name if partition is None else partition.whole
+        groups.setdefault((name, entry.config_hash), []).append(entry)
+    stores = []
+    for (name, config_hash), group in sorted(groups.items()):
+        whole = files_of_store(group, name)
+        if not whole and len(group) == 1:  # a partition that was pushed alone, by the machine that made it
+            whole, name = group, group[0].name
+        if whole:
+            stores.append(SharedStore(config_hash, name if len(whole) > 1 else whole[0].name, tuple(whole)))
+    return stores
+
+
+def choose_stores(cache: SharedCache, words: Sequence[str]) -> list[SharedStore]:
+    """Find the stores that words name: NAME, HASH or its beginning, or HASH/NAME; all if there are none.
+
+    Raises:
+        StoreNotFoundError: If a word names none.
+        SpecError: If a name is one of several hashes, kind "ambiguous".
+    """
+    exact = [match for match in map(_FULL.fullmatch, words) if match]
+    if words and len(exact) == len(words):  # then nothing has to be listed
+        return [_exactly(cache, match["hash"], _with_suffix(match["name"])) for match in exact]
+    stores = list_stores(cache)
+    if not words:
+        return stores
+    chosen: dict[tuple[str, str], SharedStore] = {}
+    for word in words:
+        for store in _matching(cache, stores, word):
+            chosen[store.config_hash, store.name] = store
+    return list(chosen.values())
+
+
+def _exactly(cache: SharedCache, config_hash: str, name: str) -> SharedStore:
+    found = find_store(cache, config_hash, name)
+    if not found:
+        raise _not_there(cache, f"{config_hash}/{name}", [])
+    return SharedStore(config_hash, name, tuple(found))
+
+
+def _matching(cache: SharedCache, stores: Sequence[SharedStore], word: str) -> list[SharedStore]:
+    first, slash, name = word.rpartition("/")
+    named = [each for each in stores if each.name == _with_suffix(name)]
+    if slash:
+        found = [each for each in named if each.config_hash.startswith(first)]
+    else:
+        is_hash = _HASH.fullmatch(word)
+        found = named or [each for each in stores if is_hash and each.config_hash.startswith(word)]
+    if not found:
+        raise _not_there(cache, word, stores)
+    hashes = sorted({each.config_hash for each in found})
+    if len(hashes) > 1:
+        raise SpecError(
+            f"{word} is the name of {len(hashes)} stores",
+            kind="ambiguous",
+            path=cache.location,
+            expected="one",
+            found=", ".join(each[:12] for each in hashes[:_SHOWN]),
+            hint="say which one, as HASH/NAME",
+        )
+    return found
+
+
+def _with_suffix(name: str) -> str:
+    return name if name.endswith(SUFFIX) else f"{name}{SUFFIX}"
+
+
+def _not_there(cache: SharedCache, word: str, stores: Sequence[SharedStore]) -> StoreNotFoundError:
+    names = sorted({store.name.removesuffix(SUFFIX) for store in stores})
+    return StoreNotFoundError(
+        f"no store {word}",
+        path=cache.location,
+        found=", ".join(names[:_SHOWN]) or None,
+        hint="`ups-store ls-remote` lists what there is",
+    )
+
+
+@dataclass(frozen=True)
+class RemoteGarbage:
+    """A file that may go from a shared cache.
+
+    Attributes:
+        key: What it is called.
+        kind: "temporary": of a push that was killed, or is going on; "incomplete": some of the partitions of
+            a store; "old": of a store, written longer ago than was asked for; "foreign": nothing of ours.
+        nbytes: Its length.
+        age_s: Seconds since it was written.
+    """
+
+    key: str
+    kind: Literal["temporary", "incomplete", "old", "foreign"]
+    nbytes: int
+    age_s: float
+
+    @property
+    def is_removable(self) -> bool:
+        """Whether it isn't of another program, or of a push that may be going on."""
+        return self.kind != "foreign" and (self.kind == "old" or self.age_s > _ALIVE_S)
+
+
+def find_remote_garbage(cache: SharedCache, *, older_than_s: float | None = None) -> list[RemoteGarbage]:
+    """Find what can go: what dead pushes left, and stores that nothing has written for long.
+
+    Args:
+        cache: Where.
+        older_than_s: Age of stores that can go, too; None: none of them.
+    """
+    entries, strays = cache.entries()
+    whole = {file.key for store in _stores_among(entries) for file in store.files}
+    now_s = time.time()
+    found = []
+    for stray in strays:
+        age_s = max(0.0, now_s - stray.modified_s)
+        kind: Literal["temporary", "foreign"] = "temporary" if stray.is_temporary else "foreign"
+        found.append(RemoteGarbage(stray.key, kind, stray.nbytes, age_s))
+    for entry in entries:
+        age_s = max(0.0, now_s - entry.modified_s)
+        if entry.key not in whole:
+            found.append(RemoteGarbage(entry.key, "incomplete", entry.nbytes, age_s))
+        elif older_than_s is not None and age_s > older_than_s:
+            found.append(RemoteGarbage(entry.key, "old", entry.nbytes, age_s))
+    return sorted(found, key=lambda garbage: garbage.key)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.format.value_range import ValueRange, added
+from ups_store.sources.value_range import ValueRange, added
 
 _STEPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}  # from 1 to the next number
 _INF_BITS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # without the sign

@@ -15,8 +15,8 @@ import numpy as np
 
 from ups_store.errors import SourceError
 from ups_store.sources.contents import AXIS_NAMES, Contents, Part, StoredArray, fields_axes
+from ups_store.sources.convention import Convention
 from ups_store.sources.hdf5 import h5py, source_error, translated, tree
-from ups_store.sources.layout import Layout
 from ups_store.sources.parameters import NumberPart, missing, nearest, read_attribute
 from ups_store.sources.source_files import natural_key
 from ups_store.sources.tasks import Task
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SEARCHED = 1000  # datasets among which the nearest name is looked for
 
 
-class Declared(Layout):
+class Declared(Convention):
     """Every error names the key of the configuration that asks for what isn't there.
 
     Args:

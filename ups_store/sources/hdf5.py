@@ -10,11 +10,11 @@ import errno
 import importlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,7 @@ with needs("hdf5"):
     import h5py as h5py  # where the other modules of this room have it from
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+Box: TypeAlias = tuple[range, ...]  # indices along each axis
 _TREE_LINES = 12
 _FILTERS = {  # registered numbers of those that hdf5plugin has
     **{307: "bzip2", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp"},
@@ -80,8 +81,8 @@ def _decoded_by(dataset: h5py.Dataset | None) -> str:
     return f"; its chunks go through {', '.join(called for _, called in filters)}" if filters else ""
 
 
-def open_hdf5(path: Path, *, at: str | None = None) -> h5py.File:
-    """Open a file for reading, which may also be `at` another path than messages name.
+def open_hdf5(path: Path) -> h5py.File:
+    """Open a file for reading.
 
     The library's own locking is used first, since it notices a simulation that is still writing the file
     (and two openings of one file in one process must agree on it). Where the file system has no locks, as
@@ -101,7 +102,7 @@ def open_hdf5(path: Path, *, at: str | None = None) -> h5py.File:
     if not path.is_file():  # HDF5 would wait for the other end of a pipe
         raise no_file_any_more(path)
     try:
-        return _open_without_locks_if_there_are_none(at or path)
+        return _open_without_locks_if_there_are_none(path)
     except OSError as error:
         raise _opening_error(path, error) from error
 
@@ -112,7 +113,7 @@ def no_file_any_more(path: Path) -> SourceError:
     return source_error("not a regular file any more", kind="not_a_file", path=path, hint=hint)
 
 
-def _open_without_locks_if_there_are_none(path: Path | str) -> h5py.File:
+def _open_without_locks_if_there_are_none(path: Path) -> h5py.File:
     try:
         return h5py.File(path, "r")
     except BlockingIOError:
@@ -331,12 +332,36 @@ def read_whole(dataset: h5py.Dataset, name: str, *, path: str | Path, sample: in
         )
 
 
+class VirtualDataset(h5py.Dataset):  # type: ignore[misc]  # h5py has no types
+    """A virtual dataset of which it is known what its sources fill; HDF5 gives the fill value for the rest.
+
+    Attributes:
+        filled: The indices along its axes that each source fills; empty where they fill all of it.
+    """
+
+    filled: Sequence[Box] = ()
+
+    def is_filled(self, part: tuple[slice, ...]) -> bool:
+        """Whether sources fill all of a part of it."""
+        spans = [range(n)[each] for n, each in zip(self.shape, part, strict=True)]
+        num_filled = sum(math.prod(map(_num_within, box, spans)) for box in self.filled)
+        return num_filled >= math.prod(map(len, spans))
+
+
+def _num_within(indices: range, span: range) -> int:
+    """How many of the indices lie in a span without steps."""
+    first, last = (max(0, -(-(end - indices.start) // indices.step)) for end in (span.start, span.stop))
+    return len(indices[first:last])
+
+
 def is_complete(dataset: h5py.Dataset) -> bool:
     """Whether the file has bytes for all of a dataset, which takes HDF5 0.5 µs a chunk to say.
 
     Of what was never written HDF5 reads the fill value: by default 0, as if that were a measurement.
     """
-    if dataset.is_virtual or dataset.external or not dataset.size:  # which are pieced together here
+    if dataset.is_virtual:
+        return not getattr(dataset, "filled", ())
+    if dataset.external or not dataset.size:  # `external_data` has checked that the bytes are there
         return True
     if dataset.chunks is None:
         return bool(dataset.id.get_storage_size())
@@ -364,6 +389,8 @@ def check_written(
             return
     fill, encoding = np.array([dataset.fillvalue]), encoding_of(dataset, name, path=path)
     if np.isnan(encoding.decode(fill) if encoding else fill).all():  # and is dealt with as any other NaN
+        return
+    if isinstance(dataset, VirtualDataset) and dataset.is_filled(box):
         return
     if dataset.chunks is not None:
         spans = [range(n)[each] for n, each in zip(dataset.shape, box, strict=True)]

@@ -1,74 +1,66 @@
-"""What a reader can be asked for (a file's structure, samples of it, its digest, any call), and the answers.
+"""What is asked of a reader about a source: what it holds, samples of it, its digest.
 
-A request is pickled, sent to a reader process and run there; anything with the attributes of `reader.Request`
-will do, so long as the process can import its class. Nothing here imports HDF5, which a supervisor doesn't
-need.
+Nothing here imports HDF5, which a supervisor doesn't need.
 """
 
 from __future__ import annotations
 
-import pickle
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import SourceError, StoreError
+from ups_store.errors import SourceError
 from ups_store.format.metadata import dtype_of
-from ups_store.format.value_range import ValueRange
 from ups_store.sources.casting import holding, largest
 from ups_store.sources.contents import EVERYTHING, Selection, SourceInfo
 from ups_store.sources.file_state import FileState
-from ups_store.sources.slots import Placed
+from ups_store.sources.reader import Call, Reader
 from ups_store.sources.tasks import Task
+from ups_store.sources.value_range import ValueRange
 
 if TYPE_CHECKING:
-    from ups_store.sources.reader import Reader
     from ups_store.sources.source import Source
 
-
 MAX_SAMPLES = 8192  # of one request: two numbers each, in a message of at most `MAX_MESSAGE_BYTES`
-MAX_MESSAGE_BYTES = 200_000  # what a Unix socket takes at once by default
-STACK_SIGNAL = signal.SIGUSR1  # makes a reader write its stacks to stderr, also from inside a C call
 DigestKind = Literal["full", "sampled"]
-_OUTER = "/outer"  # beside constants, whose names have no slash
 
 
-@dataclass(frozen=True)
-class DescribeRequest:
-    """Open a file and say what it holds; see `open_source`."""
-
-    path: Path
-    task: Task | None = None
-    selection: Selection = EVERYTHING
-    follow: Path | None = None
-    subject = "the structure"
-    first_sample = None
-
-    def run(self, reader: Reader) -> SourceInfo:
-        """Open the file; it stays open for the samples that will be asked for.
-
-        Returns:
-            What it holds; what may be longer than a message is placed instead, see `described`.
-        """
-        with reader.opened(self.path, task=self.task, selection=self.selection, follow=self.follow) as source:
-            info = source.info
-        outer = {_OUTER: np.frombuffer(pickle.dumps(info.outer), np.uint8)} if info.outer else {}
-        for name, values in (outer | dict(info.constants)).items():
-            reader.place(name, values.shape, values.dtype)[...] = values
-        return replace(info, constants={}, outer=())
+def describe_request(
+    path: Path, task: Task | None = None, selection: Selection = EVERYTHING, follow: Path | None = None
+) -> Call:
+    """Ask what a file holds, see `open_source`; it stays open for the samples that will be asked for."""
+    return Call(_describe, (path, task, selection, follow), path, "the structure")
 
 
-def described(info: SourceInfo, placed: Mapping[str, npt.NDArray[Any]]) -> SourceInfo:
-    """What a file holds, of the answer to a `DescribeRequest` and what was placed, which is copied."""
-    constants = {name: values.copy() for name, values in placed.items()}
-    outer = constants.pop(_OUTER, None)
-    return replace(info, constants=constants, outer=() if outer is None else pickle.loads(outer.data))
+def _describe(
+    reader: Reader, path: Path, task: Task | None, selection: Selection, follow: Path | None
+) -> SourceInfo:
+    with reader.opened(path, task=task, selection=selection, follow=follow) as source:
+        return source.info
+
+
+def digest_request(path: Path, kind: DigestKind, size: int) -> Call:
+    """Ask for the digest of a file of so many bytes, blake3 in hexadecimal digits.
+
+    Args:
+        path: The file.
+        kind: "full": of all bytes; "sampled": of the size, the HDF5 structure, and some blocks.
+        size: Length of the file in bytes, of which progress is reported.
+    """
+    return Call(_digest, (path, kind, size), path, "the digest")
+
+
+def _digest(reader: Reader, path: Path, kind: DigestKind, size: int) -> str:
+    from ups_store.sources import digest  # HDF5: only where it is read
+
+    reader.doing("digesting")
+    if kind == "full":
+        return digest.full_digest(path, reader.progressed)
+    return digest.sampled_digest(path, size, reader.progressed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,77 +170,3 @@ def _others(num_bad: int, num_read: int) -> str:
     return (
         f", the first of {num_bad} such samples among the {num_read} read together, numbered as in the file"
     )
-
-
-@dataclass(frozen=True)
-class Done:
-    """A request succeeded."""
-
-    request_id: int
-    placed: tuple[Placed, ...]
-    value: object
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A request failed; is_transient: so that another attempt may succeed."""
-
-    request_id: int
-    error: StoreError
-    is_transient: bool
-
-
-@dataclass(frozen=True)
-class DigestRequest:
-    """Read a file for its digest; see `DigestCache.digest`.
-
-    Attributes:
-        path: The file.
-        kind: "full": of all bytes; "sampled": of the size, the HDF5 structure, and some blocks.
-        size: Length of the file in bytes.
-    """
-
-    path: Path
-    kind: DigestKind
-    size: int
-    subject = "the digest"
-    first_sample = None
-
-    def run(self, reader: Reader) -> str:
-        """The digest, blake3 in hexadecimal digits; reports bytes as they are read."""
-        from ups_store.sources import digest  # HDF5: only where it is read
-
-        reader.doing("digesting")
-        if self.kind == "full":
-            return digest.full_digest(self.path, reader.progressed)
-        return digest.sampled_digest(self.path, self.size, reader.progressed)
-
-
-@dataclass(frozen=True, eq=False)
-class CallRequest:
-    """One call of any function, found by name in the reader.
-
-    What it imports counts as the reader's start, which has a deadline of its own, and not as the call's time.
-
-    Attributes:
-        path: What it works on, for messages.
-        subject: Likewise, such as "input 4".
-        module: Has `prepare(payload)`, called first, and `run(reader, payload)`.
-        payload: Pickled by the caller, as its parts may only be importable after that.
-    """
-
-    path: str
-    subject: str
-    module: str
-    payload: bytes
-    first_sample = None
-
-    def run(self, reader: Reader) -> object:
-        """Prepare and run it."""
-        reader.doing("starting")
-        module = import_module(self.module)
-        prepared = module.prepare(self.payload)
-        reader.progressed()
-        reader.doing("calling")
-        found: object = module.run(reader, prepared)
-        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ups_store.errors import StoreClosedError
-from ups_store.format.stretches import ranges_of
+from ups_store.errors import ConfigError, StoreClosedError
+from ups_store.format.layout import consecutive_ranges
 from ups_store.sources.casting import CastLoss
 from ups_store.sources.cf import CfEncoding
 from ups_store.sources.contents import (
+    AXIS_NAMES,
     EVERYTHING,
     ArrayInfo,
     Contents,
@@ -26,25 +28,25 @@ from ups_store.sources.contents import (
     check_same_grid,
     difference,
 )
-from ups_store.sources.coordinates import read_coordinates
-from ups_store.sources.describe import describe, measure
+from ups_store.sources.convention import Convention
+from ups_store.sources.conventions import recognise
+from ups_store.sources.external_data import CheckedFile
+from ups_store.sources.file_state import changed
 from ups_store.sources.hdf5 import (
     check_written,
+    checked_dataset,
     encoding_of,
     get_dataset,
     h5py,
     is_complete,
-    open_hdf5,
+    read_whole,
     source_error,
     translated,
 )
-from ups_store.sources.layouts import recognise
-from ups_store.sources.linked_file import LinkedFile
-from ups_store.sources.outer_files import OuterFiles
 from ups_store.sources.parameters import NumberPart
 from ups_store.sources.regions import DatasetExtent, chunk_length, extent_of, read_samples
 from ups_store.sources.tasks import Task
-from ups_store.system.paths import check_local
+from ups_store.system.urls import check_local
 
 _MAX_WALKED = 1000  # groups of samples whose links are looked at when the file is opened
 
@@ -60,7 +62,7 @@ def open_source(
     is_mapped: bool = False,
     note: Callable[[str], None] = lambda name: None,
 ) -> Source:
-    """Open a file whose layout is recognised by what it holds.
+    """Open a file whose layout is with_companions_marked by what it holds.
 
     Args:
         path: HDF5 file.
@@ -76,29 +78,33 @@ def open_source(
 
     Raises:
         SourceError: With `path`, `dataset` where one is concerned, and a `kind` named by
-            `hdf5.open_hdf5`, `layouts.recognise`, `describe.measure` or `describe.describe`.
+            `hdf5.open_hdf5`, `conventions.recognise`, `measure` or `describe`.
         ExternalDataError: If data lies in other files, and isn't allowed to, or one of them is missing.
         ConfigError: If `follow` isn't a folder.
     """
     check_local(path)
     path = Path(path)
-    outer = OuterFiles(path, None if follow is None else Path(follow), note=note)
-    file = LinkedFile(open_hdf5(path), path, outer)
+    file = CheckedFile(path, None if follow is None else Path(follow), note)
     try:
         with translated("can't read the structure", path=path):
-            layout = recognise(file, task)
-            contents = layout.describe(file, task)
+            convention = recognise(file, task)
+            contents = convention.describe(file, task)
             lengths = measure(file, contents)
             info = describe(
-                file, layout=layout, contents=contents, lengths=lengths, task=task, selection=selection
+                file,
+                convention=convention,
+                contents=contents,
+                lengths=lengths,
+                task=task,
+                selection=selection,
             )
-            if outer.are_allowed:
+            if file.may_have_outer:
                 _find_all(file, contents, note)
             else:
                 _check_links(file, contents)
-            outer.is_complete = True
+            file.is_complete = True
             info = dataclasses.replace(
-                info, samples_per_chunk=_samples_per_chunk(file, contents), outer=tuple(outer.used)
+                info, samples_per_chunk=_samples_per_chunk(file, contents), outer=tuple(file.outer)
             )
     except BaseException:
         file.close()
@@ -129,7 +135,7 @@ class Source:
 
     def __init__(
         self,
-        file: LinkedFile,
+        file: CheckedFile,
         *,
         info: SourceInfo,
         contents: Contents,
@@ -199,16 +205,22 @@ class Source:
         self._check_in_range(indices)
         losses = dict.fromkeys(out, CastLoss())
         row = 0
-        for run in ranges_of(indices, longest=1 if self._contents.groups else max(1, len(indices))):
-            rows = {name: array[row : row + len(run)] for name, array in out.items()}
-            row += len(run)
-            for name, loss in self._read_run(run, rows, note):
-                losses[name] += loss
+        try:
+            for run in consecutive_ranges(
+                indices, longest=1 if self._contents.groups else max(1, len(indices))
+            ):
+                rows = {name: array[row : row + len(run)] for name, array in out.items()}
+                row += len(run)
+                for name, loss in self._read_run(run, rows, note):
+                    losses[name] += loss
+        finally:  # also where HDF5 said something else about it
+            if (outer := self.changed_file()) is not None:
+                raise changed(outer) from None
         return losses
 
     def changed_file(self) -> Path | None:
         """One of the files beside it that isn't what it was when it was opened, if there is one."""
-        return self._file.outer.changed_one()
+        return self._file.changed_one()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -338,7 +350,7 @@ class Source:
                 )
 
 
-def _find_all(file: LinkedFile, contents: Contents, note: Callable[[str], None]) -> None:
+def _find_all(file: CheckedFile, contents: Contents, note: Callable[[str], None]) -> None:
     """Come across every other file that samples or coordinates lie in."""
     parts = [part for array in contents.arrays.values() for part in array.parts]
     for sample in range(max(1, len(contents.groups))):
@@ -348,7 +360,7 @@ def _find_all(file: LinkedFile, contents: Contents, note: Callable[[str], None])
             file.get(name)  # what isn't there is missed when it is read
 
 
-def _check_links(file: LinkedFile, contents: Contents) -> None:
+def _check_links(file: CheckedFile, contents: Contents) -> None:
     """Refuse links into other files before the first sample is read.
 
     Those to the groups of samples take 18 µs each. Those in the groups take as many reads of the disk as
@@ -371,3 +383,279 @@ def _samples_per_chunk(file: h5py.File, contents: Contents) -> int:
 
 def _reading(run: range) -> str:
     return f"can't read sample {run.start}" if len(run) == 1 else f"can't read samples {run.start}..{run[-1]}"
+
+
+def measure(file: h5py.File, contents: Contents) -> dict[str, int]:
+    """Length of every axis but those of components, by its letter; all datasets have to agree about it.
+
+    Raises:
+        SourceError: Kind "missing_dataset", "wrong_rank", "wrong_dtype", "shapes_differ", "no_samples" or
+            "empty_axis".
+    """
+    lengths: dict[str, int] = {"s": len(contents.groups)} if contents.groups else {}
+    for name, array in contents.arrays.items():
+        for part in array.parts:
+            if not isinstance(part, NumberPart):
+                # Fields are what is computed with; anything else may be counted or marked.
+                _measure_part(file, contents, part, lengths, kinds="f" if name == "fields" else "fiub")
+    for part in contents.coordinates.values():  # of axes along which no field varies
+        dataset = get_dataset(file, contents.dataset_path(part))
+        for axis, length in zip(part.axes, dataset.shape, strict=False):
+            lengths.setdefault(axis, length)
+    return {"s": 1, "t": 1, **lengths}
+
+
+def _measure_part(
+    file: h5py.File, contents: Contents, part: Part, lengths: dict[str, int], *, kinds: str
+) -> None:
+    name = contents.dataset_path(part)
+    dataset = checked_dataset(file, name, axes=part.axes, kinds=kinds)
+    for axis, length in zip(part.axes, dataset.shape, strict=True):
+        if length == 0:
+            raise source_error(
+                f"dataset {name!r} is empty along {AXIS_NAMES[axis]}",
+                kind="no_samples" if axis == "s" else "empty_axis",
+                path=file.filename,
+                dataset=name,
+                expected=">= 1",
+                found=0,
+            )
+        if axis not in "ckd" and lengths.setdefault(axis, length) != length:
+            raise source_error(
+                f"dataset {name!r} is of another size along {AXIS_NAMES[axis]}",
+                kind="shapes_differ",
+                path=file.filename,
+                dataset=name,
+                expected=lengths[axis],
+                found=length,
+            )
+
+
+def describe(
+    file: h5py.File,
+    *,
+    convention: Convention,
+    contents: Contents,
+    lengths: Mapping[str, int],
+    task: Task | None,
+    selection: Selection,
+) -> SourceInfo:
+    """What the file holds after the selection.
+
+    Raises:
+        SourceError: Kind "wrong_rank", "wrong_dtype", "wrong_length", "grids_differ", "not_finite",
+            "name_clash" or "task_mismatch", or as `Convention.parameters` says.
+        ConfigError: Kind "bad_reduction" if the selection leaves one point of many.
+    """
+    path = Path(file.filename)
+    _check_some_left(path, lengths, selection)
+    info = SourceInfo(
+        path=path,
+        layout=convention.name,
+        layout_version=convention.version,
+        num_samples=lengths["s"],
+        arrays={
+            name: _array_info(file, contents, array, lengths, selection)
+            for name, array in contents.arrays.items()
+        },
+        constants={
+            **{
+                axis: values[:: selection.step(axis)].copy()
+                for axis, values in convention.computed_coordinates(lengths).items()
+            },
+            **stored_coordinates(file, contents, lengths, selection),
+        },
+        parameters=convention.parameters(file),
+        channels=contents.channels,
+        boundary=dict(convention.boundary(file, task)),
+        attrs=_said(file, contents) | convention.attributes(file),
+        decoded=_decoded(file, contents),
+    )
+    _check_distinct_names(info)
+    if task is not None:
+        _check_task(info, task, ndim=contents.ndim, num_times=lengths["t"])
+    return info
+
+
+def _check_some_left(path: Path, lengths: Mapping[str, int], selection: Selection) -> None:
+    """Refuse a reduction that leaves one point, or one time step, of many."""
+    for axis, length in lengths.items():
+        if 1 < length <= selection.step(axis):
+            raise ConfigError(
+                "data.reduce_time" if axis == "t" else "data.reduce_space",
+                kind="bad_reduction",
+                path=path,
+                expected=f"less than {length}, the length of axis {AXIS_NAMES[axis]!r}",
+                found=selection.step(axis),
+            )
+
+
+def _array_info(
+    file: h5py.File, contents: Contents, array: StoredArray, lengths: Mapping[str, int], selection: Selection
+) -> ArrayInfo:
+    if isinstance(array.parts[0], NumberPart):
+        return ArrayInfo((), np.dtype("float64"), ())
+    datasets = [(part, get_dataset(file, contents.dataset_path(part))) for part in array.parts]
+    num_channels = sum(part.num_channels(dataset.shape) for part, dataset in datasets)
+    first = dict(zip(datasets[0][0].axes, datasets[0][1].shape, strict=True))
+
+    def length(axis: str) -> int:
+        if axis in "kd":
+            return int(first[axis])
+        return num_channels if axis == "c" else -(-lengths[axis] // selection.step(axis))
+
+    dtypes = []
+    for part, dataset in datasets:
+        encoding = encoding_of(dataset, contents.dataset_path(part), path=file.filename)
+        dtypes.append(encoding.dtype(dataset.dtype) if encoding else dataset.dtype.newbyteorder("="))
+    axes = array.axes[1:]
+    return ArrayInfo(
+        shape=tuple(length(axis) for axis in axes),
+        # float16: the least of the floating dtypes that hold integers
+        dtype=np.result_type(np.float16, *dtypes),
+        dims=tuple(AXIS_NAMES[axis] for axis in axes),
+    )
+
+
+def _decoded(file: h5py.File, contents: Contents) -> tuple[str, ...]:
+    """Attributes by which the samples' numbers are decoded."""
+    parts = [part for array in contents.arrays.values() for part in array.parts]
+    names = [contents.dataset_path(part) for part in parts if not isinstance(part, NumberPart)]
+    encodings = [encoding_of(get_dataset(file, name), name, path=file.filename) for name in names]
+    return tuple(sorted({name for encoding in encodings if encoding for name in encoding.names}))
+
+
+def _said(file: h5py.File, contents: Contents) -> dict[str, dict[str, str]]:
+    """Units and long names that datasets have: of channels, of other arrays, and of coordinates by axis."""
+    named = [(axis, part) for axis, part in contents.coordinates.items()]
+    said: dict[str, dict[str, str]] = {}
+    for name, array in contents.arrays.items():
+        channels = list(contents.channels)
+        for part in array.parts:
+            if isinstance(part, NumberPart):
+                continue
+            if name != "fields":
+                named.append((name, part))
+                continue
+            count = part.num_channels(get_dataset(file, contents.dataset_path(part)).shape)
+            named += [(channel, part) for channel in channels[:count]]
+            del channels[:count]
+    for name, part in named:
+        attrs = get_dataset(file, contents.dataset_path(part)).attrs
+        for key in ("units", "long_name"):
+            value = attrs.get(key)
+            text = value.decode(errors="replace") if isinstance(value, bytes) else value
+            if isinstance(text, str):
+                said.setdefault(key if key == "units" else "long_names", {})[name] = str(text)
+    return said
+
+
+def _check_distinct_names(info: SourceInfo) -> None:
+    kinds = {"array": info.arrays, "coordinate": info.constants, "parameter": info.parameters}
+    for (kind, names), (other, others) in itertools.combinations(kinds.items(), 2):
+        for name in sorted(set(names) & set(others)):
+            raise source_error(
+                f"{kind} and {other} are both called {name!r}",
+                kind="name_clash",
+                path=info.path,
+                hint="declare the layout under other names (docs/guides/layouts.md)",
+            )
+
+
+def _check_task(info: SourceInfo, task: Task, *, ndim: int, num_times: int) -> None:
+    """Raise unless a file can be of the task."""
+    facts: list[tuple[str, bool, object, object]] = [
+        ("number of spatial axes", ndim == task.ndim, task.ndim, ndim),
+    ]
+    if task.channels:
+        facts.append(("channels", info.channels == task.channels, task.channels, info.channels))
+    if task.steady is not None:
+        fits = (num_times == 1) == task.steady
+        facts.append(("number of frames", fits, "1" if task.steady else ">= 2", num_times))
+    if info.parameters and task.parameters:
+        shares_one = not set(info.parameters).isdisjoint(task.parameters)
+        facts.append(("parameters", shares_one, task.parameters, tuple(info.parameters)))
+    for what, fits, expected, found in facts:
+        if not fits:
+            raise source_error(
+                f"the file can't be of task {task.name!r}, by its {what}",
+                kind="task_mismatch",
+                path=info.path,
+                expected=expected,
+                found=found,
+                hint="use data.files to choose the files, or other data.tasks",
+            )
+
+
+def read_coordinates(
+    file: h5py.File, contents: Contents, lengths: Mapping[str, int], *, sample: int = 0
+) -> dict[str, np.ndarray]:
+    """Every coordinate as it is stored, from the group of a sample where there are groups.
+
+    Raises:
+        SourceError: Kind "missing_dataset", "wrong_rank", "wrong_dtype" or "wrong_length".
+    """
+    coordinates = {}
+    for axis, part in contents.coordinates.items():
+        name = contents.dataset_path(part, sample=sample)
+        dataset = checked_dataset(file, name, axes=part.axes, kinds="fiu", sample=sample)
+        _check_lengths(file, dataset, name, part, lengths)
+        coordinates[axis] = read_whole(dataset, name, path=file.filename, sample=sample)
+    return coordinates
+
+
+def _check_lengths(
+    file: h5py.File, dataset: h5py.Dataset, name: str, part: Part, lengths: Mapping[str, int]
+) -> None:
+    for axis, length in zip(part.axes, dataset.shape, strict=True):
+        # PDEBench's t-coordinate has one entry more than there are frames; the last one is unused.
+        if length != lengths[axis] and not (axis == "t" and length == lengths[axis] + 1):
+            raise source_error(
+                f"coordinate {name!r} doesn't fit the {AXIS_NAMES[axis]} axis",
+                kind="wrong_length",
+                path=file.filename,
+                dataset=name,
+                expected=lengths[axis],
+                found=length,
+            )
+
+
+def stored_coordinates(
+    file: h5py.File, contents: Contents, lengths: Mapping[str, int], selection: Selection
+) -> dict[str, np.ndarray]:
+    """Coordinates of the file after the selection, as long as their axes, one row for all samples.
+
+    Raises:
+        SourceError: As `read_coordinates`, or kind "grids_differ" or "not_finite".
+    """
+    constants = {}
+    for axis, values in read_coordinates(file, contents, lengths).items():
+        row = values
+        if values.ndim == 2:
+            row = values[0]
+            other = np.flatnonzero((values != row).any(axis=1))
+            if other.size:
+                raise source_error(
+                    f"coordinate {axis!r} isn't that of sample 0",
+                    kind="grids_differ",
+                    path=file.filename,
+                    dataset=contents.coordinates[axis].dataset,
+                    sample=int(other[0]),
+                )
+        _check_finite(file, contents.coordinates[axis].dataset, row)
+        constants[axis] = row[: lengths[axis] : selection.step(axis)].copy()
+    return constants
+
+
+def _check_finite(file: h5py.File, name: str, row: np.ndarray) -> None:
+    bad = np.flatnonzero(~np.isfinite(row))
+    if bad.size:
+        raise source_error(
+            f"coordinate {name!r} isn't finite",
+            kind="not_finite",
+            path=file.filename,
+            dataset=name,
+            expected="numbers",
+            found=f"{row[bad[0]]!s} at index {bad[0]}",
+            hint="mend the source: there is no grid without coordinates",
+        )

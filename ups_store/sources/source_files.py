@@ -17,7 +17,7 @@ from typing import Literal
 
 from ups_store.errors import ConfigError, SourceError, did_you_mean
 from ups_store.sources.tasks import Task
-from ups_store.system.paths import check_local
+from ups_store.system.urls import check_local
 
 _SUFFIXES = (".h5", ".hdf5")
 _MAX_DEPTH = 4  # PDEBench's own tree is 1D/CFD/Test/ShockTube
@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test")
 # What files, folders and configurations may call them.
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 # Of one hyperslab: a published file has up to 88 GB, one NS_incom sample 3.1 GB. Below 32 MiB the C library
-# gives every hyperslab the memory of the one before (`reader_handle`), which costs no page faults.
+# gives every hyperslab the memory of the one before (`readers`), which costs no page faults.
 BLOCK_BYTES = 24 << 20
 USUAL_SLOTS = 2  # of a reader: it fills one while the caller works with the other
 USUAL_SLOT_NBYTES = 33 << 20  # a batch of 32 MiB, and what lies between its arrays

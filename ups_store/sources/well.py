@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ups_store.sources.contents import Contents, Part, StoredArray, fields_axes
+from ups_store.sources.convention import Convention
 from ups_store.sources.hdf5 import get_dataset, h5py, source_error, translated
-from ups_store.sources.layout import Layout
 from ups_store.sources.parameters import NumberPart, missing
 from ups_store.sources.tasks import Task
 
@@ -41,7 +41,7 @@ class _Field:
         return "t" in self.part.axes
 
 
-class TheWell(Layout):
+class TheWell(Convention):
     """`t0_fields`, `t1_fields`, `t2_fields`, `scalars`, `boundary_conditions`, `dimensions`.
 
     The first spatial dimension of the file becomes "x", the second "y", the third "z", whatever the file

@@ -26,7 +26,21 @@ class MemoryFile:
 
     def __init__(self, nbytes: int) -> None:
         self.fd = -1
-        self.fd = _create(nbytes)
+        free = available_bytes()
+        if nbytes > free:
+            raise _memory_full(nbytes, free)
+        try:
+            self.fd = files.create_anonymous("ups_store")
+        except OSError as error:
+            raise _unsupported(str(error)) from error
+        try:
+            files.allocate_anonymous(self.fd, nbytes)
+        except BaseException as error:
+            files.close(self.fd)
+            self.fd = -1
+            if isinstance(error, OSError):
+                raise _memory_full(nbytes, available_bytes()) from error
+            raise
         locks.close_on_fork(self)
 
     def __del__(self) -> None:
@@ -38,9 +52,6 @@ class MemoryPath(PosixPath):
     """The path of a file in memory, for every process of this user that runs beside its owner.
 
     The object keeps the file; paths that are made from it, its text, and unpickled copies don't.
-
-    Attributes:
-        file: What is kept.
     """
 
     file: MemoryFile | None = None
@@ -80,25 +91,6 @@ def is_in_memory(path: Path) -> bool:
 def keeping(path: Path) -> Path:
     """The object that keeps the file, where this process has it; else the path as it is."""
     return _kept.get(str(path), path)
-
-
-def _create(nbytes: int) -> int:
-    free = available_bytes()
-    if nbytes > free:
-        raise _memory_full(nbytes, free)
-    try:
-        fd = files.create_anonymous("ups_store")
-    except OSError as error:
-        raise _unsupported(str(error)) from error
-    try:
-        files.allocate_anonymous(fd, nbytes)
-    except OSError as error:
-        files.close(fd)
-        raise _memory_full(nbytes, available_bytes()) from error
-    except BaseException:
-        files.close(fd)
-        raise
-    return fd
 
 
 def _memory_full(needed: int, free: int) -> DiskFullError:

@@ -12,14 +12,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from ups_store.errors import SpecError, StoreNotFoundError
+from ups_store.system.urls import check_local
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux file systems
 MANIFEST_SUFFIX = ".zarr.json"  # of what named the parts of a set, in earlier versions
 _MAX_PATH_BYTES = 4095  # PATH_MAX without the NUL behind it
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+")  # two letters at least: "c:/" is none; "cache::s3" is one
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(\.packed)?\.zarr\.zip)")
 
 
@@ -70,52 +69,6 @@ def _check_length(path: Path, suffix_nbytes: int) -> None:
                 found=found,
                 hint="choose a shorter one",
             )
-
-
-def url_of(path: str | os.PathLike[str]) -> str | None:
-    """The URL that a path is, also where `pathlib` has made "s3:/bucket/a" of it; None if it is none."""
-    text = os.fspath(path)
-    scheme, found, rest = text.partition(":/")
-    if not found or not _SCHEME.fullmatch(scheme):
-        return None
-    if not rest.startswith("/") and os.path.lexists(f"{scheme}:"):  # a folder of that name is meant
-        return None
-    slashes = "///" if scheme.lower() == "file" else "//"
-    return f"{scheme}:{slashes}{rest.lstrip('/')}"
-
-
-def is_remote(path: object) -> bool:
-    """Whether a path is a URL of what isn't a file of this machine."""
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        return False
-    url = url_of(path)
-    return url is not None and not url.lower().startswith("file:")
-
-
-def shown_url(path: str | os.PathLike[str]) -> str:
-    """A URL without user, password, query and fragment, which may hold keys."""
-    parts = urlsplit(url_of(path) or os.fspath(path))
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def check_local(path: str | os.PathLike[str]) -> None:
-    """Refuse a URL, of which `pathlib` would make a name here: "s3:/bucket/a" of "s3://bucket/a".
-
-    Raises:
-        SpecError: Kind "url", with the URL as `path`; also of "file://", whose path can be given itself.
-    """
-    url = url_of(path)
-    if url is None:
-        return
-    is_file = url.lower().startswith("file:")
-    hint = "copy the file here; stores can be read where they are, with `pip install 'ups-store[s3]'`"
-    raise SpecError(
-        "this is a URL",
-        kind="url",
-        path=url,
-        expected="a path on this machine",
-        hint=f"say /{url.partition(':///')[2]}" if is_file else hint,
-    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ups_store.errors import IdentityMismatchError, SpecError, StoreNotFoundError
 from ups_store.format.canonical import plain_json
-from ups_store.format.identity import describe_differences, differences
+from ups_store.format.root import describe_differences, differences
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path

@@ -13,24 +13,35 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SpecError
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.companions import companions_of
-from ups_store.format.identity import config_hash, constant_digest, flaws, identity_document
 from ups_store.format.layout import Layout, plan
 from ups_store.format.metadata import (
     DTYPE_NAMES,
     MAX_ARRAYS,
+    MAX_DIM_BYTES,
     MAX_ELEMENTS,
+    MAX_EMPTY_SAMPLES,
     MAX_JSON_BYTES,
+    MAX_METADATA_BYTES,
     MAX_RANK,
     SAMPLE_DIM,
     ArrayMeta,
+    ArraySpec,
     check_name,
+    companions_of,
     dtype_name,
+    is_dim,
     row_flaw,
+    too_many_empty,
 )
 from ups_store.format.ragged import LENGTHS, MAX_ROWS, companion_names, offsets_of
-from ups_store.format.root_metadata import FORMAT_VERSION, RootMeta
+from ups_store.format.root import (
+    FORMAT_VERSION,
+    RootMeta,
+    config_hash,
+    constant_digest,
+    identity_document,
+    identity_flaw,
+)
 from ups_store.read.gather import int64_of
 from ups_store.write.described import Described, described
 from ups_store.write.encode import as_payload, check_unmasked
@@ -94,7 +105,7 @@ def blueprint_of(
     num_samples = _check_together(metas, arrays, constants, dims)
     users = [meta for meta in metas if not meta.is_companion]
     document = identity_document(users, digests, identity, partition)
-    if partition is not None and flaws(document):
+    if partition is not None and identity_flaw(document):
         expected = "(number, number of partitions)"
         raise SpecError("partition", kind="partition", clause="8.1", expected=expected, found=partition)
     if "ups_store" in attrs:
@@ -102,10 +113,11 @@ def blueprint_of(
     requires = ("ragged",) if any(meta.is_ragged for meta in metas) else ()
     root = RootMeta(FORMAT_VERSION, config_hash(document), document, dict(attrs), requires)
     documents = (root.to_json(), *(meta.to_json() for meta in metas))
-    if max(map(len, documents)) > MAX_JSON_BYTES:
-        raise SpecError("a zarr.json would be too long", kind="limits", clause="9.1", expected=MAX_JSON_BYTES)
     sizes = [(meta, len(text)) for meta, text in zip(metas, documents[1:], strict=True)]
     layout = plan(len(documents[0]), sizes, num_samples)
+    if max(map(len, documents)) > MAX_JSON_BYTES or layout.metadata[-1].end > MAX_METADATA_BYTES:
+        expected = f"at most {MAX_JSON_BYTES} bytes, all together {MAX_METADATA_BYTES}"
+        raise SpecError("a zarr.json would be too long", kind="limits", clause="9.1", expected=expected)
     if layout.building_nbytes > MAX_FILE_BYTES:
         found = layout.building_nbytes
         raise SpecError("the file would be too long", kind="limits", expected=MAX_FILE_BYTES, found=found)
@@ -238,8 +250,12 @@ def _check_together(
         raise SpecError("array names", kind="arrays", expected="names of arrays or constants", found=found)
     lengths: dict[str, tuple[int, str]] = {}
     for meta in metas:
-        if len(set(meta.dims)) < len(meta.dims) or not all(isinstance(d, str) and d for d in meta.dims):
-            raise SpecError("dims", kind="dims", array=meta.name, expected="distinct names", found=meta.dims)
+        if len(set(meta.dims)) < len(meta.dims) or not all(map(is_dim, meta.dims)):
+            expected = f"distinct names of 1 to {MAX_DIM_BYTES} bytes without control characters"
+            found = reprlib.repr(meta.dims)
+            raise SpecError(
+                "dims", kind="dims", clause="4.5", array=meta.name, expected=expected, found=found
+            )
         for dim, length in zip(meta.dims, meta.shape, strict=True):
             other = lengths.setdefault(dim, (length, meta.name))
             if other[0] != length:
@@ -252,7 +268,11 @@ def _check_together(
                     found=length,
                     hint="give it another name",
                 )
-    return lengths[SAMPLE_DIM][0] if SAMPLE_DIM in lengths else 0
+    num_samples = lengths[SAMPLE_DIM][0] if SAMPLE_DIM in lengths else 0
+    if too_many_empty(metas, num_samples):
+        expected = f"at most {MAX_EMPTY_SAMPLES} where no array has bytes for a sample"
+        raise SpecError("shape", kind="limits", clause="9.1", expected=expected, found=num_samples)
+    return num_samples
 
 
 def _num_elements_ok(shape: tuple[int, ...]) -> bool:

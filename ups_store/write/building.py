@@ -30,9 +30,8 @@ from ups_store.format.build_tail import (
     Owner,
     TailHeader,
 )
-from ups_store.format.layout import Layout
+from ups_store.format.layout import Layout, consecutive_runs
 from ups_store.format.ragged import Offsets
-from ups_store.format.stretches import stretches
 from ups_store.read.catalog import read_building
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import building_path
@@ -130,7 +129,7 @@ class BuildingFile:
 
         Where they lie in too many places, those of the samples between are held, too.
         """
-        places = stretches(samples)
+        places = consecutive_runs(samples)
         if len(places) > MAX_LOCKS:
             places = [(int(samples[0]), int(samples[-1] - samples[0]) + 1)]
         with contextlib.ExitStack() as stack:

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from ups_store.errors import CorruptChunkError, NotCommittedError
 from ups_store.format.build_tail import HOW_TO_REPLACE, pack_records
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
-from ups_store.format.layout import PAGE_BYTES, ArrayLayout
-from ups_store.format.stretches import stretches
+from ups_store.format.layout import PAGE_BYTES, ArrayLayout, consecutive_runs
 from ups_store.format.zip_records import pack_directory
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits, read_committed, read_records
@@ -42,7 +41,7 @@ def recorded_crcs(building: BuildingFile, samples: Samples) -> CrcTable:
     """CRC-32 of every array of committed samples, by their records, shape (M, num_arrays); samples sorted."""
     records = [
         read_records(building.fd, building.layout, np.arange(first, first + num))
-        for first, num in stretches(samples)
+        for first, num in consecutive_runs(samples)
     ]
     return np.concatenate(records)[:, 1:-1]
 
@@ -104,7 +103,7 @@ def _write_ragged(
 ) -> None:
     """Write samples of a ragged array, which lie one behind the other in `block`, and in the file in runs."""
     done = 0
-    for sample, num in stretches(samples):
+    for sample, num in consecutive_runs(samples):
         first, end = extent_of(building, array, sample)[0], extent_of(building, array, sample + num - 1)[1]
         if first < end:
             files.write_at(building.fd, first, block.data[done : done + end - first])
@@ -154,7 +153,7 @@ def take_back(building: BuildingFile, samples: Samples) -> None:
 
 def _write_rows(fd: int, base: int, stride: int, samples: Samples, rows: npt.NDArray[np.uint8]) -> None:
     done = 0
-    for first, num in stretches(samples) if stride else []:
+    for first, num in consecutive_runs(samples) if stride else []:
         files.write_at(fd, base + first * stride, rows[done : done + num].data.cast("B"))
         done += num
 

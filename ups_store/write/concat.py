@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SpecError, StoreError
-from ups_store.format.array_spec import ArraySpec
+from ups_store.format.metadata import ArraySpec
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_store
 from ups_store.read.partitioned import parts_of

@@ -24,7 +24,6 @@ from ups_store.errors import (
     StoreNotFoundError,
     StoreReplacedError,
 )
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import (
     BUILDER_LOCK,
     GATE_LOCK,
@@ -35,9 +34,10 @@ from ups_store.format.build_tail import (
     TailHeader,
 )
 from ups_store.format.checksum import crc32, crc32c
-from ups_store.format.identity import describe_differences, differences, identity_document
 from ups_store.format.layout import Layout, RaggedLayout
+from ups_store.format.metadata import ArraySpec
 from ups_store.format.ragged import Offsets
+from ups_store.format.root import describe_differences, differences, identity_document
 from ups_store.read.file_reads import looks_like_store
 from ups_store.read.offsets import read_offsets, read_offsets_of_spool
 from ups_store.read.recovery import (

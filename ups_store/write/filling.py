@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import IdentityMismatchError, SpecError
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.canonical import plain_json
-from ups_store.format.stretches import ranges_of
+from ups_store.format.layout import consecutive_ranges
+from ups_store.format.metadata import ArraySpec
 from ups_store.read.base import AnyStore
 from ups_store.read.recovery import read_building_file
 from ups_store.system import files
@@ -122,7 +122,7 @@ def write_columns(plan: Plan, source: Columns, line: ProgressLine) -> None:
     with _begun(plan, specs) as writer:
         missing = _compared(plan, writer, lambda number: _row_of(source.block(number, number + 1)))
         line.begin_at(source.num_samples - len(missing))
-        for run in ranges_of(missing, longest=max(1, min(MAX_BATCH, BATCH_BYTES // max(1, nbytes)))):
+        for run in consecutive_ranges(missing, longest=max(1, min(MAX_BATCH, BATCH_BYTES // max(1, nbytes)))):
             block = source.block(run.start, run.stop)
             writer.commit_many(run, block)
             line.advance(len(run), nbytes * len(run))
@@ -197,7 +197,7 @@ def _write_directly(
     with _begun(plan, arrays) as writer:
         missing = _compared(plan, writer, sample_of)
         line.begin_at(source.num_samples - len(missing))
-        for run in ranges_of(missing, longest=source.num_samples):
+        for run in consecutive_ranges(missing, longest=source.num_samples):
             samples = itertools.islice(source.begin(run.start), len(run))
             numbered = ((number, check(sample, number)) for number, sample in zip(run, samples, strict=False))
             _commit(writer, numbered, line)

@@ -18,10 +18,10 @@ from ups_store.errors import (
     StoreError,
     StoreNotFoundError,
 )
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.canonical import plain_json
-from ups_store.format.identity import constant_digest, describe_differences, differences, identity_of_array
+from ups_store.format.metadata import ArraySpec
+from ups_store.format.root import constant_digest, describe_differences, differences, identity_of_array
 from ups_store.read.base import AnyStore, spec_of
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path, read_building_file

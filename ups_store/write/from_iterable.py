@@ -329,7 +329,7 @@ def _job(
     retries: int,
     names: Sequence[str] | None,
 ) -> Any:
-    from ups_store.sources.lane import Patience
+    from ups_store.sources.readers import Patience
     from ups_store.write.mapped import MapJob, check_not_importing
 
     check_not_importing()

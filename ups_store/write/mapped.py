@@ -1,14 +1,12 @@
 """A function of files, or of whatever else, in worker processes with deadlines: its samples in their order.
 
 The processes are those that read HDF5 files for a build: a call that hangs, crashes or is killed ends in an
-error that names its input, not in waiting. Results come back through memory without a name, which is gone
-when the worker is, so nothing of them stays behind.
+error that names its input, not in waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import pickle
 import sys
@@ -17,27 +15,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups_store.errors import ReadTimeoutError, SourceError, SpecError, StoreError
 from ups_store.printable import one_line
-from ups_store.sources.lane import Patience
-from ups_store.sources.pool import ReaderPool
-from ups_store.sources.requests import MAX_MESSAGE_BYTES, CallRequest
-from ups_store.sources.source_files import USUAL_SLOTS
-from ups_store.system import files
+from ups_store.sources.reader import MAX_MESSAGE_BYTES, Call, Reader
+from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.write.filling import OnError
 from ups_store.write.sample_values import Names, named_values
-
-if TYPE_CHECKING:
-    from ups_store.sources.reader import Reader
 
 _MAX_INPUT_BYTES = MAX_MESSAGE_BYTES // 3
 _SHOWN = 200  # characters of an input in messages
 _is_importing_main = False  # in a worker, while it runs the script of the process that started it
 _imported_main: Mapping[str, str] = {}  # that script, once it was run
 _functions: dict[bytes, Any] = {}  # that this worker has unpickled
-_sent: deque[int] = deque()  # descriptors of the results that the other process may not have opened yet
 
 
 @dataclass(frozen=True)
@@ -69,73 +60,74 @@ class Mapped:
     error: SourceError | None = None
 
 
-class Result:
-    """Samples on their way to the process that asked; in the same one just the samples.
-
-    Attributes:
-        samples: None if they were lost with the worker.
-    """
-
-    def __init__(self, samples: list[dict[str, Any]] | None) -> None:
-        self.samples = samples
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fd = files.create_anonymous("ups_store samples")
-        with open(fd, "wb", closefd=False) as file:
-            pickle.dump(self.samples, file, protocol=5)
-        _sent.append(fd)
-        if len(_sent) > USUAL_SLOTS:  # a worker has so many requests at most that aren't done with
-            files.close(_sent.popleft())
-        return _received, (str(files.descriptor_path(fd)), files.size(fd))
-
-
-def _received(path: str, nbytes: int) -> Result:
-    """Called where the answer is unpickled, which is while the worker waits or does the next one."""
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), nbytes, prot=mmap.PROT_READ) as memory:
-            return Result(pickle.loads(memory))
-    except OSError:
-        return Result(None)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What a worker is sent; function and argument are pickled apart, as the script has to be run before.
-
-    Attributes:
-        text: The input, for messages.
-        function: Pickled.
-        argument: Pickled.
-        main: The script that defines the function, as `multiprocessing.spawn.prepare` takes it.
-        names: See `named_values`.
-    """
-
-    text: str
-    function: bytes
-    argument: bytes
-    main: Mapping[str, str]
-    names: Names | None
-
-
-def prepare(payload: bytes) -> tuple[_Call, Callable[[Any], Any], Any]:
-    """What `run` takes, as `CallRequest` says: everything is imported here."""
-    call: _Call = pickle.loads(payload)
-    return call, _function_of(call.function, call.main), pickle.loads(call.argument)
-
-
-def run(reader: Reader, prepared: tuple[_Call, Callable[[Any], Any], Any]) -> Result:
-    """Call the function.
+def map_inputs(job: MapJob, *, first: int, on_error: OnError) -> Iterator[Mapped]:
+    """Call the function for the inputs from number `first` on; results in the order of the inputs.
 
     Raises:
-        SourceError: If it raises, kind "function_failed"; has the stack as a note.
-        SpecError: If what it gives is no sample.
+        SourceError: If the function fails, kind "function_failed", or its worker is lost, unless `on_error`
+            is "skip"; `ReadTimeoutError` if it takes too long. Names the input.
+        SpecError: If the function or an input can't be sent to a worker, or gives what is no sample.
     """
-    call, function, argument = prepared
+    if not job.num_workers:  # in this process, without deadlines, for debugging
+        for number, each in enumerate(job.inputs):
+            if number >= first:
+                yield _mapped(number, text_of(each), _answer_here(job, each), on_error)
+        return
+    asked: deque[tuple[int, Call]] = deque()
+
+    def calls() -> Iterator[Call]:
+        for number, call in calls_of(job, first):
+            asked.append((number, call))
+            yield call
+
+    with ReaderPool(job.num_workers, slot_nbytes=1, patience=job.patience, note=job.note) as pool:
+        for answer in pool.try_each(calls()):
+            number, call = asked.popleft()
+            yield _mapped(number, str(call.path), answer, on_error)
+
+
+def calls_of(job: MapJob, first: int) -> Iterator[tuple[int, Call]]:
+    """What workers are asked for the inputs from number `first` on, with these numbers."""
+    function, main = _pickled(job.function, "the function"), _main_of(job.function)
+    for number, each in enumerate(job.inputs):
+        if number >= first:
+            text, argument = text_of(each), _pickled(each, f"input {number}")
+            yield number, Call(_call, (text, function, argument, main, job.names), text, f"input {number}")
+
+
+def _call(
+    reader: Reader, text: str, function: bytes, argument: bytes, main: Mapping[str, str], names: Names | None
+) -> list[dict[str, Any]]:
+    """Call the function in a worker; it and the argument are unpickled once the script was run."""
+    reader.doing("starting")
+    called, each = _function_of(function, main), pickle.loads(argument)
+    reader.progressed()
+    reader.doing("calling")
     samples: list[dict[str, Any]] = []
-    for sample in _samples_of(function, argument, call.text, call.names):
+    for sample in _samples_of(called, each, text, names):
         samples.append(sample)
         reader.progressed(1)
-    return Result(samples)
+    return samples
+
+
+def _answer_here(job: MapJob, each: Any) -> list[dict[str, Any]] | SourceError:
+    try:
+        return list(_samples_of(job.function, each, text_of(each), job.names))
+    except SourceError as error:
+        return error
+
+
+def _mapped(number: int, text: str, answer: Any, on_error: OnError) -> Mapped:
+    """What came of an input; raises the error unless it is to be skipped."""
+    if not isinstance(answer, Exception):
+        return Mapped(number, text, answer)
+    if isinstance(answer, ReadTimeoutError):
+        answer.hint = "raise item_timeout_s, or leave such inputs out with on_error='skip'"
+    elif isinstance(answer, SourceError) and answer.kind == "reader_died":
+        answer.hint = "lower num_workers if memory ran out, or leave such inputs out with on_error='skip'"
+    if on_error == "fail" or not isinstance(answer, SourceError):
+        raise answer
+    return Mapped(number, text, [], answer)
 
 
 def _samples_of(
@@ -227,74 +219,6 @@ def check_not_importing() -> None:
             kind="main",
             hint="call `ups_store.write` below `if __name__ == '__main__':`",
         )
-
-
-def map_inputs(job: MapJob, *, first: int, on_error: OnError) -> Iterator[Mapped]:
-    """Call the function for the inputs from number `first` on; results in the order of the inputs.
-
-    Raises:
-        SourceError: If the function fails, kind "function_failed", or its worker is lost, unless `on_error`
-            is "skip"; `ReadTimeoutError` if it takes too long. Names the input.
-        SpecError: If the function or an input can't be sent to a worker, or gives what is no sample.
-    """
-    if not job.num_workers:
-        yield from _map_here(job, first, on_error)
-        return
-    asked: deque[tuple[int, CallRequest]] = deque()
-
-    def requests() -> Iterator[CallRequest]:
-        for number, request in _requests(job, first):
-            asked.append((number, request))
-            yield request
-
-    def ask(requests: Iterable[CallRequest], num_workers: int) -> Iterator[Any]:
-        with ReaderPool(num_workers, slot_nbytes=1, patience=job.patience, note=job.note) as pool:
-            yield from pool.try_each(requests)
-
-    for answer in ask(requests(), job.num_workers):
-        number, request = asked.popleft()
-        if isinstance(answer, Result) and answer.samples is None:  # its worker was killed by the next input
-            (answer,) = ask([request], 1)
-        yield _mapped(number, request.path, answer, on_error)
-
-
-def _map_here(job: MapJob, first: int, on_error: OnError) -> Iterator[Mapped]:
-    """In this process, without deadlines, for debugging."""
-    for number, each in enumerate(job.inputs):
-        if number >= first:
-            text = text_of(each)
-            try:
-                samples = list(_samples_of(job.function, each, text, job.names))
-            except SourceError as error:
-                if on_error == "fail":
-                    raise
-                yield Mapped(number, text, [], error)
-            else:
-                yield Mapped(number, text, samples)
-
-
-def _mapped(number: int, text: str, answer: Any, on_error: OnError) -> Mapped:
-    """What came of a request; raises the error unless it is to be skipped."""
-    if isinstance(answer, Result) and answer.samples is not None:
-        return Mapped(number, text, answer.samples)
-    if isinstance(answer, Result):
-        answer = SourceError("its worker was lost", kind="reader_died", path=text)
-    if isinstance(answer, ReadTimeoutError):
-        answer.hint = "raise item_timeout_s, or leave such inputs out with on_error='skip'"
-    elif isinstance(answer, SourceError) and answer.kind == "reader_died":
-        answer.hint = "lower num_workers if memory ran out, or leave such inputs out with on_error='skip'"
-    if on_error == "fail" or not isinstance(answer, SourceError):
-        raise answer
-    return Mapped(number, text, [], answer)
-
-
-def _requests(job: MapJob, first: int) -> Iterator[tuple[int, CallRequest]]:
-    function, main = _pickled(job.function, "the function"), _main_of(job.function)
-    for number, each in enumerate(job.inputs):
-        if number >= first:
-            argument, text = _pickled(each, f"input {number}"), text_of(each)
-            payload = pickle.dumps(_Call(text, function, argument, main, job.names))
-            yield number, CallRequest(text, f"input {number}", __name__, payload)
 
 
 def _pickled(value: Any, what: str) -> bytes:

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import SpecError
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import SAMPLE_DIM, dtype_name
+from ups_store.format.metadata import SAMPLE_DIM, ArraySpec, dtype_name
 from ups_store.write.described import TIME_UNITS, Described, described, json_attrs
 from ups_store.write.encode import check_unmasked
 from ups_store.write.sample_values import ONLY_NAME, Names, arrays_of_names, named_values

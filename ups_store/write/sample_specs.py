@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ups_store.errors import SpecError
-from ups_store.format.array_spec import ArraySpec
-from ups_store.format.metadata import NAME_PATTERN, dtype_name, dtype_of
+from ups_store.format.metadata import NAME_PATTERN, ArraySpec, dtype_name, dtype_of
 
 Sample = Mapping[str, Any]
 

@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreNotFoundError, TruncatedError
-from ups_store.format.array_spec import ArraySpec
 from ups_store.format.build_tail import BUILDER_LOCK, HOW_TO_REPLACE, pack_records
 from ups_store.format.layout import Layout
-from ups_store.format.metadata import dtype_name, dtype_of
+from ups_store.format.metadata import ArraySpec, dtype_name, dtype_of
 from ups_store.read.base import spec_of
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import (

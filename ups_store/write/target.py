@@ -20,7 +20,6 @@ from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.system import files, locks
 from ups_store.system.replacement import create_replacement, real_place, take_over_permissions
 
-_PROBE_BYTES = 1 << 20
 _EXPORTING = re.compile(r"\.(.+)\.exporting\.([0-9a-f]{16})(\.old)?")
 
 
@@ -161,7 +160,7 @@ def _failures_as_errors(target: Path, needed_bytes: int) -> Iterator[None]:
     free = files.free_bytes(target.parent)
     try:
         kept = "nothing was written"
-        with files.disk_full_as_error(target, needed_bytes, kept=kept), _room_asked_for(target):
+        with files.disk_full_as_error(target, needed_bytes, kept=kept):
             yield
     except DiskFullError as error:
         error.free_bytes = free
@@ -176,21 +175,6 @@ def _failures_as_errors(target: Path, needed_bytes: int) -> Iterator[None]:
             "check the disk and your permissions",
         )
         raise CommitError(problem, path=target, hint=hint) from error
-
-
-@contextlib.contextmanager
-def _room_asked_for(target: Path) -> Iterator[None]:
-    """Fail as the file system does if a library fails without its reason, as torch and HDF5 may."""
-    try:
-        yield
-    except RuntimeError:
-        fd, probe = create_locked(target.with_name(f".{target.name}.exporting"))
-        try:
-            files.allocate(fd, _PROBE_BYTES)
-        finally:
-            files.close(fd)
-            files.remove(probe)
-        raise
 
 
 def _publish_folder(temporary: Path, target: Path) -> None:

@@ -109,7 +109,7 @@ def test_dry_run_ends_with_1_where_the_build_would_refuse(invoke: Invoke, source
     Path(f"cache/{NAME}").mkdir(parents=True)
     outcome = invoke("--tasks burgers1d --root source --splits train --dry-run")
     assert outcome.code == 1
-    assert ": refuse: there is a folder in its place; check cache.dir, " in outcome.out
+    assert ": refuse: there is a folder in the store's place; check cache.dir, " in outcome.out
     assert outcome.err == ""
 
 
@@ -367,7 +367,7 @@ BUILD = [sys.executable, "-m", "ups_store.build"]
 # One sample a commit; after the fifth of the first store it says so and waits to be disturbed.
 DISTURBED = """
 import sys, time
-from ups_store.building import read, run as running
+from ups_store.building import read, build as running
 from ups_store.building.command import main
 from ups_store.console import run
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ups_store.building.config import BuildConfig, load_config
+from ups_store.build import BuildConfig, load_config
 from ups_store.errors import ConfigError
 from ups_store.sources.source_files import SplitFractions
 from ups_store.sources.tasks import TASKS
@@ -298,7 +298,7 @@ def test_override_that_nests_too_deep_is_refused(override: str) -> None:
 
 
 def test_file_of_references_alone_is_refused(tmp_path: Path) -> None:
-    error = error_of(yaml="a: " + "${" * 60_000, folder=tmp_path)  # OmegaConf takes half a minute for it
+    error = error_of(yaml="a: " + "${" * 60_000, folder=tmp_path)
     assert (error.kind, error.found) == ("too_long", 60_000)
 
 

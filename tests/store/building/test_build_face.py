@@ -32,7 +32,7 @@ def config(tmp_path: Path) -> BuildConfig:
 def test_import_of_the_face_brings_nothing_that_takes_time() -> None:
     code = (
         "import sys, ups_store.build, ups_store.sources\n"
-        "print(*({'numpy', 'pydantic', 'h5py', 'torch', 'omegaconf', 'typing'} & sys.modules.keys()))"
+        "print(*({'numpy', 'pydantic', 'h5py', 'torch', 'yaml', 'typing'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], text=True, capture_output=True, cwd=REPOSITORY)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

@@ -14,11 +14,12 @@ from pdebench_files import T, X, coordinate, values, write, write_darcy, write_d
 import ups_store
 from ups_store.building import read
 from ups_store.building.config import BuildConfig
+from ups_store.building.decide import describe_plan
 from ups_store.building.digests import DigestCache
-from ups_store.building.stores import describe_plan, open_builds
+from ups_store.building.stores import open_builds
 from ups_store.errors import SourceError, StoreError
-from ups_store.format.identity import config_hash
-from ups_store.sources.pdebench import Converted
+from ups_store.format.root import config_hash
+from ups_store.sources.conventions import Converted
 
 
 def error_of(config: BuildConfig) -> StoreError:

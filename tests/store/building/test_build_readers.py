@@ -20,13 +20,12 @@ from rich.console import Console
 from ups_store import ArraySpec
 from ups_store.building import read, readers
 from ups_store.building.config import BuildConfig, ReadingConfig, load_config
-from ups_store.building.events import EventLog
 from ups_store.building.progress import StageRates
 from ups_store.building.read import UnreadSamplesError
 from ups_store.building.readers import chosen, fitting
-from ups_store.building.watch import ConsoleWatcher, StallWatcher
+from ups_store.building.watch import ConsoleWatcher, EventLog, StallWatcher
 from ups_store.errors import ConfigError, DiskFullError, StoreError
-from ups_store.sources.pool import PoolStatus, ReaderStatus
+from ups_store.sources.readers import PoolStatus, ReaderStatus
 from ups_store.system import files
 
 MIB = 1 << 20

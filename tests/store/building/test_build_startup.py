@@ -13,10 +13,10 @@ import pytest
 from build_helpers import BURGERS, Recorder, build, result_of, settings, write_burgers
 
 from ups_store.building import command
-from ups_store.building.events import _noting_warnings
 from ups_store.building.progress import Stopwatch
 from ups_store.building.ranks import BuildRank
 from ups_store.building.result import PHASES, BuildReport, Startup
+from ups_store.building.watch import noting_warnings
 
 
 def test_startup_adds_up_phases_and_takes_the_total_of_the_run() -> None:
@@ -110,7 +110,7 @@ def test_manifest_is_written_by_the_builder_alone(tmp_path: Path, monkeypatch: p
 
 def test_warnings_of_others_are_notes() -> None:
     watcher = Recorder()
-    with _noting_warnings(watcher.note):
+    with noting_warnings(watcher.note):
         logging.getLogger("somebody.else").warning("there is no %s; the CPU is used instead", "cuda")
         logging.getLogger("somebody.else").info("nothing")
     logging.getLogger("somebody.else").warning("too late")

@@ -18,7 +18,8 @@ from pdebench_files import T, X
 import ups_store
 from ups_store.building import read
 from ups_store.building.config import BuildConfig
-from ups_store.building.explanation import Explanation, explain_all
+from ups_store.building.decide import Explanation
+from ups_store.building.stores import explain_all
 from ups_store.errors import BuildInterruptedError, StoreError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.recovery import building_path

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ups_store
-from ups_store.building import place
+from ups_store.building import joining
 from ups_store.errors import FormatError, IdentityMismatchError, StoreError
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.format.identity import config_hash
+from ups_store.format.root import config_hash
 from ups_store.read.recovery import building_path
 from ups_store.system import locks
 from ups_store.write.create import identity_of
@@ -38,11 +38,11 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Steps:
         left = list(steps)
 
         def sleep(seconds: float) -> None:
-            clock.now += place.BUILDER_S / 2
+            clock.now += joining.BUILDER_S / 2
             if left:
                 left.pop(0)()
 
-        monkeypatch.setattr(place, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+        monkeypatch.setattr(joining, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
 
     return have
 
@@ -63,7 +63,7 @@ def finish(writer: StoreWriter) -> None:
 def test_a_builder_is_joined_as_soon_as_its_file_is_there(path: Path, meanwhile: Steps) -> None:
     builders: list[StoreWriter] = []
     meanwhile(lambda: builders.append(begin(path)))
-    committer = place.join_builder(path, {"run": "this"}, HASH)
+    committer = joining.join_builder(path, {"run": "this"}, HASH)
     assert committer is not None
     with committer:
         committer.commit(0, {"u": VALUES["u"][0]})
@@ -73,13 +73,13 @@ def test_a_builder_is_joined_as_soon_as_its_file_is_there(path: Path, meanwhile:
 
 def test_nothing_is_joined_where_the_store_is_finished(path: Path, meanwhile: Steps) -> None:
     meanwhile(lambda: finish(begin(path)))
-    assert place.join_builder(path, {"run": "this"}, HASH) is None
+    assert joining.join_builder(path, {"run": "this"}, HASH) is None
 
 
 def test_a_builder_that_never_begins_is_an_error(path: Path, meanwhile: Steps) -> None:
     meanwhile()
     with pytest.raises(StoreError) as caught:
-        place.join_builder(path, {"run": "this"}, HASH)
+        joining.join_builder(path, {"run": "this"}, HASH)
     assert (caught.value.kind, caught.value.path) == ("no_builder", str(path))
 
 
@@ -93,26 +93,26 @@ def test_an_old_file_is_given_time_to_be_replaced(path: Path, meanwhile: Steps) 
         replacing.append(begin(path))
 
     meanwhile(replace)
-    committer = place.join_builder(path, {"run": "this"}, HASH)
+    committer = joining.join_builder(path, {"run": "this"}, HASH)
     assert committer is not None
     committer.close()
     replacing[0].close()
     meanwhile()
     with pytest.raises(IdentityMismatchError):
-        place.join_builder(path, {"run": "a third"}, HASH)
+        joining.join_builder(path, {"run": "a third"}, HASH)
 
 
 def test_what_is_no_unfinished_store_and_has_no_builder_is_refused(path: Path, meanwhile: Steps) -> None:
     building_path(path).write_bytes(b"x" * 5000)
     meanwhile()
     with pytest.raises(FormatError):
-        place.join_builder(path, {"run": "this"}, HASH)
+        joining.join_builder(path, {"run": "this"}, HASH)
 
 
 def test_a_store_is_waited_for_as_long_as_its_builder_lives(path: Path, meanwhile: Steps) -> None:
     writer = begin(path)
     meanwhile(*[lambda: None] * 5, lambda: finish(writer))
-    with place.wait_for_store(path, HASH) as store:
+    with joining.wait_for_store(path, HASH) as store:
         assert store.config_hash == HASH
 
 
@@ -121,17 +121,17 @@ def test_a_builder_that_ends_early_is_given_time_to_be_started_again(path: Path,
     again: list[StoreWriter] = []
     steps = [writer.close, lambda: again.append(begin(path)), lambda: finish(again[0])]
     meanwhile(*steps)
-    place.wait_for_store(path, HASH).close()
+    joining.wait_for_store(path, HASH).close()
     meanwhile()
     with pytest.raises(StoreError) as caught:
-        place.wait_for_store(path, HASH, codec="blosc")
+        joining.wait_for_store(path, HASH, is_packed=True)
     assert caught.value.kind == "no_builder"
 
 
 def test_the_process_that_builds_is_named(path: Path) -> None:
     with begin(path):
-        assert place.builder_at(path).startswith("pid ")
-    assert place.builder_at(path) == ""
+        assert joining.builder_at(path).startswith("pid ")
+    assert joining.builder_at(path) == ""
 
 
 def test_a_name_that_goes_between_two_looks_has_no_builder(path: Path) -> None:

@@ -15,8 +15,8 @@ from pdebench_files import T, X, values
 import ups_store
 from ups_store.building.command import main
 from ups_store.building.config import BuildConfig
-from ups_store.building.explanation import explain_all
 from ups_store.building.progress import QuietWatcher
+from ups_store.building.stores import explain_all
 from ups_store.errors import ExternalDataError, SourceError
 from ups_store.read.recovery import building_path
 

@@ -1,4 +1,4 @@
-"""`cache.codec`: stores packed as they are built, repacked without building, and killed at any step."""
+"""`cache.codec`: stores packed as they are built, or later without building, and killed at any step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from command_line import run_command
 from small_stores import assert_same_bits, flip, names_in
 
 import ups_store
-from ups_store.building import fill, forms, place
-from ups_store.building.forms import count_files
+from ups_store.building import decide, fill, joining
+from ups_store.building.decide import count_files
 from ups_store.building.stores import open_builds
 from ups_store.check.doctor import Status, examine
 from ups_store.errors import BuildInterruptedError, ConfigError, MissingExtraError, TruncatedError
@@ -125,24 +125,24 @@ def test_small_store_is_packed_in_one_file_and_a_large_one_in_several(
     assert count_files(opened) == 1
     nbytes = opened.num_samples * opened.plan.sample_nbytes
     for least, count in ((nbytes, 1), (nbytes // 2, 2), (1, N)):
-        monkeypatch.setattr(forms, "FILE_NBYTES", least)
+        monkeypatch.setattr(decide, "FILE_NBYTES", least)
         assert count_files(opened) == count
-    monkeypatch.setattr(forms, "MOST_FILES", 5)
+    monkeypatch.setattr(decide, "MOST_FILES", 5)
     assert count_files(opened) == 5
-    monkeypatch.setattr(forms, "FILE_NBYTES", 1 << 30)
+    monkeypatch.setattr(decide, "FILE_NBYTES", 1 << 30)
     result = built(folder, cache_codec="blosc")
     assert result.path.name == "burgers1d_train.zarr.zip"
     assert_holds(result.path, expected, codec="blosc")
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_valid_store_of_another_codec_is_repacked_without_reading_a_sample(
+def test_valid_store_is_packed_or_unpacked_without_reading_a_sample(
     folder: Path, expected: dict[str, Any], count: int, request: pytest.FixtureRequest
 ) -> None:
     place = built(folder, cache_partitions=count).path
     mapped = {path.name: path.read_bytes() for path in (folder / "cache").glob("*.zip")}
     request.getfixturevalue("no_reading")
-    for codec in ("blosc", "pcodec", "none", "pcodec"):
+    for codec in ("blosc", "none", "pcodec"):
         result = built(folder, cache_codec=codec)
         assert (result.path, result.codec, result.num_committed) == (place, codec, 0)
         assert result.reused
@@ -151,6 +151,17 @@ def test_valid_store_of_another_codec_is_repacked_without_reading_a_sample(
         if codec == "none":
             assert {path.name: path.read_bytes() for path in (folder / "cache").glob("*.zip")} == mapped
         assert names_in(folder / "cache") == sorted([DIGESTS, *mapped])
+
+
+def test_valid_store_of_another_codec_is_kept_with_a_note(folder: Path, expected: dict[str, Any]) -> None:
+    built(folder, cache_codec="blosc")
+    watcher = Recorder()
+    result = built(folder, watcher, cache_codec="pcodec")
+    assert (result.reused, result.codec) == (True, "blosc")
+    assert any(
+        "packed by blosc and not packed by pcodec: `ups-store unpack`" in note for note in watcher.notes
+    )
+    assert_holds(result.path, expected, codec="blosc")
 
 
 def test_valid_packed_store_is_reused_as_it_is(folder: Path, request: pytest.FixtureRequest) -> None:
@@ -272,9 +283,9 @@ def killed_at(folder: Path, number: int, operations: tuple[str, ...], **cache: A
 
 
 def check_every_kill(folder: Path, expected: dict[str, Any], operations: tuple[str, ...]) -> int:
-    """Kill packing builds, repacking and unpacking at every operation, and go on; count the operations."""
+    """Kill packing and unpacking builds at every operation, and go on; count the operations."""
     number = num_kills = 0
-    wanted = [("blosc", 2), ("pcodec", 2), ("none", 2)]
+    wanted = [("blosc", 2), ("none", 2), ("pcodec", 2)]
     going = True
     while going:
         number += 1
@@ -343,13 +354,13 @@ def test_file_without_its_end_is_joined_later_if_its_builder_is_at_work(
             raise answer
         return answer
 
-    monkeypatch.setattr(place, "join", join)
-    monkeypatch.setattr(place, "_is_being_built", lambda path: is_being_built)
+    monkeypatch.setattr(joining, "join", join)
+    monkeypatch.setattr(joining, "_is_being_built", lambda path: is_being_built)
     if is_being_built:
-        assert place.join_builder(tmp_path / "a", {}, "") == "joined"
+        assert joining.join_builder(tmp_path / "a", {}, "") == "joined"
     else:
         with pytest.raises(TruncatedError):
-            place.join_builder(tmp_path / "a", {}, "")
+            joining.join_builder(tmp_path / "a", {}, "")
 
 
 def test_dry_run_says_that_a_store_would_be_packed_and_in_how_many_files(
@@ -368,11 +379,12 @@ def test_dry_run_says_that_a_store_would_be_packed_and_in_how_many_files(
     assert absent["reason"] == "there is none yet, to be built in 3 files, to be packed by pcodec"
     built(folder, cache_codec="blosc", cache_partitions=3)
     assert explained("--codec", "blosc")["action"] == "reuse"
-    other = explained("--codec", "pcodec")
+    other = explained("--codec", "none")
     assert (other["action"], other["reason"]) == (
         "repack",
-        "valid, but packed by blosc instead of packed by pcodec: no source is read for that",
+        "valid, but packed by blosc instead of mapped: no source is read",
     )
+    assert explained("--codec", "pcodec")["action"] == "reuse"
     (folder / "cache" / PARTS[2]).unlink()
     rest = explained("--codec", "blosc")
     assert (rest["action"], rest["reason"]) == ("continue", "2 of 3 files are finished")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ups_store import ConfigError
-from ups_store.building.ranks import BuildRank
+from ups_store.build import BuildRank
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 

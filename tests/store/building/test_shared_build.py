@@ -66,6 +66,17 @@ def test_store_that_is_here_already_is_pushed(machines: list[Path]) -> None:
     assert (done["reused"], done["pushed"]) == (True, True)
 
 
+def test_push_of_a_build_says_that_something_else_is_there(machines: list[Path]) -> None:
+    run(machines[0])
+    file = shared_file(machines)
+    ups_store.save(machines[0] / "other.zarr.zip", x=np.arange(5.0))
+    (machines[0] / "other.zarr.zip").replace(file)
+    done, notes = run(machines[0])
+    assert (done["reused"], done["pushed"]) == (True, False)
+    (warning,) = [note for note in notes if note.startswith("warning: ")]
+    assert "another store of the same identity is there" in warning
+
+
 @pytest.mark.parametrize("place", ["absent", "a file"])
 def test_remote_that_is_not_there_is_a_warning(machines: list[Path], place: str) -> None:
     (machines[0].parent / "a file").write_text("")

@@ -4,7 +4,7 @@ import numpy as np
 
 from ups_store.building.progress import skipped_notes
 from ups_store.errors import SourceError
-from ups_store.sources.pool import Skipped
+from ups_store.sources.readers import Skipped
 
 
 def skipped(samples: list[int], path: str, *, kind: str = "read_failed") -> Skipped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,11 @@ from file_server import FileServer, serving, use_as_s3
 from tiny_disk import DISK_BYTES, mounted
 
 from ups_store.build import BuildConfig, load_config, stage_sources
-from ups_store.building.explanation import explain_all
 from ups_store.building.staging import Sources
+from ups_store.building.stores import explain_all
 from ups_store.errors import ConfigError, DiskFullError, SourceError
-from ups_store.sources.origin_s3 import S3Folder
-from ups_store.sources.origins import Listed, LocalOrigin
+from ups_store.remote.fetch import Call, LocalFile
 from ups_store.sources.reader import Reader
-from ups_store.sources.staging import StageRequest
 from ups_store.sources.tasks import get_task
 
 BURGERS = get_task("burgers1d")
@@ -165,13 +163,14 @@ def test_a_bucket_is_listed_once_for_all_splits(
         source = write_burgers(tmp_path / f"burgers1d_{split}.h5", num_samples=2)
         published(server, source, under="bucket/pde/")
     listings: list[str] = []
-    really = S3Folder.files
+    really = Call.run
 
-    def counted(folder: S3Folder, *, stall_s: float) -> Sequence[Listed]:
-        listings.append(folder.location)
-        return really(folder, stall_s=stall_s)
+    def counted(call: Call, reader: Reader) -> object:
+        if call.subject == "its files":
+            listings.append(call.path)
+        return really(call, reader)
 
-    monkeypatch.setattr(S3Folder, "files", counted)
+    monkeypatch.setattr(Call, "run", counted)
     copies = stage_sources(settings(tmp_path, root="s3://bucket/pde"))
     assert names(copies) == ["burgers1d_test.h5", "burgers1d_train.h5", "burgers1d_valid.h5"]
     assert listings == ["s3://bucket/pde"]
@@ -199,14 +198,14 @@ def test_a_copy_that_is_changed_right_after_it_was_made_is_not_read(
 ) -> None:
     write_burgers(tmp_path / "source" / "burgers1d_train.h5", num_samples=2)
     config = settings(tmp_path, split="train", stage_dir=str(tmp_path / "disk"))
-    really = StageRequest.run
+    really = Call.run
 
-    def overtaken(request: StageRequest, reader: Reader) -> int:
-        fetched = really(request, reader)
-        (request.folder / request.version.name).write_bytes(b"by another program")
+    def overtaken(call: Call, reader: Reader) -> object:
+        fetched = really(call, reader)
+        (call.arguments["folder"] / call.arguments["version"].name).write_bytes(b"by another program")
         return fetched
 
-    monkeypatch.setattr(StageRequest, "run", overtaken)
+    monkeypatch.setattr(Call, "run", overtaken)
     with pytest.raises(SourceError, match="changed or removed meanwhile") as caught:
         stage_sources(config)
     assert caught.value.kind == "source_changed"
@@ -217,7 +216,7 @@ def test_a_source_that_goes_between_two_looks_is_missing(
 ) -> None:
     source = write_burgers(tmp_path / "source" / "burgers1d_train.h5", num_samples=2)
     config = settings(tmp_path, split="train", stage_dir=str(tmp_path / "disk"))
-    monkeypatch.setattr(LocalOrigin, "look", lambda origin, stall_s: None)
+    monkeypatch.setattr(LocalFile, "look", lambda original: None)
     with pytest.raises(SourceError) as caught:
         stage_sources(config)
     assert (caught.value.kind, caught.value.path) == ("missing_file", str(source))
@@ -290,7 +289,35 @@ def test_a_remote_root_stays_as_it_was_said() -> None:
     assert load_config(flags={"data.tasks": "burgers1d", "data.root": "a"}).data.root == Path("a")
 
 
-@pytest.mark.parametrize("root", ["gs://bucket/a", "file:///data", 3])
+@pytest.mark.parametrize("root", ["ftp://host/a", "b2:bucket/pdebench", "file:///data", 3])
 def test_roots_that_can_not_be_are_refused(root: object) -> None:
     with pytest.raises(ConfigError, match=r"data\.root"):
         load_config(flags={"data.tasks": "burgers1d", "data.root": root})
+
+
+def test_an_rclone_remote_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
+    flags = {"data.tasks": "burgers1d", "data.root": "b2:bucket/pdebench"}
+    with pytest.raises(ConfigError, match=r"data\.root.*say s3://bucket/pdebench.*AWS_ENDPOINT_URL"):
+        load_config(flags=flags)
+    for work in (stage_sources, build):
+        with pytest.raises(ConfigError, match=r"say s3://bucket/x\.h5") as caught:
+            work(settings(tmp_path, files=["b2:bucket/x.h5"]))  # type: ignore[operator]
+        assert caught.value.kind == "rclone"
+
+
+def test_command_of_the_page_on_migrating_fetches_from_what_speaks_s3(
+    tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[3] / "docs" / "guides" / "migrate.md"
+    rows = [
+        row for row in page.read_text().splitlines() if row.startswith("| `scripts/fetch_datasets_b2.sh`")
+    ]
+    command = next(row for row in rows if "--stage-only" in row).split("`")[3]
+    settings, words = command.split(" ups-store ")
+    use_as_s3(server, monkeypatch)
+    assert {each.partition("=")[0] for each in settings.split()} >= {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID"}
+    published(server, write_burgers(tmp_path / "burgers1d_train.h5", num_samples=2), under="BUCKET/FOLDER/")
+    words = words.replace("...", "burgers1d").replace('"$PDEBENCH_ROOT"', str(tmp_path / "disk"))
+    done = run_ups_store(*words.split(), "--num-workers", "0")
+    assert done.exit_code == 0, done.stderr
+    assert [copy.name for copy in (tmp_path / "disk").rglob("*.h5")] == ["burgers1d_train.h5"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import tarfile
@@ -25,7 +24,6 @@ from small_stores import (
     mixed_constants,
     mixed_values,
     samples_of,
-    write_building_before_1_0,
 )
 
 import ups_store
@@ -42,7 +40,7 @@ from ups_store.read.recovery import building_path
 from ups_store.system import files
 
 VALUES = mixed_values(6)
-BROKEN = {Status.DAMAGED, Status.BEFORE_1_0, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
+BROKEN = {Status.DAMAGED, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
 WRONG_IDENTITIES = [
     "identity_with_another_key",
     "identity_without_content",
@@ -171,15 +169,6 @@ def test_damaged_root_loses_the_identity_and_no_sample(path: Path, offset: int) 
     assert content == {"kind": "salvaged", "identity": "lost", "samples": [[0, 6]], "lost_arrays": []}
 
 
-def test_damaged_root_and_chunks_leave_what_verifies(path: Path) -> None:
-    arrays = layout_of(path).arrays
-    for offset in (100, arrays["fields"].slot(2)[0] + 99, arrays["x"].offset):
-        flip(path, offset)
-    found = examine(path)
-    assert (found.status, found.lost_arrays) == (Status.IDENTITY_LOST, ("x",))
-    assert_salvaged(path, [0, 1, 3, 4, 5])
-
-
 def test_damaged_root_and_geometry_that_does_not_fit_leave_nothing(path: Path) -> None:
     layout = layout_of(path)
     flip(path, 100)
@@ -207,7 +196,7 @@ def test_damaged_root_and_more_samples_than_bytes_leave_nothing(make_store: Make
         read_without_root(fd, path)
     os.close(fd)
     assert (caught.value.kind, caught.value.found) == ("limits", 1 << 40)
-    assert caught.value.expected == f"at most {path.stat().st_size}, the bytes of the file"
+    assert caught.value.expected == "at most 16777216"
 
 
 def test_damaged_metadata_of_an_array_leaves_nothing_and_says_what_to_do(path: Path) -> None:
@@ -233,16 +222,6 @@ def test_identity_that_is_none_is_named_and_salvage_makes_a_sound_store(name: st
     assert "identity" in found.problems[0]
     assert_salvaged(path, [0, 1, 2], values=values)
     assert examine(path.with_name("saved.zarr.zip")).status is Status.COMPLETE
-
-
-def test_file_from_before_version_1_0_is_to_be_built_again(path: Path) -> None:
-    """Spec 10.4."""
-    comment = b'{"format":"ups_store","version":"1.0"}'
-    path.write_bytes(path.read_bytes()[:-32] + struct.pack("<H", len(comment)) + comment)
-    found = examine(path)
-    assert (found.status, found.num_samples) == (Status.BEFORE_1_0, 0)
-    assert found.to_json()["advice"].startswith("build it again")
-    assert examine(write_building_before_1_0(building_path(path))).status is Status.BEFORE_1_0
 
 
 @pytest.mark.parametrize(("num", "more"), [(1, ""), (2, ", and 1 more")])
@@ -378,7 +357,7 @@ def test_flipped_byte_is_diagnosed_and_nothing_wrong_is_saved(
 
 def expected_of(layout: Layout, offset: int, status: Status) -> tuple[list[int], tuple[str, ...]]:
     """Which samples are left of two, and which arrays aren't, after a change at an offset."""
-    if status is Status.METADATA_DAMAGED or status is Status.BEFORE_1_0:
+    if status is Status.METADATA_DAMAGED:
         return [], ()
     for sample in range(2):
         first, _ = layout.arrays["u"].slot(sample)
@@ -422,11 +401,6 @@ def test_salvage_keeps_attributes_and_constants(path: Path, tmp_path: Path) -> N
         assert saved.identity["source_config_hash"] == old.config_hash
 
 
-def test_spans_are_stretches_of_consecutive_numbers() -> None:
-    assert spans(np.array([0, 1, 2, 5, 7, 8])) == [[0, 3], [5, 6], [7, 9]]
-    assert spans(np.array([], np.int64)) == []
-
-
 def test_checksum_of_an_unwritten_slot_does_not_verify(tmp_path: Path) -> None:
     # Zeros in a hole must not pass for a sample: their CRC-32C isn't zero.
     path = unfinished(tmp_path, [])
@@ -439,15 +413,6 @@ def test_salvage_beside_another_unfinished_one_advises_another_name(path: Path, 
     out = tmp_path / "saved.zarr.zip"
     begin(out, VALUES).close()
     with pytest.raises(IdentityMismatchError) as caught:
-        salvage(examine(path), out)
-    assert caught.value.hint == "give the new store another name"
-
-
-def test_salvage_beside_a_damaged_unfinished_one_advises_another_name(path: Path, tmp_path: Path) -> None:
-    out = tmp_path / "saved.zarr.zip"
-    begin(out, VALUES).close()
-    building_path(out).write_bytes(b"no store")
-    with pytest.raises(FormatError) as caught:
         salvage(examine(path), out)
     assert caught.value.hint == "give the new store another name"
 

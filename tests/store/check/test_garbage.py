@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_stores import write_building_before_1_0
 from typer.testing import CliRunner
 
 import ups_store
@@ -29,8 +28,6 @@ def _leave(folder: Path, kind: str) -> Path:
     with ups_store.create(path, ARRAYS, identity={}) as writer:
         writer.commit(1, {"u": np.ones(4, "float32")})
     building = path.with_name("a.zarr.zip.building")
-    if kind == "before_1_0":
-        return write_building_before_1_0(building)
     if kind == "unfinished":
         return building
     if kind == "damaged":
@@ -40,7 +37,7 @@ def _leave(folder: Path, kind: str) -> Path:
     return building.rename(path.with_name(f"a.zarr.zip.building.{'0123456789abcdef'}"))
 
 
-@pytest.mark.parametrize("kind", ["unfinished", "damaged", "before_1_0", "temporary"])
+@pytest.mark.parametrize("kind", ["unfinished", "damaged", "temporary"])
 def test_gc_finds_and_removes_each_kind(tmp_path: Path, kind: str) -> None:
     left = _leave(tmp_path, kind)
     (tmp_path / "a.zarr.zip.building.txt").write_text("not ours")
@@ -187,13 +184,6 @@ def test_gc_command_deletes_unfinished_only_on_demand(tmp_path: Path) -> None:
     assert left.exists()
     gone = runner.invoke(app, ["gc", str(tmp_path), "--delete", "--unfinished", "--json"])
     assert json.loads(gone.stdout)["removed"] is True
-    assert not left.exists()
-
-
-def test_gc_command_names_a_file_from_before_1_0_and_deletes_it(tmp_path: Path) -> None:
-    left = _leave(tmp_path, "before_1_0")
-    told = CliRunner().invoke(app, ["gc", str(tmp_path), "--delete"])
-    assert f"{left}: unfinished, from before format 1.0" in told.stdout
     assert not left.exists()
 
 

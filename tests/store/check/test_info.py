@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from ups_store import BuildLockedError, Store
 from ups_store.check import info
 from ups_store.check.info import ArrayInfo, describe, shared_samples
 from ups_store.check.statistics import ArrayStatistics
-from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import dtype_of
 
 VALUES = mixed_values()
@@ -37,11 +35,6 @@ def test_describe_tells_shape_dtype_dims_and_slots_of_every_array(make_store: Ma
     assert found.constants["t"] == ArrayInfo((5,), "float32", ("time",), 20, None, {})
 
 
-def test_describe_slots_are_where_the_views_are(make_store: MakeStore) -> None:
-    with ups_store.open(make_store()) as store:
-        assert describe(store).arrays["fields"].slot_nbytes == store["fields"].strides[0]
-
-
 def test_describe_finished_store_tells_file_and_identity(make_store: MakeStore) -> None:
     path = make_store(attrs={"task": "burgers1d"})
     os.utime(path, (0, 86400))
@@ -55,18 +48,6 @@ def test_describe_finished_store_tells_file_and_identity(make_store: MakeStore) 
     assert 0 <= found.resident_share <= 1
 
 
-def test_store_info_to_json_is_strict_json(make_store: MakeStore) -> None:
-    path = make_store()
-    os.utime(path, (0, 86400))
-    with ups_store.open(path) as store:
-        document = json.loads(json.dumps(describe(store, statistics=True).to_json(), allow_nan=False))
-    assert document["path"] == str(path)
-    assert document["modified"] == "1970-01-02T00:00:00+00:00"
-    assert document["arrays"]["fields"]["shape"] == [4, 5, 64, 4]
-    assert document["statistics"]["nu"]["num_nan"] == 0
-    assert document["build"] is None
-
-
 @pytest.mark.parametrize("durability", ["durable", "lazy"])
 def test_describe_unfinished_store_tells_progress_and_builder(tmp_path: Path, durability: str) -> None:
     path = tmp_path / "s.zarr.zip"
@@ -77,16 +58,6 @@ def test_describe_unfinished_store_tells_progress_and_builder(tmp_path: Path, du
     assert found.build == info.BuildInfo(2, durability, True, f"pid {os.getpid()} on {os.uname().nodename}")
     assert found.path == path.with_name("s.zarr.zip.building")
     assert found.fingerprint is None
-
-
-def test_describe_after_builder_ended_says_that_nobody_builds(tmp_path: Path) -> None:
-    path = tmp_path / "s.zarr.zip"
-    begin(path, VALUES).close()
-    with ups_store.open(path, partial=True) as store:
-        found = describe(store).build
-    assert found is not None
-    assert not found.is_running
-    assert found.owner == f"pid {os.getpid()} on {os.uname().nodename}"
 
 
 def test_describe_leaves_the_builders_lock_as_it_was(tmp_path: Path) -> None:
@@ -190,40 +161,3 @@ def test_shared_samples_compares_nan_and_zero_by_their_bytes(make_store: MakeSto
     a = fields_store(make_store, np.concatenate([zeros, nans]), "a.zarr.zip")
     b = fields_store(make_store, np.concatenate([-zeros, nans]), "b.zarr.zip")
     assert shared_samples(a, b).tolist() == [1]
-
-
-def test_shared_samples_ignores_equal_parameters(make_store: MakeStore) -> None:
-    a = ups_store.open(make_store({"nu": np.ones(4)}, name="a.zarr.zip"))
-    b = ups_store.open(make_store({"nu": np.ones(4)}, name="b.zarr.zip"))
-    assert shared_samples(a, b).tolist() == []
-
-
-@pytest.mark.parametrize("other", [np.zeros((3, 1000, 2), np.float32), np.zeros((3, 2000), np.int32)])
-def test_shared_samples_of_other_shape_or_dtype_are_none(
-    make_store: MakeStore, other: np.ndarray[Any, Any]
-) -> None:
-    a = fields_store(make_store, np.zeros((3, 2000), np.float32), "a.zarr.zip")
-    assert shared_samples(a, fields_store(make_store, other, "b.zarr.zip")).tolist() == []
-
-
-def test_shared_samples_of_empty_store_are_none(make_store: MakeStore) -> None:
-    a = fields_store(make_store, np.zeros((3, 2000), np.float32), "a.zarr.zip")
-    b = fields_store(make_store, np.zeros((0, 2000), np.float32), "b.zarr.zip")
-    assert shared_samples(a, b).tolist() == shared_samples(b, a).tolist() == []
-
-
-def test_checksums_behind_the_slots_are_those_of_the_samples(make_store: MakeStore) -> None:
-    with ups_store.open(make_store()) as store:
-        expected = [crc32c(sample.tobytes()) for sample in store["fields"]]
-        assert info._checksums(store["fields"]).tolist() == expected
-
-
-def test_shared_samples_without_equal_checksums_reads_no_sample(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fields = np.arange(6 * 2000, dtype=np.float32).reshape(6, 2000)
-    a = fields_store(make_store, fields[:3], "a.zarr.zip")
-    b = fields_store(make_store, fields[3:], "b.zarr.zip")
-    monkeypatch.delattr(info, "_same_bytes")
-    monkeypatch.delattr(info, "crc32c")
-    assert shared_samples(a, b).tolist() == []

@@ -17,9 +17,7 @@ from small_stores import MakeStore, begin, mixed_values, samples_of
 
 import ups_store
 from ups_store import ArrayNotFoundError, ArraySpec, NotCommittedError, SampleIndexError, SpecError, Store
-from ups_store.check.cells import colours_of
-from ups_store.check.labelled_sample import label_sample
-from ups_store.check.preview import draw, save_preview
+from ups_store.check.preview import colours_of, draw, label_sample, save_preview
 
 X = np.linspace(0.5, 7.5, 8)
 COORDINATES = {"x": X, "y": np.arange(6) / 2, "z": np.arange(4.0), "t": np.arange(10) / 10}

@@ -21,7 +21,6 @@ from small_stores import MakeStore, begin, flip, mixed_values, samples_of
 
 import ups_store
 from ups_store import Store, console
-from ups_store.console import format_age, format_nbytes
 from ups_store.system import files, runs
 
 VALUES = mixed_values()
@@ -82,11 +81,6 @@ def test_info_tells_arrays_identity_and_age(make_store: MakeStore, invoke: Invok
     assert ups_store.open(path).config_hash in result.out
 
 
-def test_info_lines_stay_whole_where_nobody_reads_a_terminal(make_store: MakeStore, invoke: Invoke) -> None:
-    path = make_store(identity={"note": "word " * 100})
-    assert f"note: {'word ' * 100}".strip() in invoke("info", path).out.replace('"', "")
-
-
 def test_info_json_is_one_object_a_store(make_store: MakeStore, invoke: Invoke) -> None:
     a, b = make_store(name="a.zarr.zip"), make_store({"nu": np.ones(3)}, name="b.zarr.zip")
     first, second = invoke("info", a, b, "--json").json
@@ -136,12 +130,6 @@ def test_info_of_unfinished_store_tells_progress(tmp_path: Path, invoke: Invoke,
     owner = f"pid {os.getpid()} on {os.uname().nodename}"
     assert f"unfinished: 2 of 4 samples committed, durable · being built by {owner}" in running
     assert f"unfinished: 2 of 4 samples committed, durable · no process builds it (last {owner})" in ended
-
-
-def test_info_verbose_shows_whole_identity(make_store: MakeStore, invoke: Invoke) -> None:
-    path = make_store()
-    assert "constants: {" not in invoke("info", path).out
-    assert "constants: {" in invoke("info", "-v", path).out
 
 
 # verify
@@ -252,13 +240,6 @@ def test_preview_never_writes_over_a_store(make_store: MakeStore, invoke: Invoke
     assert path.read_bytes() == before
 
 
-def test_preview_of_sample_that_is_not_there_fails(make_store: MakeStore, invoke: Invoke) -> None:
-    path = make_store()
-    result = invoke("preview", path, "--sample", 4)
-    assert (result.code, result.out) == (1, "")
-    assert result.err == f"error: {path}: no such sample: expected -4 <= index < 4, found 4\n"
-
-
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     """Text with what moves a cursor, and bytes, in samples of their own lengths."""
@@ -283,16 +264,6 @@ def test_preview_of_text_refuses_a_file_and_of_bytes_says_so(
     result = invoke("preview", texts, "--array", "raw")
     assert (result.code, "it is bytes" in result.err) == (2, True)
     assert invoke("preview", texts, "--sample", 3).code == 1
-
-
-def test_preview_draws_beside_text_unless_that_is_named(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    samples = [{"image": np.full((4, 4, 3), i, np.uint8), "caption": "a" * i} for i in range(3)]
-    ups_store.write("a.zarr.zip", samples, identity={}).close()
-    assert invoke("preview", "a.zarr.zip").out == "a.png\n"
-    assert invoke("preview", "a.zarr.zip", "--array", "caption", "--sample", 2).out == "aa\n"
 
 
 def test_diff_of_same_identity_is_0(make_store: MakeStore, invoke: Invoke) -> None:
@@ -378,45 +349,6 @@ def test_missing_store_is_one_line_and_1(invoke: Invoke, tmp_path: Path, verb: l
     assert result.err.count("\n") == 1
 
 
-def test_folder_in_the_way_is_one_line_and_1(make_store: MakeStore, invoke: Invoke, tmp_path: Path) -> None:
-    out = tmp_path / "x.png"
-    out.mkdir()
-    result = invoke("preview", make_store(), "--out", out)
-    assert result.code == 1
-    assert result.err == f"error: {out}: there is a folder; move it away, or choose another name\n"
-
-
-def test_preview_into_a_missing_folder_names_the_folder(
-    make_store: MakeStore, invoke: Invoke, tmp_path: Path
-) -> None:
-    result = invoke("preview", make_store(), "--out", tmp_path / "missing" / "x.png")
-    assert result.code == 1
-    assert result.err == f"error: {tmp_path / 'missing'}: no such folder; create it first\n"
-
-
-@pytest.mark.parametrize("args", [["-vv", "info"], ["info", "-vv"], ["info", "-v", "-v"]])
-def test_traceback_is_shown_for_vv_only(invoke: Invoke, tmp_path: Path, args: list[str]) -> None:
-    missing = tmp_path / "missing"
-    assert "Traceback" in invoke(*args, missing).err
-    assert "Traceback" not in invoke("info", "-v", missing).err
-
-
-@pytest.mark.parametrize("verb", ["info", "verify", "preview", "doctor"])
-def test_name_that_is_too_long_is_one_line(invoke: Invoke, verb: str) -> None:
-    result = invoke(verb, "x" * 300)
-    assert (result.code, result.out) == (1 if verb == "doctor" else 2, "")
-    assert f"{'x' * 300}: file name too long" in result.err
-    assert "; choose a shorter " in result.err
-    assert result.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("verb", ["info", "verify", "preview", "doctor", "gc"])
-def test_name_with_a_null_byte_is_wrong_usage(invoke: Invoke, verb: str) -> None:
-    result = invoke(verb, "a\0b")
-    assert (result.code, result.out) == (2, "")
-    assert "null byte" in result.err
-
-
 @pytest.mark.parametrize("verb", ["info", "verify", "preview"])
 def test_no_descriptor_left_is_one_line_that_says_what_to_raise(
     make_store: MakeStore, invoke: Invoke, verb: str, monkeypatch: pytest.MonkeyPatch
@@ -485,21 +417,3 @@ def test_help_imports_nothing_heavy() -> None:
         "print(sorted({'torch', 'h5py', 'matplotlib', 'zarr', 'scipy', 'pydantic'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (823_296, "823.3 kB"), (999_960, "1.0 MB"),
-     (3_300_000_000, "3.3 GB"), (5 * 10**15, "5000.0 TB")],
-)  # fmt: skip
-def test_bytes_are_written_for_people(nbytes: int, text: str) -> None:
-    assert format_nbytes(nbytes) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-5, "just now"), (9.9, "just now"), (59, "59 seconds ago"), (60, "1 minute ago"),
-     (200, "3 minutes ago"), (7200, "2 hours ago"), (86400, "1 day ago"), (864000, "10 days ago")],
-)  # fmt: skip
-def test_age_is_written_for_people(seconds: float, text: str) -> None:
-    assert format_age(seconds) == text

@@ -14,7 +14,6 @@ from build_helpers import write_burgers
 from command_line import run_ups, run_ups_store
 
 from ups.cli.app import app as ups_app
-from ups_store.building import __main__ as build_main
 from ups_store.building.command import BuildVerb
 from ups_store.building.command import app as build_app
 from ups_store.cli.app import app as store_app
@@ -49,20 +48,14 @@ def test_misspelled_verbs_and_options_name_the_nearest(command: str) -> None:
     ]
     done = COMMANDS[command](verb, flag, "1")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert f"No such option: {flag}. Did you mean {near}?" in done.stderr
-
-
-def test_choices_of_an_option_that_is_missing_are_listed() -> None:
-    done = run_ups_store("export", "a.zarr.zip", "out")
-    assert (done.exit_code, done.stdout) == (2, "")
-    listed = done.stderr[done.stderr.index("Missing option") :].split()
-    assert [word.rstrip(",") for word in listed][-5:] == ["zarr", "safetensors", "hdf5", "pt", "arrow"]
+    assert f"No such option: {flag}" in done.stderr
+    assert near in done.stderr.partition(flag)[2]
 
 
 def test_value_that_is_no_choice_is_said_without_the_library_that_found_it() -> None:
-    done = run_ups_store("export", "a.zarr.zip", "out", "--to", "hdf")
+    done = run_ups_store("pack", "a.zarr.zip", "out", "--codec", "bloc")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "Invalid value for '--to': 'hdf' is not one of 'zarr'" in done.stderr
+    assert "Invalid value for '--codec': 'bloc' is not one of 'blosc'" in done.stderr
 
 
 def test_misspelled_option_of_the_build_module_names_the_nearest() -> None:
@@ -70,7 +63,7 @@ def test_misspelled_option_of_the_build_module_names_the_nearest() -> None:
         [sys.executable, "-m", "ups_store.build", "--tsks", "burgers1d"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Did you mean --tasks?" in done.stderr
+    assert "--tasks" in done.stderr.partition("--tsks")[2]
 
 
 def test_quiet_leaves_warnings_and_errors_before_and_behind_the_verb(tmp_path: Path) -> None:
@@ -130,24 +123,6 @@ def test_build_is_the_same_as_a_verb_and_as_a_module(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         stores[name] = (tmp_path / name / "burgers1d_test.zarr.zip").read_bytes()
     assert stores["module"] == stores["verb"] == stores["behind"]
-
-
-def test_build_as_a_verb_starts_its_reader_before_the_parser_is_imported() -> None:
-    code = (
-        "import sys\n"
-        "sys.argv = ['ups-store', 'build', '--tasks', 'none']\n"
-        "import ups_store.sources.reader_handle as handle\n"
-        "plain = handle.start_spare\n"
-        "def start():\n"
-        "    print(sorted({'typer', 'pydantic', 'omegaconf'} & set(sys.modules)))\n"
-        "handle.start_spare = start\n"
-        "from ups_store.cli import main\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n", done.stderr
-    assert done.returncode == 2
-    assert build_main.main.__module__ == "ups_store.building.__main__"
 
 
 @pytest.mark.parametrize(

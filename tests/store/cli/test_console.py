@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -131,33 +130,12 @@ def test_verbosity_of_two_shows_the_traceback(capsys: Capture) -> None:
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_verbosity_is_never_less_than_a_flag_before_said() -> None:
-    assert not console.is_verbose()
-    assert console.set_verbosity(2) == 2
-    assert console.set_verbosity(0) == 0
-    assert console.is_verbose()
-    assert console.is_verbose(2)
-    assert not console.is_verbose(3)
-
-
 def test_closed_pipe_ends_quietly_with_1(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     discarded = []
     monkeypatch.setattr(console, "_discard_stdout", lambda: discarded.append(True))
     assert code_of(raising(BrokenPipeError())) == 1
     assert discarded
     assert capsys.readouterr().err == ""
-
-
-def test_discarding_stdout_points_its_descriptor_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "w") as stream:
-        monkeypatch.setattr(sys, "stdout", stream)
-        os.close(reader)
-        stream.write("lost")
-        console._discard_stdout()
-        stream.flush()  # a closed pipe would raise here
-    monkeypatch.setattr(sys, "stdout", io.StringIO())  # has no descriptor
-    console._discard_stdout()
 
 
 def test_stderr_that_takes_nothing_does_not_change_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +165,6 @@ def test_text_that_stdout_can_not_encode_is_escaped(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     assert code_of(lambda: print("c\u00fc\udcff")) == 0
     assert raw.getvalue() == b"c\\xfc\\udcff\n"
-
-
-def test_stdout_that_is_no_file_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert code_of(lambda: print("text")) == 0
-    assert sys.stdout.getvalue() == "text\n"
 
 
 # --- being stopped ------------------------------------------------------------------------------------
@@ -244,17 +216,6 @@ def test_ctrl_c_in_a_finaliser_interrupts_nobody_after_the_program(monkeypatch: 
         pytest.fail("the program was over, and who called it was interrupted")
 
 
-def test_other_errors_in_a_finaliser_go_where_they_went_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing:
-        def __del__(self) -> None:
-            raise ValueError
-
-    lost: list[type[BaseException]] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: lost.append(args.exc_type))
-    assert code_of(lambda: 0 if Failing() else 1) == 0
-    assert lost == [ValueError]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_python_ends_changes_nothing(number: signal.Signals) -> None:
     program = """
@@ -296,15 +257,6 @@ def test_numbers_agree_with_their_nouns(text: str) -> None:
     assert counted(int(num), noun) == text
 
 
-def test_interruptible_leaves_results_and_other_errors_alone() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with interruptible():
-        pass
-    with pytest.raises(ValueError, match="odd"), interruptible():
-        raise ValueError("odd")
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 # --- what is printed ----------------------------------------------------------------------------------
 
 
@@ -313,12 +265,6 @@ def test_json_is_one_line_with_numpy_scalars_and_paths(capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1
     assert json.loads(shown) == {"n": 3, "path": "a/b", "u": 0.5}
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_json_has_no_nan(value: float) -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        print_json({"u": value})
 
 
 def test_log_takes_nothing_for_markup_and_does_not_wrap(capsys: Capture) -> None:
@@ -330,16 +276,6 @@ def test_log_takes_nothing_for_markup_and_does_not_wrap(capsys: Capture) -> None
 def test_results_do_not_wrap_in_a_pipe(capsys: Capture) -> None:
     console.results().print("x " * 500 + "[b]")
     assert capsys.readouterr().out == "x " * 500 + "[b]\n"
-
-
-def test_results_wrap_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setenv("COLUMNS", "40")
-    assert console.results().width == 40
 
 
 @pytest.mark.parametrize(("quiet", "is_terminal"), [(True, True), (False, False), (False, True)])

@@ -46,7 +46,7 @@ def test_export_interrupted_once_its_target_is_there_does_not_say_that_nothing_w
         export_store(*args, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ups_store.convert.export_store", interrupted)
+    monkeypatch.setattr("ups_store.cli.convert.export_store", interrupted)
     code, _, err = invoke("export", make_store(), "--to", "hdf5", tmp_path / "out.h5")
     assert (code, (tmp_path / "out.h5").exists()) == (5, True)
     assert "the target is whole, or as it was before" in err
@@ -60,8 +60,11 @@ def test_export_tells_counts_and_size_beside_its_result(
     err = invoke("export", path, "--to", "hdf5", target)[2]
     assert err == f"{target}: wrote 4 samples, {format_nbytes(target.stat().st_size)}\n"
     folder = tmp_path / "out"
-    nbytes = invoke("export", path, "--to", "pt", folder)[2].removeprefix(f"{folder}: wrote 4 samples, ")
-    assert nbytes == format_nbytes(sum(file.stat().st_size for file in folder.iterdir())) + "\n"
+    nbytes = invoke("export", path, "--to", "zarr", folder)[2].removeprefix(f"{folder}: wrote 4 samples, ")
+    assert (
+        nbytes
+        == format_nbytes(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())) + "\n"
+    )
 
 
 def test_import_pt_keeps_an_existing_target_unless_forced(
@@ -133,3 +136,11 @@ def test_import_pt_folds_a_long_list_of_files_left_out(tmp_path: Path, invoke: I
     assert (code, err.count("\n"), err.count(".pt: left out: ")) == (0, 11, 10)
     assert err.endswith(f"warning: {tmp_path}: 4 more files left out; -v shows all\n")
     assert invoke(*words, "-v", "--force")[2].count(".pt: left out: ") == 14
+
+
+def test_unpack_of_an_unfinished_store_says_that_it_is_being_built(tmp_path: Path, invoke: Invoke) -> None:
+    path = tmp_path / "a.zarr.zip"
+    arrays = {"u": ups_store.ArraySpec((2, 3), "float32")}
+    with ups_store.create(path, arrays, identity={}) as writer:
+        code, _, err = invoke("unpack", writer.path, tmp_path / "out.zarr.zip")
+    assert (code, "it is being built" in err) == (1, True)

@@ -32,7 +32,7 @@ def assert_told(error: DiskFullError, target: Path) -> None:
     assert names_in(target.parent) == []
 
 
-@pytest.mark.parametrize("to", sorted(FORMATS))
+@pytest.mark.parametrize("to", sorted(FORMATS.keys() - {"kerchunk"}))  # which is a few kB
 def test_export_to_a_full_disk_names_the_target_and_the_room(tiny_disk: Path, large: Path, to: str) -> None:
     with ups_store.open(large) as store, pytest.raises(DiskFullError) as caught:
         export_store(store, tiny_disk / "out", to=to)

@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from small_stores import MakeStore, all_arrays, assert_same_bits, build, mixed_values, names_in
+from small_stores import all_arrays, names_in
 
 import ups_store
-from ups_store.convert import export_store
 from ups_store.convert import import_pt as import_module
 from ups_store.convert.import_pt import RefusedFilesError, import_pt
 from ups_store.errors import SourceError, SpecError
-from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 
 
 def sample(i: int, **changes: Any) -> dict[str, Any]:
@@ -111,30 +107,6 @@ def test_import_of_the_same_files_elsewhere_gives_the_same_bytes(folder: Path, t
     assert import_pt(tmp_path / "moved", tmp_path / "b").path.read_bytes() == first
 
 
-@pytest.mark.parametrize("dtype", DTYPE_NAMES)
-@settings(max_examples=5)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_import_of_an_export_is_the_same_bits(
-    tmp_path_factory: pytest.TempPathFactory, dtype: str, seed: int
-) -> None:
-    where = tmp_path_factory.mktemp("round")
-    kind, rng = dtype_of(dtype), np.random.default_rng(seed)
-    high = 2 if dtype == "bool" else 256
-    values = {
-        name: rng.integers(0, high, (3, 5, kind.itemsize), np.uint8).view(kind)[..., 0]
-        for name in ("latent", "nu", "bc_left")
-    }
-    with ups_store.open(build(where / "a", values, dims={})) as store:
-        exported = export_store(store, where / "pt", to="pt")
-    assert_same_bits(all_arrays(import_pt(exported, where / "b").path), values)
-
-
-def test_import_of_an_exported_mixed_store_is_the_same_bits(make_store: MakeStore, tmp_path: Path) -> None:
-    with ups_store.open(make_store()) as store:
-        exported = export_store(store, tmp_path / "pt", to="pt")
-    assert_same_bits(all_arrays(import_pt(exported, tmp_path / "b").path), mixed_values())
-
-
 class Evil:
     """Runs a command when a careless loader unpickles it."""
 
@@ -149,7 +121,7 @@ def test_import_never_runs_what_a_file_holds(folder: Path, tmp_path: Path) -> No
     torch.save(sample(3, params={"nu": Evil(tmp_path / "ran")}), folder / "sample_3.pt")
     with pytest.raises(SourceError) as caught:
         import_pt(folder, tmp_path / "out")
-    assert "sample_3.pt: params.nu is a posix.mkdir" in reasons(caught.value)
+    assert "sample_3.pt: it holds a posix.mkdir" in reasons(caught.value)
     assert not (tmp_path / "ran").exists()
 
 
@@ -161,7 +133,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "params_no_dict": (sample(5, params=[1.0]), "params is a list, expected a dense tensor or a number"),
     "text": (sample(5, params={"nu": "0.1"}), "params.nu is a str, expected a dense tensor or a number"),
     "complex": (sample(5, latent=torch.zeros(3, dtype=torch.complex64)), "latent is complex64"),
-    "sparse": (sample(5, latent=torch.eye(3).to_sparse()), "latent is a torch._utils._rebuild_sparse_tensor"),
+    "sparse": (sample(5, latent=torch.eye(3).to_sparse()), "latent is a tensor of layout torch.sparse_coo"),
     "bomb": (sample(5, latent=torch.zeros(1).expand(2**40)), "repeats its elements"),
     "huge_integer": (sample(5, params={"force": 2**70}), "more than 64 bits"),
     "bad_name": (sample(5, params={"../nu": 1.0}), "is no name of an array"),

@@ -88,11 +88,6 @@ def test_canonical_json_sorts_keys_as_rfc_8785() -> None:
     assert list(json.loads(text)) == ["\r", "1", "\u0080", "\u00f6", "\u20ac", "\U0001f600", "\ufb33"]
 
 
-def test_canonical_json_does_not_depend_on_the_order_of_keys() -> None:
-    left, right = {"b": {"y": 1, "x": 2}, "a": 3}, {"a": 3, "b": {"x": 2, "y": 1}}
-    assert canonical_json(left, what="") == canonical_json(right, what="") == b'{"a":3,"b":{"x":2,"y":1}}'
-
-
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
@@ -113,11 +108,6 @@ def test_canonical_json_does_not_depend_on_the_order_of_keys() -> None:
 )
 def test_canonical_json_has_one_text_per_value(value: Any, plain: Any) -> None:
     assert canonical_json({"v": value}, what="") == canonical_json({"v": plain}, what="")
-
-
-@pytest.mark.parametrize(("left", "right"), [(True, 1), (False, 0), (None, 0), ("1", 1), ([], {})])
-def test_canonical_json_tells_types_apart(left: Any, right: Any) -> None:
-    assert canonical_json({"v": left}, what="") != canonical_json({"v": right}, what="")
 
 
 @given(JSON_VALUES)
@@ -187,92 +177,6 @@ def test_canonical_json_is_the_text_of_the_reference_implementation(document: An
 
 
 # --- reading ------------------------------------------------------------------------------------------
-
-FORMS = [
-    "0",
-    "-1",
-    "9007199254740991",
-    "9007199254740993",
-    "999999999999999999999",
-    "0.5",
-    "0.000001",
-    "-123.456",
-    "0.10000000000000001",
-    "1e+21",
-    "1.5e-7",
-    "1.7976931348623157e+308",
-    "5e-324",
-]
-
-
-@pytest.mark.parametrize("number", FORMS)
-def test_number_of_the_form_is_read_whatever_its_digits(number: str) -> None:
-    """Spec 4.1, item 4: that digits are the shortest is for `verify`."""
-    raw = f'{{"n":{number}}}'.encode()
-    check_canonical(raw, parse_json(raw))
-
-
-OTHER_FORMS = [
-    "-0",
-    "1.0",
-    "01",
-    "1.50",
-    "1e5",
-    "1E+21",
-    "1e21",
-    "1e+021",
-    "0.0000001",
-    "1e-6",
-    "10e+21",
-    "1.e+21",
-    "1.0e+21",
-    "1e+20",
-    "1e-325",
-    "1e+309",
-    "9e+308",
-    "1111111111111111111111",
-    "0.0",
-    "-0.0",
-    "0.50",
-    "NaN",
-    "Infinity",
-]
-
-
-@pytest.mark.parametrize("number", OTHER_FORMS)
-def test_number_of_another_form_is_refused(number: str) -> None:
-    """Spec 4.1, item 4."""
-    raw = f'{{"n":{number}}}'.encode()
-    with pytest.raises(ValueError):  # noqa: PT011 - JSON's own errors are of this kind, too
-        check_canonical(raw, parse_json(raw))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"a": 1}',
-        '{"a":1} ',
-        '\ufeff{"a":1}',
-        '{"b":1,"a":1}',
-        '{"a":1,"a":1}',
-        '{"\\u0061":1}',
-        '{"a":"\\u00e9"}',
-        '{"a":"\\/"}',
-        '{"a":"\\u000A"}',
-        '{"a":"\\u000a"}',
-        '{"a":"\x01"}',
-        '{"a":"\\ud800"}',
-        '{"\\uffff":1,"\\ud83d\\ude00":1}',
-        "[" * 101 + "]" * 101,
-        "[" * 100_000,
-        "",
-        '{"a":tru}',
-    ],
-)
-def test_text_of_another_form_is_refused(text: str) -> None:
-    """Spec 4.1."""
-    with pytest.raises(ValueError):  # noqa: PT011 - JSON's own errors are of this kind, too
-        check_canonical(text.encode(), parse_json(text.encode()))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import subprocess
 import tarfile
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy.typing as npt
 import pytest
 
 import ups_store
+from tests.support.spec_page import run_block, schema_problems
 from tools.conformance import corpus
 from ups_store.errors import FormatError, StoreError, VersionTooNewError
 from ups_store.read.base import AnyStore
@@ -146,6 +148,56 @@ def test_every_file_says_what_is_wrong_in_a_sentence() -> None:
         ]
 
 
+def documents_of(path: Path) -> dict[str, Any]:
+    """Documents of the arrays of a file."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith("/zarr.json")]
+        return {name: json.loads(archive.read(name)) for name in names}
+
+
+def test_generator_of_the_page_gives_documents_of_valid_files_and_no_others(folder: Path) -> None:
+    """Spec 4.4: generate and compare."""
+    generate = run_block("generator")["document"]
+
+    def is_generated(document: Any) -> bool:
+        try:
+            keys = ("attributes", "shape", "data_type", "dimension_names")
+            expected = generate(*(document[key] for key in keys))
+        except (KeyError, TypeError, AttributeError):
+            return False
+        return json.dumps(expected, sort_keys=True) == json.dumps(document, sort_keys=True)
+
+    valid = [case for case in OPENED if (case["kind"], case["verify"]) == ("mapped", "ok")]
+    wrong = [case for case in REFUSED if "refused/array/" in case["file"] and case["clause"] == "4.4"]
+    assert (len(valid) > 40, len(wrong) > 60) == (True, True)
+    for case in valid:
+        for name, document in documents_of(folder / case["file"]).items():
+            assert is_generated(document), (case["file"], name)
+    for case in wrong:
+        documents = documents_of(folder / case["file"]).values()
+        of_others = "attributes" in case["file"] or "dims" in case["file"]  # no matter of the other keys
+        assert of_others or not all(map(is_generated, documents)), case["file"]
+
+
+# The schemas see a document by itself: not what a hash is of, nor what other documents and entries say.
+ACCEPTED = {"digest_missing", "digest_of_no_constant", "hash_of_an_edited_identity", "hash_of_something_else"}
+ACCEPTED |= {"identity_has_another_array", "identity_lacks_an_array", "partition_past_the_last"}
+ACCEPTED |= {f"identity_with_{what}" for what in ("another_dtype", "another_shape", "other_dims")}
+ACCEPTED |= {"identity_with_number_of_samples", "newer_minor_requiring_a_feature"}
+ACCEPTED |= {f"newer_minor_with_{what}" for what in ("an_entry_between", "another_array_key", "data_missing")}
+
+
+def test_schemas_refuse_root_documents_of_the_corpus(folder: Path) -> None:
+    accepted = set()
+    for case in REFUSED:
+        if "refused/root/" in case["file"]:
+            with zipfile.ZipFile(folder / case["file"]) as archive:
+                document = json.loads(archive.read("zarr.json"))
+            if not schema_problems("root", document):
+                accepted.add(Path(case["file"]).name.removesuffix(".zarr.zip"))
+    assert accepted == ACCEPTED
+
+
 # --- our reader -----------------------------------------------------------------------------------------
 
 
@@ -176,8 +228,7 @@ def test_open_and_verify_of_a_file_of_the_corpus(case: dict[str, Any], folder: P
     with opened as store:
         assert verified(store, set(case.get("may", []))) == case["verify"]
         assert case.get("fingerprint") in (None, store.fingerprint)
-        for name, digest in case.get("digests", {}).items():
-            check_digest(store, name, digest)
+        check_digests(store, case.get("digests", {}))
 
 
 def verified(store: AnyStore, may: set[str]) -> str | list[str]:
@@ -188,14 +239,14 @@ def verified(store: AnyStore, may: set[str]) -> str | list[str]:
     return sorted(clauses - may) or "ok"
 
 
-def check_digest(store: AnyStore, name: str, digest: Any) -> None:
-    if isinstance(digest, str):
-        values = (
-            store.constants[name] if name in store.constants else store.gather(np.arange(len(store)))[name]
-        )
-        assert digest_of(values) == digest, name
-    else:
-        assert [digest_of(store.sample(i)[name]) for i in range(len(store))] == digest["samples"], name
+def check_digests(store: AnyStore, digests: dict[str, Any]) -> None:
+    is_whole = any(isinstance(digest, str) for digest in digests.values())
+    values = {**(store.gather(np.arange(len(store))) if is_whole else {}), **store.constants}
+    for name, digest in digests.items():
+        if isinstance(digest, str):
+            assert digest_of(values[name]) == digest, name
+        else:
+            assert [digest_of(store.sample(i)[name]) for i in range(len(store))] == digest["samples"], name
 
 
 def digest_of(value: npt.NDArray[Any] | str | bytes) -> str:

@@ -12,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ups_store.errors import SpecError
-from ups_store.format.identity import (
+from ups_store.format.metadata import ArrayMeta
+from ups_store.format.root import (
     config_hash,
-    constant_digest,
     describe_differences,
     differences,
-    flaws,
     identity_document,
 )
-from ups_store.format.metadata import ArrayMeta
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 3) | st.text("ab", max_size=1),
@@ -69,12 +67,6 @@ def test_identity_document_names_what_it_refuses() -> None:
     with pytest.raises(SpecError) as caught:
         identity_document([], {}, {"sources": [{"mean": math.nan}]})
     assert caught.value.problem == "identity.content.sources[0].mean can't be stored"
-
-
-def test_constant_digest_is_sha256_of_the_payload() -> None:
-    """Spec 8.1."""
-    payload = np.linspace(0, 1, 5).tobytes()
-    assert constant_digest(payload) == hashlib.sha256(payload).hexdigest()
 
 
 # --- differences --------------------------------------------------------------------------------------
@@ -130,65 +122,3 @@ def test_partition_is_a_key_of_the_identity_and_changes_its_hash() -> None:
     assert "partition" not in documents[0]
     assert documents[2]["partition"] == [1, 2]
     assert len({config_hash(document) for document in documents}) == 3
-
-
-DIGEST = "0123456789abcdef" * 4
-WHOLE = {"arrays": {}, "constants": {"x": DIGEST}, "content": {}}
-
-
-@pytest.mark.parametrize("edit", [{}, {"partition": [0, 1]}, {"partition": [99_999, 100_000]}])
-def test_flaws_of_a_whole_document_are_none(edit: dict[str, Any]) -> None:
-    assert flaws({**WHOLE, **edit}) == []
-
-
-@pytest.mark.parametrize(
-    ("edit", "named"),
-    [
-        ({"extra": 1}, "extra"),
-        ({"format": 1}, "format"),
-        ({"content": None}, "content"),
-        ({"content": []}, "content"),
-        ({"arrays": []}, "arrays"),
-        ({"constants": None}, "constants"),
-        ({"constants": {"x": DIGEST[1:]}}, "'x'"),
-        ({"constants": {"x": DIGEST.upper()}}, "'x'"),
-        ({"constants": {"x": 0}}, "'x'"),
-        ({"partition": None}, "partition"),
-        ({"partition": [1]}, "partition"),
-        ({"partition": [1, 1]}, "partition"),
-        ({"partition": [-1, 1]}, "partition"),
-        ({"partition": [False, 1]}, "partition"),
-        ({"partition": [0.0, 1]}, "partition"),
-        ({"partition": [0, 100_001]}, "partition"),
-    ],
-)
-def test_flaws_name_what_isnt_as_the_spec_says(edit: dict[str, Any], named: str) -> None:
-    (flaw,) = flaws({**WHOLE, **edit})
-    assert named in flaw
-
-
-LONG = "x" * 1_000_000
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"arrays": LONG},
-        {"content": LONG},
-        {"content": [[LONG]] * 1000},
-        {"constants": LONG},
-        {"constants": {"x": LONG}},
-        {"partition": LONG},
-        {f"{i}{LONG[:100]}": i for i in range(1000)},
-    ],
-)
-def test_flaws_of_long_documents_are_short(edit: dict[str, Any]) -> None:
-    found = flaws({**WHOLE, **edit})
-    assert found
-    assert all(len(flaw) < 500 and "expected" in flaw and "found" in flaw for flaw in found)
-
-
-@pytest.mark.parametrize("key", ["arrays", "constants", "content"])
-def test_flaws_name_a_key_that_is_missing(key: str) -> None:
-    document = {name: value for name, value in WHOLE.items() if name != key}
-    assert any(key in flaw for flaw in flaws(document))

@@ -5,24 +5,17 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import ups_store
 from ups_store import ArraySpec
-from ups_store.errors import FormatError, VersionTooNewError
-from ups_store.format.canonical import canonical_json
+from ups_store.errors import FormatError
 from ups_store.format.checksum import crc32, crc32_before, crc32c
-from ups_store.format.companions import companions_of, recognised
-from ups_store.format.layout import plan
 from ups_store.format.metadata import ArrayMeta, parse_array
-from ups_store.format.ragged import RowGeometry, encoding_of
-from ups_store.format.root_metadata import RootMeta, parse_root
-from ups_store.format.zip_records import pack_directory
+from ups_store.format.ragged import RowGeometry
 
 ROWS = ArrayMeta("points", (6000, 3), "float32", ("point", "xyz"), {"units": "m"}, part="rows")
 
@@ -110,80 +103,6 @@ def test_data_of_a_ragged_array_are_these_bytes(path: Path) -> None:
     assert root["identity"]["constants"] == {}
 
 
-def _edited(change: Callable[[dict[str, Any]], object]) -> bytes:
-    document = json.loads(ROWS.to_json())
-    change(document)
-    return canonical_json(document, what="document")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda d: d["attributes"].update(ups_store={}),
-        lambda d: d["attributes"].update(ups_store=None),
-        lambda d: d["attributes"]["ups_store"].update(more=1),
-        lambda d: d["attributes"]["ups_store"]["ragged"].update(offsets="other"),
-        lambda d: d["attributes"]["ups_store"]["ragged"].pop("crc32c"),
-        lambda d: d["attributes"]["ups_store"]["ragged"].update(encoding="utf-16"),
-        lambda d: d["attributes"]["ups_store"]["ragged"].update(encoding="utf-8"),  # not of float32
-        lambda d: d.update(dimension_names=["sample", "xyz"]),
-        lambda d: d.update(shape=[6000, 0]),
-        lambda d: d.update(shape=[(1 << 53) - 1, 3], data_type="int8"),
-        lambda d: d["attributes"]["ups_store"].update(ragged=[]),
-    ],
-)
-def test_rows_of_any_other_kind_are_refused(change: Callable[[dict[str, Any]], object]) -> None:
-    """Spec 14.2, 14.7."""
-    with pytest.raises(FormatError) as error:
-        parse_array("points", _edited(change), path="x")
-    assert (error.value.kind, error.value.clause) == ("ragged", "14.2")
-
-
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        (lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=[6000, 3]), "array_metadata"),
-        (lambda d: d["codecs"][0]["configuration"].update(chunk_shape=[5460, 3]), "codec"),
-        (lambda d: d["codecs"][0]["configuration"]["codecs"].append({"name": "crc32c"}), "codec"),
-        (lambda d: d["attributes"].pop("ups_store"), "array_metadata"),
-    ],
-)
-def test_rows_in_another_grid_are_refused(change: Callable[[dict[str, Any]], object], kind: str) -> None:
-    with pytest.raises(FormatError) as error:
-        parse_array("points", _edited(change), path="x")
-    assert error.value.kind == kind
-
-
-def test_name_of_more_than_120_characters_is_refused_for_rows() -> None:
-    """Spec 14.1: the names of its companions are names."""
-    meta = ArrayMeta("u" * 121, (1,), "int8", ("row",), part="rows")
-    with pytest.raises(FormatError):
-        parse_array(meta.name, meta.to_json(), path="x")
-
-
-@pytest.mark.parametrize("broken", ["offsets", "crc32c", "shape", "dtype", "attrs"])
-def test_ragged_array_without_its_companions_is_refused(broken: str) -> None:
-    """Spec 14.1: both are there, as plain arrays without attributes."""
-    offsets, checks = companions_of(ROWS, 5)
-    plain = {
-        "offsets": ArrayMeta(offsets.name, offsets.shape, "int64", offsets.dims),
-        "crc32c": ArrayMeta(checks.name, checks.shape, "uint32", checks.dims),
-    }
-    found = recognised([ROWS, *plain.values()], path="x")
-    assert [meta.part for meta in found] == ["rows", "offsets", "crc32c"]
-    if broken in plain:
-        del plain[broken]
-    elif broken == "shape":
-        plain["offsets"] = ArrayMeta(offsets.name, (5,), "int64", offsets.dims)
-    elif broken == "dtype":
-        plain["crc32c"] = ArrayMeta(checks.name, (5,), "int32", checks.dims)
-    else:
-        plain["crc32c"] = ArrayMeta(checks.name, (5,), "uint32", checks.dims, {"a": 1})
-    with pytest.raises(FormatError) as error:
-        recognised([ROWS, *plain.values()], path="x")
-    assert (error.value.kind, error.value.clause, error.value.array) == ("ragged", "14.1", "points")
-
-
 def test_names_like_those_of_companions_are_free_without_a_ragged_array(tmp_path: Path) -> None:
     """Spec 14.1."""
     arrays = {name: ArraySpec((1,), "int8") for name in ("u", "u.offsets", "u.crc32c")}
@@ -192,58 +111,6 @@ def test_names_like_those_of_companions_are_free_without_a_ragged_array(tmp_path
         path = writer.finish()
     with ups_store.open(path) as store:
         assert set(store.arrays) == set(arrays)
-
-
-def _rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """The file with another root document, all checksums and addresses made again."""
-    with zipfile.ZipFile(path) as archive:
-        data = {name: archive.read(name) for name in archive.namelist()}
-    root = json.loads(data["zarr.json"])
-    change(root["attributes"]["ups_store"])
-    data["zarr.json"] = canonical_json(root, what="root")
-    metas = [
-        parse_array(name.removesuffix("/zarr.json"), raw, path=path)
-        for name, raw in data.items()
-        if name.endswith("/zarr.json")
-    ]
-    metas = recognised(metas, path=path)
-    sizes = [(meta, len(data[f"{meta.name}/zarr.json"])) for meta in metas]
-    layout = plan(len(data["zarr.json"]), sizes, 2)
-    raw = bytearray(layout.file_nbytes)
-    crcs = [crc32(data[entry.name]) for entry in layout.entries]
-    for entry, crc in zip(layout.entries, crcs, strict=True):
-        raw[entry.offset : entry.data_offset] = entry.pack_local_header(crc)
-        raw[entry.data_offset : entry.end] = data[entry.name]
-    raw[layout.directory_offset :] = pack_directory(layout.entries, crcs)
-    copy = path.with_name("rewritten.zarr.zip")
-    copy.write_bytes(raw)
-    return copy
-
-
-def test_file_is_rewritten_as_it_was(path: Path) -> None:
-    assert _rewritten(path, lambda ours: None).read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize("requires", [[], ["packed"], ["packed", "ragged"]])
-def test_ragged_array_goes_with_its_feature(path: Path, requires: list[str]) -> None:
-    """Spec 10.3: required if and only if there is one, and never with the packed form."""
-    with pytest.raises(FormatError):
-        ups_store.open(_rewritten(path, lambda ours: ours.update(requires=requires)))
-
-
-def test_feature_without_a_ragged_array_is_refused(tmp_path: Path) -> None:
-    with ups_store.create(tmp_path / "a.zarr.zip", {"u": ArraySpec((2,), "int8")}, identity={}) as writer:
-        writer.commit_many([0, 1], {"u": [1, 2]})
-        path = writer.finish()
-    with pytest.raises(FormatError) as error:
-        ups_store.open(_rewritten(path, lambda ours: ours.update(requires=["ragged"])))
-    assert (error.value.kind, error.value.clause) == ("requires", "10.3")
-
-
-def test_unknown_feature_is_refused_by_name() -> None:
-    root = RootMeta((1, 0), "0" * 64, {}, requires=("braided", "ragged"))
-    with pytest.raises(VersionTooNewError, match="braided"):
-        parse_root(root.to_json(), path="x")
 
 
 def test_wrong_offsets_of_a_file_without_rows_are_found_by_verify(tmp_path: Path) -> None:
@@ -273,11 +140,6 @@ def test_checksum_of_what_stands_before_a_suffix() -> None:
     for sizes in ((0, 0), (0, 9), (9, 0), (1, 1), (1000, 70_000)):
         a, b = (rng.integers(0, 256, size, np.uint8).tobytes() for size in sizes)
         assert crc32_before(crc32(a + b), crc32(b), len(b)) == crc32(a)
-
-
-@pytest.mark.parametrize("attribute", [None, [], {"ragged": 1}, {"ragged": {"encoding": 1}}])
-def test_encoding_of_attributes_of_other_kinds_is_none(attribute: object) -> None:
-    assert encoding_of(attribute) is None
 
 
 def test_changed_bytes_of_a_ragged_store_are_refused_or_found_by_verify(path: Path) -> None:

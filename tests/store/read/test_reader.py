@@ -39,7 +39,7 @@ from ups_store import (
     StoreReplacedError,
     TruncatedError,
 )
-from ups_store.format.identity import config_hash
+from ups_store.format.root import config_hash
 from ups_store.system import files, mappings
 
 VALUES = mixed_values()

@@ -10,7 +10,7 @@ from build_helpers import BURGERS, Recorder, build, settings, write_burgers
 
 import ups_store
 from ups_store.build import BuildConfig, open_build
-from ups_store.building.explanation import explain
+from ups_store.building.decide import explain
 from ups_store.errors import ConfigError
 
 NAME = "burgers1d_train.zarr.zip"

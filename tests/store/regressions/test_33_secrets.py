@@ -9,6 +9,7 @@ import traceback
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import run_build, run_ups_store
 from hostile_server import give, give_range, serving
@@ -94,6 +95,28 @@ def test_redirect_to_another_host_gets_no_key(kind: str, monkeypatch: pytest.Mon
     assert not asked
 
 
+@pytest.mark.parametrize("to", ["another port", "the same place"])
+def test_user_and_password_go_to_their_own_host_and_port_alone(to: str, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    ups_store.save(tmp_path / "f.zarr.zip", x=np.arange(3.0))
+    content, asked = (tmp_path / "f.zarr.zip").read_bytes(), []
+
+    def listen(request: BaseHTTPRequestHandler) -> None:
+        asked.append(str(request.headers))
+        give_range(request, content)
+
+    def lead(request: BaseHTTPRequestHandler) -> None:
+        if request.path.endswith("/moved"):
+            listen(request)
+        else:
+            give(request, 307, Location=f"{other if to == 'another port' else ''}/moved")
+
+    with serving(listen) as other, serving(lead) as url:
+        place = f"{url.replace('//', '//alice:S3CRETPW@')}/f.zarr.zip"
+        ups_store.open(place, deadline_s=5).close()
+    assert ["authorization: Basic" in each.replace("A", "a") for each in asked] == [to == "the same place"]
+
+
 # --- variables of the environment ---------------------------------------------------------------------
 
 
@@ -113,7 +136,6 @@ def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
     "text",
     [
         "data: {tasks: burgers1d, root: 'http://evil.org/%s'}",
-        "data: {tasks: burgers1d, root: 'evil-remote:%s'}",
         "data: {tasks: burgers1d, root: 'http://${cache.dir}'}\ncache: {dir: '%s'}",
         "data: {tasks: burgers1d, root: x}\ncache: {remote: 's3://evil/%s${oc.env:HOME}'}",
         "data: {tasks: burgers1d, root: x}\nlogging: {wandb: {entity: evil, notes: '%s'}}",

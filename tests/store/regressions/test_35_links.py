@@ -48,6 +48,7 @@ def test_push_follows_no_link_at_the_name_of_its_copy(
     shared.mkdir()
     with monkeypatch.context() as patched:  # the push is killed before its copy has its name
         patched.setattr("ups_store.system.files.link", killed)
+        patched.setattr("ups_store.system.files.remove", killed)
         run_ups_store("push", store, shared)
     assert any(path.is_file() for path in shared.rglob("*"))
     traps(shared, victim, is_hard=is_hard)

@@ -14,7 +14,7 @@ from object_server import Asked, Fault, ObjectServer, serving_objects, use_as_s3
 from ups_store.errors import MissingExtraError, RemoteError, SpecError, StoreNotFoundError, StoreReplacedError
 from ups_store.remote import client
 from ups_store.remote.client import RemoteObject
-from ups_store.remote.urls import Url
+from ups_store.system.urls import Url
 
 DATA = bytes(range(256)) * 100
 
@@ -83,7 +83,7 @@ def test_what_may_pass_is_tried_again(server: ObjectServer, fault: dict[str, Any
     ("fault", "kind"),
     [
         ({"status": 503}, "unreachable"),
-        ({"cut": 3}, "unreachable"),
+        ({"cut": 0}, "unreachable"),
         ({"shift": 7}, "unreachable"),
         ({"is_whole": True}, "no_ranges"),
         ({"status": 403}, "not_allowed"),
@@ -131,7 +131,7 @@ def test_stale_tag_of_a_server_that_knows_no_conditions(server: ObjectServer) ->
     found = RemoteObject(Url.of("s3://b/d/a"))
     found.read(0, 1)
     failing(server, 1, tag='"other"')
-    with pytest.raises(StoreReplacedError, match='found 25,600, "other"'):
+    with pytest.raises(StoreReplacedError, match='found 25,600 bytes, etag "other"'):
         found.read(0, 1)
 
 
@@ -201,31 +201,19 @@ def test_process_that_has_used_none_has_places_for_all_requests(
 ) -> None:
     """As in a child that was forked amid its parent's requests."""
     monkeypatch.setattr(client, "_pid", None)
-    monkeypatch.setattr(client, "_slots", threading.BoundedSemaphore(1))
-    with client._slots:
+    monkeypatch.setattr(client, "_requests", threading.BoundedSemaphore(1))
+    with client._requests:
         client._renew()
         assert bytes(RemoteObject(Url.of("s3://b/d/a")).read(0, 1)) == DATA[:1]
     assert client._pid == os.getpid()
 
 
-@pytest.mark.parametrize(
-    ("url", "hint"),
-    [
-        ("s3://b/a", "AWS_ACCESS_KEY_ID"),
-        ("gs://b/a", "GOOGLE_"),
-        ("az://b/a", "AZURE_"),
-        ("https://h/a?key=1", "signed ones expire"),
-    ],
-)
-def test_each_kind_of_place_has_its_client_and_its_hint(
-    monkeypatch: pytest.MonkeyPatch, url: str, hint: str
-) -> None:
+@pytest.mark.parametrize("url", ["s3://b/a", "gs://b/a", "az://b/a", "https://h/a?key=1"])
+def test_each_kind_of_bucket_has_its_client(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     pytest.importorskip("obstore", reason="the extra [s3]")
     for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_SKIP_SIGNATURE", "GOOGLE_SKIP_SIGNATURE"):
         monkeypatch.setenv(name, "true")
-    monkeypatch.setenv("AWS_COPY_IF_NOT_EXISTS", "multipart")
     client._client.cache_clear()
     place = Url.of(url)
     assert client.client_of(place) is client.client_of(place.beside("b"))
     client._client.cache_clear()
-    assert hint in client._how_to_be_allowed(place)

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from remote_stores import Counted
+from remote_stores import Counted, object_server
 from small_stores import build, names_in
 
 import ups_store
-from ups_store.errors import IdentityMismatchError, SpecError, StoreNotFoundError
+from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreNotFoundError
 from ups_store.remote import transfer
-from ups_store.remote.requests import FindRequest, PullRequest, PushRequest
-from ups_store.remote.shared_folder import FolderCache
+from ups_store.remote.shared import FolderCache, open_shared
 from ups_store.remote.transfer import find_store, is_pulling, pull_store, push_store
-from ups_store.sources.attempts import Attempts
 from ups_store.system import files
 from ups_store.system.paths import partition_path
 
@@ -56,7 +54,7 @@ def push(cache: FolderCache, path: Path) -> list[transfer.Pushed]:
 
 def pull(cache: FolderCache, config_hash: str, into: Path, **options: Any) -> Path:
     entries = find_store(cache, config_hash, NAME)
-    return pull_store(cache, entries, into, attempts=Attempts(5.0), progress=Counted(), **options)
+    return pull_store(cache, entries, into, progress=Counted(), **options)
 
 
 def test_second_pull_finds_the_store_and_reads_nothing(
@@ -67,7 +65,7 @@ def test_second_pull_finds_the_store_and_reads_nothing(
     entries = find_store(cache, pushed.config_hash, NAME)
     cache.remove(pushed.key)
     progress = Counted()
-    again = pull_store(cache, entries, tmp_path / "into", attempts=Attempts(5.0), progress=progress)
+    again = pull_store(cache, entries, tmp_path / "into", progress=progress)
     assert (again, progress.done) == (place, [])
     assert names_in(tmp_path / "into") == [NAME]
 
@@ -77,7 +75,7 @@ def test_store_that_went_meanwhile_is_not_found(cache: FolderCache, store: Path,
     entries = find_store(cache, pushed.config_hash, NAME)
     cache.remove(pushed.key)
     with pytest.raises(StoreNotFoundError, match="isn't there any more") as caught:
-        pull_store(cache, entries, tmp_path / "into", attempts=Attempts(5.0), progress=Counted())
+        pull_store(cache, entries, tmp_path / "into", progress=Counted())
     assert caught.value.path == str(tmp_path / "shared" / pushed.key)
     assert names_in(tmp_path / "into") == []
 
@@ -158,7 +156,7 @@ def test_pulling_shows_while_it_lasts(
 
     entries = find_store(cache, pushed.config_hash, NAME)
     assert not is_pulling(into)
-    pull_store(cache, entries, into, attempts=Attempts(5.0), progress=Watching())
+    pull_store(cache, entries, into, progress=Watching())
     assert set(seen) == {True}
     assert not is_pulling(into)
 
@@ -195,17 +193,37 @@ def test_folder_that_another_pull_removes_is_made_again(
     assert [path.suffix for path in opened] == [".lock", ".lock", ".part"]
 
 
-def test_requests_of_a_build_find_pull_and_push(cache: FolderCache, store: Path, tmp_path: Path) -> None:
+def test_functions_of_a_build_find_compare_pull_and_push(
+    cache: FolderCache, store: Path, tmp_path: Path
+) -> None:
     """As a reader process runs them."""
-    reader: Any = Counted()
-    place = str(tmp_path / "shared")
-    request = PushRequest(place, store, 5.0)
-    (pushed,) = request.run(reader)
-    assert (pushed.is_new, request.path) == (True, place)
-    asking = FindRequest(place, pushed.config_hash, NAME, 5.0)
-    entries = asking.run(reader)
-    assert (entries[0].key, asking.path) == (pushed.key, place)
-    pulling = PullRequest(place, tuple(entries), tmp_path / "into", 5.0)
-    assert pulling.path == f"{place}/{pushed.key}"
-    assert pulling.run(reader) == str(tmp_path / "into" / NAME)
-    assert {"asking", "verifying", "copying"} < {*reader.done}
+    options: Any = {"place": str(tmp_path / "shared"), "deadline_s": 5.0, "progress": Counted()}
+    assert transfer.push_to(path=store, **options)
+    with ups_store.open(store) as opened:
+        config_hash = opened.config_hash
+    entries = transfer.find_there(config_hash=config_hash, name=NAME, **options)
+    transfer.compare_there(path=store, entries=entries, **options)
+    pulled = transfer.pull_from(entries=entries, folder=tmp_path / "into", **options)
+    assert pulled == str(tmp_path / "into" / NAME)
+    (tmp_path / "other").mkdir()
+    other = build(tmp_path / "other" / NAME, {"u": VALUES["u"] + 1}, dims={})
+    with ups_store.open(other) as opened:
+        assert opened.config_hash == config_hash
+    with pytest.raises(IdentityMismatchError) as caught:
+        transfer.compare_there(path=other, entries=entries, **options)
+    assert caught.value.kind == "other_content"
+    assert {"asking", "verifying", "copying"} < {*options["progress"].done}
+
+
+@pytest.mark.parametrize("content", [b"", b"no store"])
+def test_object_that_is_no_store_is_not_pulled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
+) -> None:
+    key = f"{'a' * 64}/{NAME}"
+    with object_server(monkeypatch) as server:
+        server.objects[f"bucket/team a/{key}"] = content
+        bucket = open_shared("s3://bucket/team%20a")
+        with pytest.raises(FormatError) as caught:
+            pull_store(bucket, bucket.look("a" * 64, [NAME]), tmp_path / "into", progress=Counted())
+    assert caught.value.path == f"s3://bucket/team%20a/{key}"
+    assert names_in(tmp_path / "into") == []

@@ -17,8 +17,8 @@ from pdebench_files import T, X, Y, coordinate, edited, values
 
 from ups_store.errors import SourceError
 from ups_store.sources.contents import Selection
+from ups_store.sources.conventions import recognise
 from ups_store.sources.declared import Declared
-from ups_store.sources.layouts import recognise
 from ups_store.sources.source import SourceInfo, open_source
 
 STEPS = {"time": "t", "z": "z", "y": "y", "x": "x"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +29,6 @@ from ups_store.sources import Selection, get_task, open_source
 from ups_store.sources.declaration import TaskDeclaration
 from ups_store.sources.digest import sampled_digest
 from ups_store.sources.hdf5 import open_hdf5, tree
-from ups_store.sources.linked_file import LinkedFile
-from ups_store.sources.outer_files import OuterFiles
 from ups_store.sources.source import Source
 
 SECRET = b"root:x:0:0:root:/root:/bin/sh\n" * 100
@@ -190,38 +188,26 @@ def test_folder_behind_a_symbolic_link_is_the_folder(folder: Path, tmp_path: Pat
         opened(folder / "main.h5", folder / "nowhere")
 
 
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("way", [by_link, by_bytes, by_virtual])
 def test_name_that_becomes_a_link_after_the_check_leads_nowhere(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FIELDS.tofile(folder / "u.bin")
-    path, check = write_raw(folder / "main.h5", str(folder / "u.bin")), OuterFiles._check_place
-
-    def swap(self: OuterFiles, *arguments: object) -> Path:
-        found = check(self, *arguments)  # type: ignore[arg-type]
-        (folder / "u.bin").unlink()
-        (folder / "u.bin").symlink_to("../secret")
-        return found
-
-    monkeypatch.setattr(OuterFiles, "_check_place", swap)
-    assert error_of(path, folder).kind == "source_changed"
-
-
-def test_folder_that_becomes_a_link_after_the_check_leads_nowhere(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Way, is_folder: bool, folder: Path, tmp_path: Path
 ) -> None:
     (folder / "sub").mkdir()
-    FIELDS.tofile(folder / "sub" / "secret")
-    (tmp_path / "secret").write_bytes(FIELDS.tobytes())
-    path, check = write_raw(folder / "main.h5", str(folder / "sub/secret")), OuterFiles._check_place
+    inner = way(folder / "sub")
+    (tmp_path / "away").mkdir()
+    for file in (folder / "sub").iterdir():
+        shutil.copy(file, tmp_path / "away")
 
-    def swap(self: OuterFiles, *arguments: object) -> Path:
-        found = check(self, *arguments)  # type: ignore[arg-type]
-        (folder / "sub").rename(folder / "moved")
-        (folder / "sub").symlink_to("..")
-        return found
+    def swap(name: str) -> None:
+        name_of_all = folder / "sub" if is_folder else Path(name)
+        if (folder / "sub") in Path(name).parents and not name_of_all.is_symlink():
+            name_of_all.rename(folder / "moved")
+            name_of_all.symlink_to(tmp_path / "away" / ("" if is_folder else name_of_all.name))
 
-    monkeypatch.setattr(OuterFiles, "_check_place", swap)
-    assert error_of(path, folder).kind == "source_changed"
+    with pytest.raises(SourceError) as caught:
+        fields_of(inner, folder, note=swap)
+    assert caught.value.kind in ("source_changed", "external_outside")
 
 
 @pytest.mark.parametrize("write", [write_raw, write_linked, write_virtual])
@@ -358,51 +344,17 @@ def test_source_of_another_rank_than_its_virtual_dataset_says_is_an_error(folder
     assert error_of(path, folder).kind == "shapes_differ"
 
 
-def test_bytes_of_a_dtype_that_numpy_lacks_are_refused(folder: Path) -> None:
-    path = write_raw(folder / "main.h5", str(folder / "u.bin"))
-    FIELDS.tofile(folder / "u.bin")
-    with h5py.File(path, "a") as file:
-        del file["tensor"]
-        bfloat16 = h5py.h5t.IEEE_F32LE.copy()
-        bfloat16.set_fields(15, 7, 8, 0, 7)
-        bfloat16.set_size(2)
-        bfloat16.set_ebias(127)
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plist.set_external(os.fsencode(folder / "u.bin"), 0, FIELDS.nbytes)
-        h5py.h5d.create(file.id, b"tensor", bfloat16, h5py.h5s.create_simple(FIELDS.shape), plist)
-    assert error_of(path, folder).kind == "wrong_dtype"
-
-
-def test_too_few_descriptors_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, really_open = by_bytes(folder), os.open
-
-    def fail(name: object, *arguments: int, **others: object) -> int:
-        if str(name).endswith("u.bin"):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return really_open(name, *arguments, **others)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr(os, "open", fail)
-    error = error_of(path, folder)
-    assert (error.kind, "ulimit" in str(error)) == ("unreadable", True)
-
-
-def test_file_that_names_another_one_than_when_it_was_opened_has_changed(folder: Path) -> None:
-    write_fields(folder / "u.h5")
-    outer = OuterFiles(write_source(folder / "main.h5"), folder)
-    outer.is_complete = True
-    with pytest.raises(SourceError) as caught:
-        outer.locate("u.h5", kind="link", holder=folder / "main.h5", dataset="tensor")
-    assert caught.value.kind == "source_changed"
-
-
-def test_object_that_is_not_there_is_a_key_error(folder: Path) -> None:
-    path = write_source(folder / "main.h5", tensor=FIELDS)
-    with LinkedFile(open_hdf5(path), path, OuterFiles(path, None)) as file:
-        assert "tensor" in file
-        assert "tensor/u" not in file
-        assert file.get("u", getclass=True) is None
-        with pytest.raises(KeyError):
-            file["u"]
+def test_too_few_descriptors_for_sources_are_an_error_not_fill_values(folder: Path) -> None:
+    names = [f"{i}.h5" for i in range(40)]
+    for name in names:
+        write_fields(folder / name, FIELDS[:1])
+    path, (soft, hard) = write_virtual(folder / "main.h5", *names), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        error = error_of(path, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (error.kind, "ulimit" in str(error)) == ("no_descriptors", True)
 
 
 def test_percent_sign_in_the_name_of_a_source_is_itself(folder: Path) -> None:
@@ -438,7 +390,7 @@ def test_links_that_lead_back_to_themselves_are_an_error(folder: Path) -> None:
     assert error_of(path, folder).kind == "link_loop"
     path = write_virtual(folder / "main.h5", "other.h5", fields_each=SAMPLES, name="tensor")
     write_virtual(folder / "other.h5", "main.h5", fields_each=SAMPLES, name="tensor")
-    assert error_of(path, folder).kind == "link_loop"
+    assert error_of(path, folder).kind == "virtual_unsupported"
 
 
 def test_link_that_is_not_needed_does_not_matter(folder: Path) -> None:

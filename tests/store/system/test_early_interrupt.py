@@ -34,10 +34,10 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 LINE = "error: interrupted; run the same command again\n"
 FIRST_OF_BUILD = (
-    *("typer", "numpy", "pydantic", "omegaconf.nodes", "rich.console"),
+    *("typer", "numpy", "pydantic", "yaml.nodes", "rich.console"),
     "ups_store.building.config",
 )
-BUILD_AFTER_FLAGS = ("ups_store.building.stores", "ups_store.sources.pool", "ups_store.building.explanation")
+BUILD_AFTER_FLAGS = ("ups_store.building.stores", "ups_store.sources.readers", "ups_store.building.decide")
 
 
 def press(module: str, *command: str, signal_name: str = "SIGINT") -> subprocess.CompletedProcess[str]:
@@ -69,7 +69,7 @@ def test_ctrl_c_while_the_build_imports_what_it_takes_is_one_line_and_5(module: 
 
 @pytest.mark.multi_process
 @pytest.mark.parametrize(
-    "module", ["typer", "numpy", "ups_store.cli.app", "ups_store.format.identity", "ups_store.cli.check"]
+    "module", ["typer", "numpy", "ups_store.cli.app", "ups_store.format.root", "ups_store.cli.check"]
 )
 def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> None:
     done = press(module, "ups_store", "--help")

@@ -15,8 +15,8 @@ from small_stores import IDENTITY, begin, build, flip, mixed_values, names_in, s
 import ups_store
 from ups_store import ReadOnlyError, StoreNotFoundError
 from ups_store.building.config import BuildConfig
-from ups_store.building.explanation import explain_all
 from ups_store.building.repair import repair_store
+from ups_store.building.stores import explain_all
 from ups_store.check.preview import save_preview
 from ups_store.convert import export_store
 from ups_store.packed.pack import pack_store, unpack_store
@@ -68,11 +68,11 @@ WRITERS: dict[str, Write] = {
     "concat": concat,
     "safetensors": export("safetensors"),
     "hdf5": export("hdf5"),
-    "arrow": export("arrow"),
+    "kerchunk": export("kerchunk"),
     "text": lambda store, target: replace_text(target, "new"),
     "preview": preview,
 }
-FOLDERS: dict[str, Write] = {"zarr": export("zarr"), "pt": export("pt")}
+FOLDERS: dict[str, Write] = {"zarr": export("zarr")}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from small_stores import MakeStore
 
-from ups_store.building.events import EventLog
+from ups_store.building.watch import EventLog
 from ups_store.errors import DiskFullError
 from ups_store.system import files
 from ups_store.system.replacement import replace_file

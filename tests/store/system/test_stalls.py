@@ -70,12 +70,6 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return codes
 
 
-def test_thread_looks_until_it_has_seen_enough() -> None:
-    with Counting(every_s=0.001) as looking:
-        assert looking.is_over.wait(A_MINUTE_S)
-    assert looking.num_looks == 3
-
-
 @pytest.mark.parametrize("is_waited_for", [True, False])
 def test_thread_ends_with_the_block_and_can_be_used_again(is_waited_for: bool) -> None:
     looking = Counting(every_s=3600.0, is_waited_for=is_waited_for)
@@ -85,11 +79,6 @@ def test_thread_ends_with_the_block_and_can_be_used_again(is_waited_for: bool) -
         thread.join(A_MINUTE_S)
         assert not thread.is_alive()
     assert looking.num_looks == 0
-
-
-def test_thread_that_never_looks_isnt_started() -> None:
-    with Counting(every_s=None):
-        assert "counting" not in [each.name for each in threading.enumerate()]
 
 
 def test_what_is_over_in_time_ends_nothing(tmp_path: Path, ended: list[int]) -> None:

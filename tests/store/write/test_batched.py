@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lossy_disk import Disk, installed
 from ragged_stores import check_same, ragged_specs, ragged_values
 from small_stores import all_arrays, assert_same_bits, begin, mixed_values, sample_of
 
 import ups_store
 from ups_store import CommitError, SpecError, StoreClosedError, StoreWriter
 from ups_store.system import files
-from ups_store.testing.disk import Disk, installed
 from ups_store.write import batched
 
 N = 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,23 +16,16 @@ from remote_stores import Counted
 
 import ups_store
 from ups_store.errors import ReadTimeoutError, SourceError, SpecError
-from ups_store.sources.lane import Patience
-from ups_store.sources.source_files import USUAL_SLOTS
-from ups_store.system import files
+from ups_store.sources.readers import Patience
 from ups_store.write import mapped
-from ups_store.write.mapped import MapJob, Result, text_of
+from ups_store.write.mapped import MapJob, text_of
 
 
 @pytest.fixture(autouse=True)
-def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[deque[int]]:
-    """The descriptors that a worker of this test has open."""
-    own: deque[int] = deque()
-    monkeypatch.setattr(mapped, "_sent", own)
+def own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker of this test has unpickled is forgotten."""
     monkeypatch.setattr(mapped, "_functions", {})
     monkeypatch.setattr(mapped, "_imported_main", {})
-    yield own
-    for fd in own:
-        files.close(fd)
 
 
 def job_of(function: Callable[[Any], Any], inputs: Any, names: list[str] | None = None) -> MapJob:
@@ -41,22 +33,21 @@ def job_of(function: Callable[[Any], Any], inputs: Any, names: list[str] | None 
 
 
 def answers(function: Callable[[Any], Any], inputs: Any, *, first: int = 0, **options: Any) -> list[Any]:
-    """What a worker answers to the requests for the inputs, as the asking process gets it."""
-    requests = mapped._requests(job_of(function, inputs, **options), first)
-    return [pickle.loads(pickle.dumps(request.run(Counted()))).samples for _, request in requests]
+    """What a worker answers to the calls for the inputs."""
+    calls = mapped.calls_of(job_of(function, inputs, **options), first)
+    return [pickle.loads(pickle.dumps(call)).run(Counted()) for _, call in calls]
 
 
-def test_samples_come_back_through_memory(sent: deque[int]) -> None:
+def test_samples_of_an_input_come_back_together() -> None:
     assert answers(several, [2, 0, 5]) == [
         [{"i": 2, "j": 0, "text": "xx"}, {"i": 2, "j": 1, "text": "xx"}],
         [],
         [{"i": 5, "j": 0, "text": "xxxxx"}],
     ]
-    assert len(sent) == USUAL_SLOTS
 
 
 def test_inputs_before_the_first_one_are_not_asked_for() -> None:
-    requests = list(mapped._requests(job_of(several, range(5)), 3))
+    requests = list(mapped.calls_of(job_of(several, range(5)), 3))
     assert [(number, request.path, request.subject) for number, request in requests] == [
         (3, "3", "input 3"),
         (4, "4", "input 4"),
@@ -65,19 +56,6 @@ def test_inputs_before_the_first_one_are_not_asked_for() -> None:
         3,
         4,
     ]
-
-
-def test_worker_keeps_only_the_results_that_may_not_have_been_opened(sent: deque[int]) -> None:
-    pickled = [pickle.dumps(Result([{"i": i}])) for i in range(USUAL_SLOTS + 2)]
-    assert len(sent) == USUAL_SLOTS
-    found = [pickle.loads(each).samples for each in pickled]
-    assert found[2:] == [[{"i": i}] for i in range(2, USUAL_SLOTS + 2)]
-
-
-def test_result_of_a_worker_that_is_gone_is_lost(sent: deque[int]) -> None:
-    pickled = pickle.dumps(Result([{"i": 1}]))
-    files.close(sent.pop())
-    assert pickle.loads(pickled).samples is None
 
 
 def array(number: int) -> np.ndarray[Any, Any]:
@@ -155,7 +133,7 @@ def test_sample_that_is_none_names_its_input() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "hint"),
     [
-        (Result(None), "reader_died", "lower num_workers"),
+        (SourceError("it was lost", kind="reader_died", path="3"), "reader_died", "lower num_workers"),
         (ReadTimeoutError("took too long", path="3"), "read_timeout", "raise item_timeout_s"),
         (
             SourceError("it failed", kind="function_failed", path="3", hint="mend it"),

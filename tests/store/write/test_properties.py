@@ -18,8 +18,8 @@ from small_stores import all_arrays, assert_same_bits, begin, build, samples_of
 
 import ups_store
 from ups_store import ArraySpec
-from ups_store.format.identity import config_hash
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of, is_name
+from ups_store.format.root import config_hash
 from ups_store.write.create import identity_of
 
 # Sample shapes: numbers, nothing, small ones, and both sides of 4096 bytes for every item size.

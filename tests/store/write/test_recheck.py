@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lossy_disk import Disk, PowerLoss, installed
 from small_stores import (
     IDENTITY,
     all_arrays,
@@ -28,7 +29,6 @@ from ups_store.format.layout import Layout
 from ups_store.read import recovery
 from ups_store.read.recovery import building_path
 from ups_store.system import files
-from ups_store.testing.disk import Disk, PowerLoss, installed
 
 VALUES = mixed_values()
 COMMITTED = [0, 1, 3]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ups_store.errors import SpecError
-from ups_store.format.array_spec import ArraySpec
+from ups_store.format.metadata import ArraySpec
 from ups_store.write.sample_specs import SampleCheck, counted_specs, shape_of, specs_of
 
 F4 = np.zeros((2, 3), "f4")

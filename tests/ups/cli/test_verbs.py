@@ -19,7 +19,7 @@ from ups.cli.train import ALL
 from ups.config import load_config
 from ups.errors import ConfigError, InterruptedTrainingError
 from ups.train.stage import ALL as ALL_STAGES
-from ups_store.building.shipped import shipped_configs
+from ups_store.building.config_file import shipped_configs
 from ups_store.console import set_quiet
 from ups_store.errors import (
     CorruptChunkError,

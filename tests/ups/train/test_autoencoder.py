@@ -27,7 +27,7 @@ from ups.train.run import run_stage
 from ups.trained.autoencoder import load_autoencoder, save_autoencoder
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, read_document, save_checkpoint
 from ups.trained.encoder import LatentEncoder
-from ups_store.format.array_spec import ArraySpec
+from ups_store.format.metadata import ArraySpec
 
 torch.set_num_threads(1)
 REPO = Path(__file__).resolve().parents[3]

@@ -16,8 +16,8 @@ from latent_runs import write_latent_run
 
 import ups_store
 from ups_store.building.config import load_config
-from ups_store.building.events import Watchers
 from ups_store.building.stores import build_all
+from ups_store.building.watch import Watchers
 from ups_store.read.recovery import building_path
 
 pytestmark = pytest.mark.multi_process

@@ -20,7 +20,7 @@ from ups_store.errors import ConfigError, needs
 
 with needs("train"):
     import h5py
-    from omegaconf import OmegaConf
+    import yaml
 
 _FLOAT32 = np.dtype("<f4")
 # Steady Darcy flow has no times, yet its files hold this many values in `t-coordinate`.
@@ -136,7 +136,8 @@ def write_groups(
                 for key, values in arrays.items():
                     group.create_dataset(key, data=values, dtype=_FLOAT32, compression=compression)
                 sim = {**settings, "n": 1, "seed": index}
-                group.attrs["config"] = OmegaConf.to_yaml({"name": name, "sim": sim})
+                document = {"name": name, "sim": sim}
+                group.attrs["config"] = yaml.safe_dump(document, allow_unicode=True, sort_keys=False)
                 index += 1
 
 

@@ -1,0 +1,1 @@
+from ups_store.building import *

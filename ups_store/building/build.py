@@ -1,0 +1,688 @@
+"""The build of one store: what it will hold, whether it is there already, and otherwise filling it.
+
+`python -m ups_store.build` and training's on-demand mode both drive `Build`: the one from end to end, by
+`build_store`, the other a few samples at a time while they are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import ups_store
+from ups_store.building.config import BuildConfig
+from ups_store.building.decide import (
+    OTHER_FOLDER,
+    Decision,
+    check_no_folder,
+    count_files,
+    decide_published,
+    decide_unfinished,
+    hash_at,
+)
+from ups_store.building.digests import DigestCache, Digests
+from ups_store.building.fill import Filling
+from ups_store.building.joining import (
+    POLL_S,
+    create_file,
+    is_damaged,
+    is_finished,
+    join_builder,
+    look_again,
+    remove_dead,
+    set_aside_unfinished,
+    wait_for_store,
+)
+from ups_store.building.plan import StorePlan, partition_of, payload_nbytes, plan_store
+from ups_store.building.progress import QuietWatcher, Stopwatch, Watcher
+from ups_store.building.ranks import ALONE, BuildRank
+from ups_store.building.read import UnreadSamplesError, read_batches, split_batches
+from ups_store.building.readers import Readers
+from ups_store.building.result import BuildResult
+from ups_store.building.staging import Sources
+from ups_store.building.tuning import Tuner, Tuning
+from ups_store.check.info import mapped_nbytes
+from ups_store.check.statistics import Statistics
+from ups_store.errors import (
+    BuildLockedError,
+    ConfigError,
+    CorruptChunkError,
+    FormatError,
+    IdentityMismatchError,
+    StoreNotFoundError,
+    StoreReplacedError,
+    check_installed,
+)
+from ups_store.format.root import config_hash, describe_differences
+from ups_store.read.base import AnyStore
+from ups_store.read.gather import Samples
+from ups_store.read.open import open_any, open_store
+from ups_store.read.partitioned import parts_of
+from ups_store.read.recovery import building_path
+from ups_store.sources.readers import ReadBatch
+from ups_store.system import files
+from ups_store.system.files import make_folder
+from ups_store.system.memory_file import IN_MEMORY, is_in_memory
+from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
+from ups_store.system.replacement import real_place
+from ups_store.write.target import payload_nbytes as payload_of
+from ups_store.write.writer import Committer, StoreWriter
+
+if TYPE_CHECKING:
+    from ups_store.building.shared import SharedStores
+
+
+def open_build(
+    config: BuildConfig,
+    task: str,
+    split: str,
+    *,
+    readers: Readers | None = None,
+    digests: Digests | None = None,
+    watcher: Watcher | None = None,
+    rank: BuildRank = ALONE,
+    groups_per_batch: int | None = None,
+    sources: Sources | None = None,
+) -> Build:
+    """Find the sources of a task and split, and decide what becomes of them; no sample is read or written.
+
+    Args:
+        config: What is wanted.
+        task: Name of the task.
+        split: "train", "val" or "test".
+        readers: Read the sources; by default each step starts one of its own.
+        digests: Known digests of the sources; by default those beside the stores.
+        watcher: Hears how it goes; by default nothing is shown.
+        rank: Place of this process among those that build together.
+        groups_per_batch: Samples that are committed at a time, where the configuration leaves that open, in
+            groups of samples that are encoded together; small batches make the first samples come soon.
+        sources: Finds them; by default the configuration's, copied first where it says so.
+    Raises:
+        SourceError: If sources are missing, unreadable, or don't go together.
+        StoreError: As the encoder, if stores hold latents.
+    """
+    sources = sources or Sources(config, watcher=watcher)
+    plan = partition_of(plan_store(config, task, split, readers=readers, sources=sources), rank)
+    if groups_per_batch is not None and plan.batch_size is None:
+        plan = replace(plan, batch_size=groups_per_batch * plan.group_size)
+    digests = digests or DigestCache(config.cache.dir, readers=readers)
+    return Build(plan, config, digests=digests, readers=readers, watcher=watcher or QuietWatcher(), rank=rank)
+
+
+class Build:
+    """The store of one task and split: there already, or to be filled. `open_build` makes it.
+
+    `begin` finds the store or claims its file; then `fill`, as often as you like, and `finish`. If it is
+    interrupted, the next build of the same goes on with what is committed. A context manager, which `close`s.
+
+    Attributes:
+        plan: What the store holds, and of what it is made.
+        rank: Place of this process among those that build together.
+        title: Task and split, for people.
+        path: Where the store goes.
+        num_samples: N; 0 for a split that would be empty.
+        clock: Seconds by stage since `begin`, or `use`.
+        is_reused: Whether `begin` found the store there already.
+        is_finished: Whether the store is complete.
+    """
+
+    def __init__(
+        self,
+        plan: StorePlan,
+        config: BuildConfig,
+        *,
+        digests: Digests,
+        readers: Readers | None,
+        watcher: Watcher,
+        rank: BuildRank,
+    ) -> None:
+        self.plan, self.rank, self.clock = plan, rank, Stopwatch(watcher.waits)
+        self.title, self.path, self.num_samples = plan.title, plan.path, plan.num_samples
+        self.is_reused = self.is_finished = False
+        self._config, self._digests, self._readers, self._watcher = config, digests, readers, watcher
+        self._committer: Committer | None = None
+        self._content: Mapping[str, Any] | None = None
+        self._store: AnyStore | None = None
+        self._is_there: npt.NDArray[np.bool_] | None = None
+        self._filling: Filling | None = None
+        self._helps = self._is_part = self._has_looked = False
+
+    # --- what it will be ---------------------------------------------------------------------------------
+
+    def identify(self) -> Mapping[str, Any]:
+        """Return what `ups_store.create` takes as identity; the first call digests the sources.
+
+        Raises:
+            SourceError: If one can't be read, or changes meanwhile.
+        """
+        if self._content is None:
+            self._watcher.stage(f"{self.title}: sources", self.plan.source_nbytes, unit="bytes")
+            self._content = self.plan.identity(self._digests, self._watcher.advance)
+        return self._content
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The whole identity document; raises as `identify`."""
+        return self.plan.document(self.identify())
+
+    @cached_property
+    def config_hash(self) -> str:
+        """Hash of the identity, as the store will have it; raises as `identify`."""
+        return config_hash(self.document)
+
+    def part(self, number: int, count: int) -> Build:
+        """Return the build of one of several files that hold the store together, on this one's clock."""
+        place = replace(self.rank, machine=number, num_machines=count)
+        plan = replace(partition_of(self.plan, place), batch_size=self.plan.batch_size)
+        options: dict[str, Any] = {"digests": self._digests, "readers": self._readers, "rank": self.rank}
+        part = Build(plan, self._config, watcher=self._watcher, **options)
+        part.title = f"{self.title}, file {number + 1} of {count}"
+        part._content, part.clock, part._is_part = self.identify(), self.clock, True
+        return part
+
+    def use(self, readers: Readers, watcher: Watcher) -> None:
+        """Go on with other readers and another watcher, such as those of another thread."""
+        self._readers, self._watcher, self.clock = readers, watcher, Stopwatch(watcher.waits)
+        self._filling = None
+
+    # --- finding and beginning it ------------------------------------------------------------------------
+
+    def find(self, *, overwrite: bool = False) -> bool:
+        """Return whether the store is there, in one file or in several, mapped or packed; `begin` asks it.
+
+        Args:
+            overwrite: Whether to build from scratch whatever is there: then it counts as absent.
+        Raises:
+            SourceError: As `identify`.
+            FormatError: If a file that isn't a store, or a damaged one, is in its place.
+            ConfigError: If there can't be a store in its place.
+        """
+        self._has_looked = True
+        if not self._is_part:
+            self.clock = Stopwatch(self._watcher.waits)
+        make_folder(self.path.parent, hint=OTHER_FOLDER)
+        check_no_folder(self.path)  # now, and not hours later
+        folder = real_place(self.path).parent
+        if files.is_network(folder):
+            self._watcher.note(
+                f"{folder} lies on a network file system, whose locks, syncs and renames may not hold what a "
+                "build relies on (docs/results/reliability.md): build on a local disk and copy the store"
+            )
+        _check_packable(self.plan)
+        with self.clock.timed("digest"):
+            self.identify()
+        return not overwrite and self.find_again()
+
+    def find_again(self) -> bool:
+        """Return whether the store is there now, such as from another machine; `find` hadn't found it."""
+        with self.clock.timed("open"):
+            decision = decide_published(self)
+        if decision.error is not None:
+            raise decision.error
+        if decision.differences:
+            shown = describe_differences(decision.differences)
+            self._watcher.note(f"{self.path} was {decision.reason}, rebuilding (found -> wanted):\n{shown}")
+        if decision.store is not None:
+            if decision.action == "reuse" and decision.store.codec != self.plan.codec:
+                self._watcher.note(f"{decision.store.path}: {decision.reason}")
+            self.is_reused = True
+            self._take(decision.store)
+        return self.is_reused
+
+    def begin(self, *, overwrite: bool = False, helps: bool = False) -> None:
+        """Find the store; or create its file, continue it, or join the process that builds it.
+
+        Args:
+            overwrite: Whether to build from scratch whatever is there.
+            helps: Whether to join any process that builds it already, and to finish the store should that
+                one end before. Otherwise that is an error, and only the ranks of one command join.
+        Raises:
+            SourceError: As `identify`.
+            IdentityMismatchError: If an unfinished file of another identity holds samples.
+            BuildLockedError: If another process builds it.
+            FormatError: If a file that isn't a store, or a damaged one, is in its place.
+            ConfigError: If there can't be a store in its place.
+            StoreError: As `ups_store.create`; kind "no_builder" if local rank 0 never begins.
+        """
+        self._helps = helps
+        if self.is_reused or (not self._has_looked and self.find(overwrite=overwrite)):
+            return
+        with self.clock.timed("open"):
+            if self.rank.is_builder and self._become_builder(overwrite=overwrite):
+                return
+        self._committer = join_builder(self.path, self.identify(), self.config_hash)
+        if self._committer is None:
+            self._take(open_any(self.path))
+
+    def _become_builder(self, *, overwrite: bool) -> bool:
+        """Build the store from now on, or find it finished; False where another process builds it."""
+        try:
+            writer = self._open_writer(overwrite=overwrite)
+        except BuildLockedError as error:
+            if not self._helps:
+                raise
+            self._watcher.note(f"{self.title}: {error.found} builds it too; helping")
+            return False
+        with contextlib.ExitStack() as failing:
+            failing.push(writer)
+            published = look_again(self.path, "" if overwrite else self.config_hash, self._watcher.note)
+            if published is None:
+                failing.pop_all()
+                self._committer = writer
+                return True
+            files.remove(building_path(self.path))  # while the writer is open no other process builds in it
+        self._take(published)
+        return True
+
+    def _open_writer(self, *, overwrite: bool = False) -> StoreWriter:
+        """Create or continue the file; one of another identity is replaced if nothing would be lost."""
+        content, note = self.identify(), self._watcher.note
+        options: dict[str, Any] = {"check_on_resume": False, "note": note}
+        if overwrite:
+            writer = create_file(self.plan, content, on_mismatch="restart", **options)
+            if len(writer.missing()) == self.num_samples:
+                return writer
+            with writer:  # its samples aren't trusted; while it is open no other process builds it
+                files.remove(building_path(self.path))
+            return create_file(self.plan, content, on_mismatch="restart")
+        try:
+            return self._checked(create_file(self.plan, content, **options))
+        except (FormatError, CorruptChunkError) as error:
+            unfinished = building_path(self.path)
+            if error.path != str(unfinished) or not is_damaged(unfinished, error):
+                raise
+            set_aside_unfinished(self.path, error.problem, note)
+        except IdentityMismatchError:
+            if not decide_unfinished(self, Decision("build", "")).restarts:
+                raise
+        return create_file(self.plan, content, on_mismatch="restart", **options)
+
+    def _checked(self, writer: StoreWriter) -> StoreWriter:
+        """Read back what an earlier run has committed; closes the writer if that fails."""
+        num_committed = self.num_samples - len(writer.missing())
+        if num_committed and self._config.reading.check_on_resume:
+            with contextlib.ExitStack() as failing:
+                failing.push(writer)
+                nbytes = num_committed * self.plan.sample_nbytes
+                self._watcher.stage(f"{self.title}: check", nbytes, unit="bytes")
+                writer.check_committed(note=self._watcher.note, progress=self._watcher.advance)
+                failing.pop_all()
+        return writer
+
+    def begin_in_memory(self, shared: str | None = None) -> None:
+        """Begin it in memory: nothing is written to a disk, and nothing is left when the process ends.
+
+        Args:
+            shared: Text of the `path_in_memory` of the process of this machine that has begun it.
+        Raises:
+            DiskFullError: Kind "memory_full".
+        """
+        if shared is not None:
+            self._committer = ups_store.join(shared, identity=self.identify())
+            return
+        self._committer = create_file(self.plan, self.identify(), IN_MEMORY, durability="lazy")
+
+    @property
+    def path_in_memory(self) -> Path | None:
+        """Where other processes of this machine find what is filled in memory; None if it isn't."""
+        path = self._committer.path if self._committer else None
+        return path if path is not None and is_in_memory(path) else None
+
+    # --- filling it --------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> AnyStore:
+        """The finished store, or what is committed of it so far; it is yours to close."""
+        if self._store is None:
+            assert self._committer is not None, "begin it first"
+            try:
+                self._store = open_store(building_path(self._committer.path), partial=True)
+            except StoreNotFoundError:  # another process has published it this moment
+                self._store = open_any(self._committer.path)
+        return self._store
+
+    @property
+    def filling(self) -> Filling:
+        """What reads, encodes and commits its samples."""
+        if self._filling is None:
+            assert self._committer is not None, "begin it first"
+            self._filling = self.filling_into(self._committer)
+        return self._filling
+
+    def filling_into(self, committer: Any) -> Filling:
+        """Return what reads and encodes its samples for something else than its file.
+
+        Args:
+            committer: Has `commit_many(samples, arrays)`, as a `ups_store.Committer`.
+        """
+        return Filling(
+            self.plan,
+            committer,
+            self._readers,
+            watcher=self._watcher,
+            clock=self.clock,
+            on_nan=self._config.data.on_nan,
+            deadlines=self._config.cache,
+        )
+
+    def read(self, samples: Samples | None = None) -> Iterator[ReadBatch]:
+        """Give samples as their sources have them, in the store's dtypes, a batch at a time.
+
+        Args:
+            samples: Their numbers, sorted; by default all.
+        Yields:
+            `samples` (B,), `arrays` by name (B, ...), valid until the next batch is asked for.
+        Raises:
+            SourceError: If a sample can't be read, or isn't finite where that isn't to be kept.
+        """
+        if samples is None:
+            samples = np.arange(self.num_samples)
+        return read_batches(self.plan, samples, on_nan=self._config.data.on_nan, readers=self._readers)
+
+    def missing(self) -> Samples:
+        """Return the numbers of the samples that are neither there nor committed, sorted."""
+        try:
+            if self._committer is not None and not self.is_finished:
+                return self._committer.missing()
+        except StoreReplacedError:  # another process has published the store
+            pass
+        return np.flatnonzero(~self.store.committed)
+
+    def has(self, samples: Samples) -> bool:
+        """Return whether samples are there, by whichever process."""
+        if self._is_there is None or not self._is_there[samples].all():
+            self._is_there = self.store.committed
+        return bool(self._is_there[samples].all())
+
+    def num_there(self) -> int:
+        """Return how many samples are there."""
+        return int(self.store.committed.sum())
+
+    @property
+    def num_committed(self) -> int:
+        """How many samples this process has committed."""
+        return self._filling.num_committed if self._filling else 0
+
+    def fill(self, samples: Samples | None = None) -> None:
+        """Read, encode and commit samples; those that are there already are left out.
+
+        Samples that can't be read are skipped where the configuration says so; see `check_complete`.
+
+        Args:
+            samples: Their numbers, sorted; by default this process's share of all.
+        Raises:
+            SourceError: If a sample can't be read, or isn't finite where that isn't to be kept.
+            StoreError: As the encoder and `ups_store.StoreWriter.commit_many`.
+        """
+        if samples is None:
+            samples = self.rank.share(self.missing(), self.num_samples)
+        else:
+            samples = samples[~self.store.committed[samples]]
+        try:
+            self.filling.fill(samples)
+        except StoreReplacedError:  # the builder had made these too, and has published the store
+            if not self.store.committed.all():
+                raise
+
+    def check_complete(self) -> None:
+        """Fail if samples were skipped.
+
+        Raises:
+            UnreadSamplesError: The others are committed.
+        """
+        self.filling.check_complete()
+
+    # --- finishing it ------------------------------------------------------------------------------------
+
+    def finish(self) -> AnyStore:
+        """Commit what is still missing and publish the store; where another process builds it, wait for that.
+
+        Raises:
+            SourceError: If a source was changed meanwhile.
+            UnreadSamplesError: If samples were skipped.
+            StoreError: As `fill`; kind "no_builder" if the builder ended without finishing.
+        """
+        if self.is_finished:
+            return self.store
+        committer = self._committer
+        assert committer is not None, "begin it first"
+        with self.clock.timed("finish"):
+            if isinstance(committer, StoreWriter):
+                self._take(self._publish(committer))
+            elif is_in_memory(committer.path) or not self._helps:
+                self._take(wait_for_store(committer.path, self.config_hash))
+            else:
+                self._take(self._wait_or_take_over())
+        return self.store
+
+    def _publish(self, writer: StoreWriter) -> AnyStore:
+        self.filling.fill_rest()
+        self.filling.check_complete()
+        self.plan.check_sources()
+        return open_store(writer.finish())
+
+    def _wait_or_take_over(self) -> AnyStore:
+        """Wait for the store that another process builds; should that end before, finish it here."""
+        while not is_finished(self.path, self.config_hash):
+            self._watcher.waits("builder")
+            try:
+                writer = self._open_writer()
+            except BuildLockedError:
+                time.sleep(POLL_S)
+                continue
+            with writer:
+                if not is_finished(self.path, self.config_hash):
+                    return self._publish(writer)
+                files.remove(building_path(self.path))
+        return open_any(self.path)
+
+    def _take(self, store: AnyStore) -> None:
+        self._store, self.is_finished = store, True
+
+    def close(self) -> None:
+        """Let go of the file that is filled, finished or not; what is committed stays, `store` stays open."""
+        if self._committer is not None:
+            self._committer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _check_packable(plan: StorePlan) -> None:
+    """Refuse now what couldn't be packed hours later."""
+    if plan.codec == "none":
+        return
+    check_installed("numcodecs", *(["pcodec"] if plan.codec == "pcodec" else []), extra="pack")
+    from ups_store.packed.chunk_codecs import MAX_CHUNK_BYTES
+
+    largest = max(payload_nbytes({name: spec}) for name, spec in plan.arrays.items())
+    if largest > MAX_CHUNK_BYTES:
+        expected, found = f"samples of at most {MAX_CHUNK_BYTES:,} bytes", f"{largest:,}"
+        raise ConfigError("cache.codec", path=plan.path, expected=expected, found=found, hint="leave it out")
+
+
+# --- a store from end to end --------------------------------------------------------------------------
+
+
+def build_store(
+    build: Build,
+    *,
+    readers: Readers,
+    watcher: Watcher,
+    overwrite: bool = False,
+    shared: SharedStores | None = None,
+) -> BuildResult:
+    """Build one store, continue it, or find that it is valid; in the end it is packed as configured.
+
+    A valid mapped store is packed, or a packed one unpacked: no sample is read or encoded for that.
+
+    Args:
+        build: Its build, of at least one sample; closed afterwards.
+        readers: Read the sources.
+        watcher: Hears how it goes.
+        overwrite: Whether to build from scratch whatever is there.
+        shared: `SharedStores` that the store is pulled from if it isn't here, and pushed to; what fails there
+            is a note.
+    Raises:
+        SourceError: If a source is unreadable, changed, or holds NaN or Inf that aren't to be kept.
+        UnreadSamplesError: If samples were skipped; the others are committed.
+        BuildInterruptedError: On Ctrl-C; what is committed stays.
+        StoreError: As `Build.begin` and `Build.finish`.
+    """
+    with build:
+        maker = _Maker(build, readers, watcher, overwrite=overwrite)
+        is_here = build.find(overwrite=overwrite)
+        is_pulled = bool(shared and not is_here and not overwrite and shared.pull(build))
+        store = maker.packed(build, build.store) if is_here or is_pulled else maker.make()
+        with store:
+            result = maker.result(store)
+            result.pulled = is_pulled
+            if shared and not is_pulled:
+                result.pushed = shared.push(build, store)
+    return result
+
+
+class _Maker:
+    """Makes the files of a store, one after the other."""
+
+    def __init__(self, build: Build, readers: Readers, watcher: Watcher, *, overwrite: bool) -> None:
+        self._build, self._readers, self._watcher = build, readers, watcher
+        self._overwrite = overwrite
+        self._statistics = Statistics()
+        self._tuning: Tuning | None = None
+        self._batch_size: int | None = None
+        self._num_committed = 0
+
+    def make(self) -> AnyStore:
+        """Build all files of the store, and open it."""
+        build, count = self._build, count_files(self._build)
+        if count == 1:
+            store = self._make_file(build)
+        else:
+            unread = []
+            for number in range(count):
+                try:
+                    self._make_file(build.part(number, count)).close()
+                except UnreadSamplesError as error:  # the other files needn't wait for this one's sources
+                    unread.append(error)
+            if unread:
+                raise unread[0]
+            store = open_any(partitions_pattern(build.path, count))
+        if build.rank.is_builder and not build.plan.is_partition:
+            remove_replaced(build, count, self._watcher)
+        return store
+
+    def _make_file(self, part: Build) -> AnyStore:
+        is_builder, plan = part.rank.is_builder, part.plan
+        if is_builder:
+            remove_dead(part.path, codec=plan.codec)
+        with part:
+            part.begin(overwrite=self._overwrite)
+            if part.is_reused:  # a file that an earlier run has finished
+                for batch in split_batches(np.arange(part.num_samples), plan.sample_nbytes):
+                    self._statistics.add(part.store.gather(batch))
+            elif not part.is_finished:
+                try:
+                    self._fill(part)
+                    if is_builder:
+                        self._statistics.join(part.filling.statistics())
+                except KeyboardInterrupt as error:
+                    raise part.filling.interruption(overwrite=self._overwrite) from error
+            store = part.finish()
+            self._num_committed += part.num_committed
+        if is_builder:
+            return self.packed(part, store)
+        store.close()  # waited for, or the next file would seem to have no builder
+        return wait_for_store(part.path, part.config_hash, is_packed=plan.codec != "none")
+
+    def _fill(self, build: Build) -> None:
+        """Commit this process's share; its machine's builder then also what the others haven't come to."""
+        rank, missing, watcher = build.rank, build.missing(), self._watcher
+        share = rank.share(missing, build.num_samples)
+        if not rank.is_builder:
+            watcher.stage(f"{build.title}: samples of rank {rank.local_rank}", len(share), unit="samples")
+            build.fill()
+            return
+        num_there = build.num_samples - len(missing)
+        watcher.stage(f"{build.title}: samples", build.num_samples, unit="samples")
+        if num_there:
+            watcher.note(f"{build.path}: {num_there} of {build.num_samples} samples are there, continuing")
+        watcher.advance(num_there)
+        filling = build.filling
+        filling.batch_size = self._batch_size or filling.batch_size
+        if self._readers.is_tuned and self._tuning is None and len(share):
+            tuner = Tuner(filling, self._readers, clock=build.clock, note=watcher.note)
+            self._tuning = tuner.tune(share, is_alone=rank.num_local == 1)
+            self._batch_size = filling.batch_size
+            share = filling.left_of(share)
+        filling.fill(share)
+        filling.fill_rest()
+        filling.check_complete()
+
+    def packed(self, build: Build, store: AnyStore) -> AnyStore:
+        """Pack or unpack every file of a finished store in its own place, as configured; opens it again.
+
+        What is interrupted goes on with the next file, or the same, when this is called again.
+        """
+        codec, place = build.plan.codec, store.path
+        if not build.rank.is_builder:
+            return store
+        for part in parts_of(store):
+            remove_dead(part.path, codec=codec)
+        others = [part for part in parts_of(store) if (part.codec == "none") != (codec == "none")]
+        if not others:
+            return store
+        from ups_store.packed.pack import repack_store
+
+        doing = "unpacking" if codec == "none" else f"packing by {codec}"
+        self._watcher.stage(f"{build.title}: {doing}", sum(map(payload_of, others)), unit="bytes")
+        for part in others:
+            with build.clock.timed("pack"):
+                repack_store(part, codec=codec, force=self._overwrite, progress=self._watcher.advance)
+        store.close()
+        return open_any(place)
+
+    def result(self, store: AnyStore) -> BuildResult:
+        """Say what became of the store, which is finished."""
+        build, plan = self._build, self._build.plan
+        paths = [part.path for part in parts_of(store)]
+        return BuildResult(
+            path=plan.path if store.path == plan.path.absolute() else store.path,  # as it is configured
+            task=plan.task.name,
+            split=plan.split,
+            config_hash=store.config_hash,
+            reused=build.is_reused,
+            num_samples=len(store),
+            num_committed=self._num_committed,
+            source_sample_nbytes=plan.source_sample_nbytes,
+            nbytes=store.nbytes,
+            age_s=round(max(0.0, time.time() - max(map(files.modified_s, paths))), 1),
+            codec=store.codec,
+            num_files=len(paths),
+            mapped_nbytes=mapped_nbytes(store),
+            seconds=build.clock.to_json(),
+            statistics=self._statistics.to_json(),
+            tuning=self._tuning.to_json() if self._tuning else None,
+        )
+
+
+def remove_replaced(build: Build, count: int, watcher: Watcher) -> None:
+    """Remove files of an earlier store that is in another number of them: they would be found first."""
+    counts = [other for other in partition_counts(build.path) if other != count]
+    earlier = [partition_path(build.path, number, other) for other in counts for number in range(other)]
+    name = build.path.name if count == 1 else partitions_pattern(build.path, count).name
+    for path in earlier if count == 1 else [build.path, *earlier]:
+        if hash_at(path) is not None:
+            files.remove(path)
+            watcher.note(f"{path} is removed: {name} replaces it")

@@ -1,0 +1,369 @@
+"""What becomes of one store: reused, repacked, built, continued, rebuilt or refused, and why.
+
+`decide` says it without writing anything. The dry run prints that (`explain`), and a build executes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ups_store.building.joining import builder_at, is_damaged
+from ups_store.building.plan import StorePlan
+from ups_store.console import format_nbytes
+from ups_store.errors import ConfigError, FormatError, ReadError, StoreError, StoreNotFoundError
+from ups_store.format.root import describe_differences, differences
+from ups_store.printable import counted
+from ups_store.read.base import AnyStore
+from ups_store.read.open import open_any, open_store
+from ups_store.read.recovery import BUILDING_SUFFIX, building_path
+from ups_store.system import files
+from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
+from ups_store.system.replacement import check_not_read_only, real_place
+
+if TYPE_CHECKING:
+    from ups_store.building.build import Build
+
+Action = Literal["reuse", "repack", "build", "continue", "rebuild", "refuse"]
+Holds = Literal["fields", "latents"]
+Differences = dict[str, tuple[Any, Any]]  # keys of the identity, with what is there and what is wanted
+
+OTHER_FOLDER = "check cache.dir"
+FILE_NBYTES = 1 << 30  # least size, mapped, from which on a store that is packed is built in several files
+MOST_FILES = 16  # then the mapped one is at most a sixteenth of the store
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a build does with its store.
+
+    Attributes:
+        action: "reuse", "repack" (or unpack, which reads no source), "build", "continue", "rebuild", or
+            "refuse": the build stops with an error.
+        reason: Why, for people.
+        differences: Keys of the identity that differ from what is there.
+        store: The valid store, open: yours to close.
+        error: What the build is refused by; None where taking the file meets it.
+        restarts: Whether an unfinished file of something else is begun again, as nothing would be lost.
+    """
+
+    action: Action
+    reason: str
+    differences: Differences = field(default_factory=dict)
+    store: AnyStore | None = None
+    error: StoreError | None = None
+    restarts: bool = False
+
+
+def decide(build: Build, *, overwrite: bool = False) -> Decision:
+    """Decide what becomes of a store; nothing is written.
+
+    Where something is there to compare with, sources whose digests aren't known are read.
+
+    Args:
+        build: Its build.
+        overwrite: Whether to build from scratch whatever is there.
+    Raises:
+        SourceError: If sources can't be read.
+        ReadError: If the disk can't read what is there: building it again would hide that.
+    """
+    plan, is_begun = build.plan, files.exists(building_path(build.path))
+    if overwrite:
+        others = [] if plan.is_partition else partition_counts(plan.path)
+        if not (is_begun or others or files.exists(plan.path)):
+            return Decision("build", "there is none yet")
+        owner = builder_at(plan.path) if is_begun else ""
+        return Decision("refuse", f"being built by {owner}") if owner else Decision("rebuild", "--overwrite")
+    decision = decide_published(build)
+    if is_begun and decision.action in ("build", "rebuild"):
+        return decide_unfinished(build, decision)
+    if decision.action != "build":
+        return decision
+    count = count_files(build)
+    if count > 1 and (done := _num_finished(build, count)):
+        return Decision("continue", f"{done} of {count} files are finished")
+    number = f", to be built in {counted(count, 'file')}" if count > 1 else ""
+    packed = "" if plan.codec == "none" else f", to be packed by {plan.codec}"
+    return Decision("build", f"{decision.reason}{number}{packed}")
+
+
+def decide_published(build: Build) -> Decision:
+    """Decide by the finished store that is there, in one file or in several, mapped or packed."""
+    plan, decision = build.plan, Decision("build", "there is none yet")
+    try:
+        check_no_folder(plan.path)
+        store = open_any(plan.path)
+        if store.config_hash == build.config_hash:
+            return _valid(plan, store)
+        with store:
+            differing = differences(store.identity_document, build.document)
+        decision = Decision("rebuild", "made from something else", differing)
+    except StoreNotFoundError:
+        pass
+    except ReadError:
+        raise
+    except ConfigError as error:
+        return _refused(error)
+    except StoreError as error:
+        if not is_damaged(plan.path, error):
+            error.hint = "move it away, or replace it: `ups-store build --overwrite`"
+            return _refused(error, f"no store ({error.problem}), --overwrite replaces it")
+        decision = Decision("rebuild", f"damaged ({error.problem}), it is set aside")
+    if (partitions := find_partitions(build)) is not None:
+        return _valid(plan, partitions)
+    try:
+        check_replaceable(
+            plan.path,
+            task=plan.task.name,
+            split=plan.split,
+            holds="latents" if plan.encoder else "fields",
+            most=plan.num_samples if plan.is_limited else None,
+            is_partition=plan.is_partition,
+        )
+        hint = "make it writable with chmod u+w, or say --overwrite"
+        check_not_read_only(real_place(plan.path), hint=hint)
+    except StoreError as error:
+        return _refused(error)
+    return decision
+
+
+def decide_unfinished(build: Build, otherwise: Decision) -> Decision:
+    """Decide by the unfinished file that is there; what else would be done is given."""
+    where, num_samples = building_path(build.path), build.num_samples
+    try:
+        with open_store(where, partial=True) as store:
+            differing = differences(store.identity_document, build.document)
+            num_committed = int(store.committed.sum())
+    except StoreNotFoundError:
+        return otherwise
+    except StoreError as error:
+        if isinstance(error, ReadError) or not is_damaged(where, error):
+            return Decision("refuse", f"no unfinished store ({error.problem}), --overwrite replaces it")
+        reason = f"what is unfinished there is damaged ({error.problem}), it is set aside"
+        return Decision(otherwise.action, reason)
+    how_far = f"unfinished, {num_committed} of {num_samples} samples committed"
+    if owner := builder_at(build.path):
+        return Decision("refuse", f"{how_far}, being built by {owner}")
+    if not differing:
+        return Decision("continue", how_far)
+    if num_committed:
+        reason = "unfinished and made from something else, with samples; --overwrite replaces it"
+        return Decision("refuse", reason, differing)
+    reason = "an unfinished store of something else holds no samples"
+    return Decision(otherwise.action, reason, differing, restarts=True)
+
+
+def _valid(plan: StorePlan, store: AnyStore) -> Decision:
+    if store.codec == plan.codec:
+        return Decision("reuse", "valid, made from the same sources and configuration", store=store)
+    there, wanted = (
+        "mapped" if codec == "none" else f"packed by {codec}" for codec in (store.codec, plan.codec)
+    )
+    if "none" not in (store.codec, plan.codec):
+        advice = f"`ups-store unpack` and then a build make it {wanted}"
+        return Decision("reuse", f"valid, {there} and not {wanted}: {advice}", store=store)
+    return Decision("repack", f"valid, but {there} instead of {wanted}: no source is read", store=store)
+
+
+def _refused(error: StoreError, reason: str = "") -> Decision:
+    return Decision("refuse", reason or f"{error.problem}; {error.hint}", error=error)
+
+
+def check_no_folder(path: Path) -> None:
+    """Refuse a folder in the store's place: a rename replaces anything else."""
+    if path.is_dir():
+        raise ConfigError("there is a folder in the store's place", path=path, hint=OTHER_FOLDER)
+
+
+def find_partitions(build: Build) -> AnyStore | None:
+    """Open all partitions of the store together, if they are there and of the identity that is wanted."""
+    for count in [] if build.plan.is_partition else partition_counts(build.path):
+        try:
+            store = open_any(partitions_pattern(build.path, count))
+        except ReadError:  # it may be there: building it again would hide that the disk fails
+            raise
+        except StoreError:  # some are missing, or of something else
+            continue
+        if store.config_hash == build.config_hash:
+            return store
+        store.close()
+    return None
+
+
+def check_replaceable(
+    path: Path, *, task: str, split: str, holds: Holds, most: int | None = None, is_partition: bool = False
+) -> None:
+    """Refuse to replace, unasked, what no build of this task and split has made, and what holds more of it.
+
+    Of files beside the store's own, too, which hold it together by their names.
+
+    Args:
+        path: The store's own file.
+        task: Its task.
+        split: Its split.
+        holds: What it would hold.
+        most: Samples that it would hold, where `data.limit` says that; None where nothing does.
+        is_partition: Whether it is one of several files, and the others aren't looked at.
+    Raises:
+        ConfigError: Kinds "other_kind" (latents in the place of fields, or the reverse), "not_built",
+            "larger_store".
+    """
+    counts = [] if is_partition else partition_counts(path)
+    beside = (partition_path(path, number, count) for count in counts for number in range(count))
+    for file in filter(files.exists, (path, *beside)):
+        with contextlib.suppress(FormatError), open_any(file) as store:
+            content, held = store.identity, "fields" if "fields" in store.arrays else "latents"
+            is_built = (content.get("task"), content.get("split")) == (task, split)
+            if not (is_built and {"sources", "source_digest"} <= content.keys()):
+                kind = "not_built"
+                problem = f"a store is there that no build of {task} {split} made, such as an imported one"
+            elif held != holds:
+                kind, problem = "other_kind", f"a store of {held} is there, and {holds} would replace it"
+            elif most is not None and len(store) > most:
+                kind, problem = "larger_store", f"data.limit: {most} samples would replace {len(store)}"
+            else:
+                continue
+            hint = "use another folder (cache.dir), or replace it with `ups-store build --overwrite`"
+            raise ConfigError(problem, kind=kind, path=file, hint=hint)
+
+
+# --- in how many files --------------------------------------------------------------------------------
+
+
+def count_files(build: Build) -> int:
+    """Return in how many files a store is built: as configured, as it was begun, else by its size.
+
+    A packed store is built one file after the other: each is filled mapped, packed, and only then the next is
+    begun. So the disk holds at most the packed files and one that is mapped.
+    """
+    plan = build.plan
+    if plan.is_partition:
+        return 1
+    if plan.num_files is not None:
+        return max(1, min(plan.num_files, plan.num_samples))
+    if _is_of(building_path(plan.path), build):
+        return 1
+    for count in partition_counts(plan.path):
+        for number in range(count):
+            path = partition_path(plan.path, number, count)
+            there = [name for name in (path, building_path(path)) if files.exists(name)]
+            if there and any(_is_of(name, build.part(number, count)) for name in there):
+                return count
+    nbytes = 0 if plan.codec == "none" else plan.num_samples * plan.sample_nbytes
+    return max(1, min(MOST_FILES, nbytes // FILE_NBYTES, plan.num_samples))
+
+
+def _num_finished(build: Build, count: int) -> int:
+    if count not in partition_counts(build.path):
+        return 0
+    paths = [partition_path(build.path, number, count) for number in range(count)]
+    return sum(_is_of(path, build.part(number, count)) for number, path in enumerate(paths))
+
+
+def _is_of(path: Path, build: Build) -> bool:
+    """Return whether what is at a path, finished or not, has the identity of a build."""
+    return files.exists(path) and hash_at(path) == build.config_hash
+
+
+def hash_at(path: Path) -> str | None:
+    """Return the hash of the identity of what is there; None if that is no store, or nothing."""
+    try:
+        opened = open_store(path, partial=True) if path.name.endswith(BUILDING_SUFFIX) else open_any(path)
+    except ReadError:
+        raise
+    except StoreError:
+        return None
+    with opened:
+        return opened.config_hash
+
+
+# --- the dry run --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would become of one store.
+
+    Attributes:
+        task: Its task.
+        split: Its split.
+        action: "reuse", "repack" (or unpack, which reads no source), "build", "continue", "rebuild", or
+            "refuse": the build would stop with an error.
+        reason: Why, for people.
+        plan: The store as JSON values: path, num_samples, nbytes (length of the file, mapped), codec, arrays,
+            constants, sources.
+        differences: Keys of the identity that differ from what is there, with `(found, wanted)`.
+    """
+
+    task: str
+    split: str
+    action: Action
+    reason: str
+    plan: dict[str, Any]
+    differences: Differences = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        size = f"{counted(self.plan['num_samples'], 'sample')}, {format_nbytes(self.plan['nbytes'])}"
+        text = f"{self.task} {self.split}: {self.action}: {self.reason}, {size}, {self.plan['path']}"
+        if not self.differences:
+            return text
+        return f"{text}\nfound -> wanted:\n{describe_differences(self.differences)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same as JSON values, those of the plan beside the others."""
+        values = dict(vars(self))
+        return {**values, **values.pop("plan")}
+
+
+def explain(build: Build, *, overwrite: bool = False) -> Explanation:
+    """Say what a build would do with its store, and why; nothing is written.
+
+    Where something is there to compare with, sources whose digests aren't known are read.
+
+    Args:
+        build: The build, which wasn't begun.
+        overwrite: Whether it would build from scratch whatever is there.
+    Raises:
+        SourceError: If sources can't be read.
+    """
+    decision, plan = decide(build, overwrite=overwrite), build.plan
+    action, reason = decision.action, decision.reason
+    if decision.store is not None:
+        decision.store.close()
+    if action not in ("reuse", "refuse") and (obstacle := _obstacle(plan.path)):
+        action, reason = "refuse", obstacle
+    return Explanation(plan.task.name, plan.split, action, reason, describe_plan(plan), decision.differences)
+
+
+def _obstacle(path: Path) -> str:
+    """Say why no file can be made or replaced there; empty if one can."""
+    try:
+        check_no_folder(path)
+        folders = real_place(path).parents
+    except StoreError as error:
+        return f"{error.problem}; {error.hint}"
+    there = next(folder for folder in folders if files.exists(folder))
+    if not there.is_dir():
+        return f"{there} is no folder; {OTHER_FOLDER}"
+    return "" if files.may_write_into(there) else f"can't write into {there}; {OTHER_FOLDER}"
+
+
+def describe_plan(plan: StorePlan) -> dict[str, Any]:
+    """Return a plan as JSON values."""
+    return {
+        "path": str(plan.path),
+        "num_samples": plan.num_samples,
+        "nbytes": plan.file_nbytes,
+        "codec": plan.codec,
+        "arrays": {
+            name: {"shape": list(spec.shape), "dtype": str(spec.dtype), "dims": list(spec.dims or ())}
+            for name, spec in plan.arrays.items()
+        },
+        "constants": {name: list(np.shape(values)) for name, values in plan.constants.items()},
+        "sources": {str(part.path): [part.indices.start, part.indices.stop] for part in plan.parts},
+        "external": sorted({str(file.path) for info in plan.infos for file in info.outer}),
+    }

@@ -1,0 +1,641 @@
+"""Copies of sources and of stores: whole or not there, continued where they stopped.
+
+An `Original` is a file of another file system or an object behind a URL. Its copy has a folder of its own,
+named by where it comes from: in it are the file, the record `staged.json` of what it is of, and while it
+grows `NAME.part`, and `part.json` with how much of it a power cut leaves. All runs use these names, so what a
+dead one has left is continued or used again. Everything here may hang, and runs in a reader process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import random
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from ups_store.errors import (
+    ConfigError,
+    DownloadError,
+    RemoteError,
+    SourceError,
+    StoreError,
+    StoreNotFoundError,
+    StoreReplacedError,
+)
+from ups_store.remote.client import DEADLINE_S, RemoteObject, Version, list_objects
+from ups_store.sources.file_state import changed
+from ups_store.system import files, locks
+from ups_store.system.replacement import replace_text
+from ups_store.system.urls import SCHEMES, Url
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+EXPECTED = "s3://BUCKET/..., gs://..., az://... or https://HOST/..."
+RETRIES = 2  # of what brings no byte
+
+_RECORD, _GROWING_RECORD, _GROWING = "staged.json", "part.json", ".part"
+_MAX_RECORD_BYTES = 1 << 20
+_MAX_NAME_BYTES = 240  # with what is appended while a copy grows
+_CHUNK_BYTES = 1 << 20  # stays in the processor's cache between reading, hashing and writing
+_RANGE_BYTES = 4 << 20
+_RANGES_IN_FLIGHT = 8  # one connection gives a tenth of what a machine's network takes
+_SYNC_BYTES = 256 << 20  # the most that a power cut costs
+_FIRST_PAUSE_S = 0.5  # before another attempt; it doubles
+_LOCK_POLL_S = 0.05
+_LOCK_AT = 1 << 62  # a byte that no copy has, so that the lock is of the file and not of its bytes
+_DIGITS = {"sha256": 64, "md5": 32}
+_SUFFIXES = (".h5", ".hdf5")
+_MAX_DEPTH = 5  # names of folders and of the file, as where a folder of this machine is looked through
+_MAX_LISTED_BYTES = 150_000  # what an answer of a reader may hold
+
+Body: TypeAlias = tuple[int, Iterable[bytes | memoryview]]  # where it begins, and its bytes to the end
+
+
+class ChangedError(Exception):
+    """What is there isn't the version that was asked for."""
+
+
+class Progress(Protocol):
+    """Hears how it goes, such as a `ups_store.sources.reader.Reader`."""
+
+    def doing(self, what: str) -> None:
+        """Something else is done from now on, such as "copying"."""
+        ...
+
+    def progressed(self, num: int = 0) -> None:
+        """It gets on, by so many bytes."""
+        ...
+
+
+class Original(Protocol):
+    """What is copied. Methods raise `OSError` and `StoreError`."""
+
+    @property
+    def location(self) -> str:
+        """What it is called in messages, without secrets."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """What tells it from others: the expected digest, if there is one, else where it is."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """What it has to be, such as "sha256:9f86..."; "" if nothing says it."""
+        ...
+
+    def look(self) -> Version | None:
+        """Find out what is there; None if nothing is."""
+        ...
+
+    def read(self, start: int, version: Version) -> Body:
+        """Give its bytes from there on, or from 0 where there is no other beginning; or `ChangedError`."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file of another file system of this machine, such as a network mount."""
+
+    path: Path
+    digest = ""
+
+    @property
+    def location(self) -> str:
+        """Its path."""
+        return str(self.path)
+
+    @property
+    def key(self) -> str:
+        """Its path."""
+        return os.path.abspath(self.path)
+
+    def look(self) -> Version | None:
+        """Find out its size and time of modification."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        except PermissionError as error:
+            raise self._unreadable(error) from error
+        return Version(status.st_size, f"mtime_ns {status.st_mtime_ns}", self.path.name, status.st_mtime)
+
+    def read(self, start: int, version: Version) -> Body:
+        """Read on; that a read doesn't return is noticed by the reader's supervisor."""
+        return start, self._chunks(start)
+
+    def _chunks(self, start: int) -> Iterator[bytes]:
+        try:
+            with files.opened(self.path) as fd:
+                files.advise_sequential(fd)
+                while chunk := files.read_at(fd, start, _CHUNK_BYTES):
+                    yield chunk
+                    start += len(chunk)
+        except FileNotFoundError:
+            raise ChangedError from None
+        except PermissionError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> SourceError:
+        problem = f"source can't be read ({error.strerror})"
+        return SourceError(problem, kind="unreadable", path=self.path, hint="check its permissions")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """An object behind a URL.
+
+    Attributes:
+        url: Where it is, without fragment.
+        digest: See `Original`.
+        name: What its copy is called; "": as the URL or the server says.
+        deadline_s: Of each request.
+    """
+
+    url: Url
+    digest: str = ""
+    name: str = ""
+    deadline_s: float = DEADLINE_S
+
+    @property
+    def location(self) -> str:
+        """The URL without secrets."""
+        return str(self.url.path)
+
+    @property
+    def key(self) -> str:
+        """The digest that is expected, or the place; one of a URL whose query may hold a secret."""
+        if self.digest or not self.url.is_http:
+            return self.digest or self.location
+        parts = urlsplit(self.url.text)
+        url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        return f"url {hashlib.sha256(url.encode()).hexdigest()}"
+
+    def look(self) -> Version | None:
+        """Find out its size, ETag and name."""
+        try:
+            version = RemoteObject(self.url, deadline_s=self.deadline_s).version
+        except StoreNotFoundError:
+            return None
+        ending = PurePosixPath(self.url.key).name
+        is_said = self.name or ending.endswith(_SUFFIXES) or not version.name
+        name = (self.name or ending) if is_said else version.name
+        return replace(version, name=checked_name(name, location=self.location))
+
+    def read(self, start: int, version: Version) -> Body:
+        """Read several ranges at a time; all of it where the server knows no ranges."""
+        remote = RemoteObject(self.url, deadline_s=self.deadline_s, version=version)
+        ranges = [
+            (offset, min(_RANGE_BYTES, version.nbytes - offset))
+            for offset in range(start, version.nbytes, _RANGE_BYTES)
+        ]
+        try:
+            first = remote.read(*ranges[0]) if ranges else memoryview(b"")
+        except RemoteError as error:
+            if error.kind != "no_ranges":
+                raise
+            return 0, self._of_version(remote.stream())
+        except (StoreReplacedError, StoreNotFoundError):
+            raise ChangedError from None
+        return start, itertools.chain([first], self._of_version(_in_order(remote.read, ranges[1:])))
+
+    @staticmethod
+    def _of_version(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
+        try:
+            yield from chunks
+        except (StoreReplacedError, StoreNotFoundError):
+            raise ChangedError from None
+
+
+def _in_order(read: Callable[[int, int], memoryview], ranges: list[tuple[int, int]]) -> Iterator[memoryview]:
+    """Read ranges in order, while the next ones are on their way."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    waiting = iter(ranges)
+    under_way: deque[Future[memoryview]] = deque()
+    with ThreadPoolExecutor(_RANGES_IN_FLIGHT, thread_name_prefix="ups_store fetch") as pool:
+        try:
+            under_way.extend(
+                pool.submit(read, *each) for each in itertools.islice(waiting, _RANGES_IN_FLIGHT)
+            )
+            while under_way:
+                yield under_way.popleft().result()
+                under_way.extend(pool.submit(read, *each) for each in itertools.islice(waiting, 1))
+        finally:
+            for future in under_way:
+                future.cancel()
+
+
+def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original:
+    """Give what a path or a URL names.
+
+    What follows "#" in a URL isn't sent: `#sha256=...` or `#md5=...` says what the file has to be, and
+    `#name=...` what it is called.
+
+    Raises:
+        ConfigError: If it isn't one of these; kind "unknown_scheme", "bad_fragment".
+        MissingExtraError: Where obstore isn't installed.
+    """
+    if isinstance(text, Path):
+        return LocalFile(text)
+    place, _, fragment = text.partition("#")
+    url = checked_url(place)
+    words = dict(parse_qsl(fragment, keep_blank_values=True))
+    name = words.pop("name", "")
+    digests = [
+        f"{kind}:{value.lower()}"
+        for kind, value in words.items()
+        if kind in _DIGITS and re.fullmatch(rf"[0-9a-fA-F]{{{_DIGITS[kind]}}}", value)
+    ]
+    if len(words) > 1 or len(digests) < len(words) or (fragment and not (words or name)):
+        raise ConfigError(
+            "what follows # in a source's place",
+            kind="bad_fragment",
+            path=place,
+            expected="sha256=64 hexadecimal digits, or md5=32; name=a file's name",
+            found=repr(fragment),
+        )
+    if name:
+        checked_name(name, location=str(url.path))
+    return RemoteFile(url, "".join(digests), name, deadline_s)
+
+
+def checked_url(text: str) -> Url:
+    """Give a URL of sources; `ConfigError` of kind "unknown_scheme" for one that no client is for."""
+    url = Url(text)
+    if url.scheme not in SCHEMES:
+        problem = f"sources can't be fetched by {url.scheme}://"
+        hint = "copy them to one of these, or here"
+        raise ConfigError(problem, kind="unknown_scheme", path=text, expected=EXPECTED, hint=hint)
+    return url
+
+
+def checked_name(name: str, *, location: str) -> str:
+    """Give the name, if a copy of this machine may have it: no path, and not that of a record beside copies.
+
+    Raises:
+        SourceError: Kind "bad_name".
+    """
+    is_plain = "/" not in name and name.isprintable() and len(os.fsencode(name)) <= _MAX_NAME_BYTES
+    taken = (_RECORD, _GROWING_RECORD, _GROWING)
+    if not name or not is_plain or name.startswith(".") or name.endswith(taken):
+        raise SourceError(
+            "it has no name that a copy can have",
+            kind="bad_name",
+            path=location,
+            found=repr(name),
+            hint="say one: add #name=burgers1d_train.h5",
+        )
+    return name
+
+
+def folder_of_copy(folder: Path, original: Original) -> Path:
+    """Give the folder of a copy, so that it can have the original's own name, which identities hold."""
+    return folder / hashlib.sha256(original.key.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def find_copy(folder: Path, original: Original, version: Version | None = None) -> Path | None:
+    """Find the copy in the folder made for it, if it is whole, untouched, and of that version.
+
+    Args:
+        folder: Where it would lie.
+        original: What it is of.
+        version: What that is now; None: any, for one whose digest is expected.
+    """
+    record = _read_json(folder / _RECORD)
+    try:
+        path = folder / checked_name(record["name"], location=original.location)
+        of = Version(record["size"], record["tag"], record["name"])
+        digests = {"", f"sha256:{record['sha256']}", f"md5:{record['md5']}"}
+        is_same = record["key"] == original.key and files.last_write(path) == tuple(record["state"])
+    except (TypeError, KeyError, AttributeError, SourceError):
+        return None
+    if version is not None and (of, of.name) != (version, version.name):
+        return None
+    return path if is_same and original.digest in digests else None
+
+
+def num_there(folder: Path, version: Version) -> int:
+    """Count bytes of an unfinished copy that needn't be fetched again."""
+    written = files.last_write(folder / f"{version.name}{_GROWING}")
+    return min(written[0], version.nbytes) if written else 0
+
+
+def forget_copy(folder: Path) -> None:
+    """Remove a copy with all that lies beside it."""
+    for name in files.names_in(folder):
+        files.remove(folder / name)
+    files.remove_folder(folder)
+
+
+def fetch(
+    original: Original,
+    version: Version,
+    folder: Path,
+    *,
+    retries: int = RETRIES,
+    progress: Progress,
+) -> int:
+    """Have a whole copy in a folder of its own; one that another process makes is waited for.
+
+    Args:
+        original: What to copy.
+        version: What `look` has found.
+        folder: Its folder, which is made.
+        retries: Attempts after the first one, each time that none has brought a byte.
+        progress: Hears how it goes, in bytes.
+    Returns:
+        Bytes that were fetched by this call.
+    Raises:
+        DownloadError: Kind "cut_short", "wrong_digest", "wrong_length", "unreachable".
+        SourceError: As the original; kind "source_changed", if it changes time and again.
+        RemoteError: As the client; kind "unreachable", if nothing came for too long, time and again.
+        DiskFullError: If there is no room.
+    """
+    files.make_folder(folder, hint="check data.stage_dir")
+    files.check_no_link(folder)
+    with _claimed(folder / f"{version.name}{_GROWING}", progress) as (growing, fd):
+        if find_copy(folder, original, version) is not None:
+            files.remove(growing)
+            files.remove(folder / _GROWING_RECORD)
+            return 0
+        progress.doing("copying")
+        return _Fetch(original, version, growing, fd, retries, progress).run()
+
+
+class _Fetch:
+    """One copy in the making, in a file that is locked."""
+
+    def __init__(
+        self, original: Original, version: Version, growing: Path, fd: int, retries: int, progress: Progress
+    ) -> None:
+        self._original, self._version, self._growing, self._fd = original, version, growing, fd
+        self._folder, self._retries, self._progress = growing.parent, retries, progress
+        self._offset = self._num_fetched = self._synced = 0
+        self._hashers: dict[str, Any] = {}
+
+    def run(self) -> int:
+        """Fetch what is missing, look at it, and give it its name."""
+        self._resume()
+        was_resumed = self._offset > 0
+        self._get_rest()
+        try:
+            self._check_digest()
+        except DownloadError:
+            self._start_again()
+            if not was_resumed:
+                raise
+            self._get_rest()  # the beginning was of something else, though nothing showed it
+            self._check_digest()
+        self._publish()
+        return self._num_fetched
+
+    def _resume(self) -> None:
+        """Go on with what an earlier run has left, if it is of this version."""
+        record = _read_json(self._folder / _GROWING_RECORD)
+        synced = record.get("synced")
+        synced = synced if isinstance(synced, int) else 0
+        kept = files.size(self._fd)
+        if record.get("boot_id") != files.boot_id().hex():  # what wasn't synced may be zeros
+            kept = min(kept, synced)
+        self._synced = min(synced, kept)
+        is_same = record.get("key") == self._original.key and record.get("version") == self._of()
+        if not (is_same and self._is_known() and kept <= self._version.nbytes):
+            self._start_again()
+            return
+        self._hashers = self._new_hashers()
+        files.truncate(self._fd, kept)
+        self._record()
+        while self._offset < kept:
+            self._took(files.read_at(self._fd, self._offset, min(_CHUNK_BYTES, kept - self._offset)))
+
+    def _is_known(self) -> bool:
+        """Whether anything would show that a rest is of another version than the beginning."""
+        return bool(self._version.tag or self._original.digest)
+
+    def _of(self) -> dict[str, Any]:
+        return {"size": self._version.nbytes, "tag": self._version.tag, "name": self._version.name}
+
+    def _new_hashers(self) -> dict[str, Any]:
+        kinds = {"sha256", self._original.digest.partition(":")[0] or "sha256"}
+        return {kind: hashlib.new(kind, usedforsecurity=False) for kind in kinds}
+
+    def _start_again(self) -> None:
+        """Begin with nothing; what vouches for bytes that were there goes before they do."""
+        files.remove(self._folder / _GROWING_RECORD)
+        if self._synced:
+            files.sync_folder(self._folder)  # else a power cut could bring it back, with other bytes there
+        files.truncate(self._fd, 0)
+        self._offset = self._synced = 0
+        self._hashers = self._new_hashers()
+        self._record()
+
+    def _record(self) -> None:
+        """Write what the copy is of, and how many of its bytes are durable."""
+        record = {"key": self._original.key, "version": self._of(), "synced": self._synced}
+        record["boot_id"] = files.boot_id().hex()
+        replace_text(self._folder / _GROWING_RECORD, json.dumps(record), follow=False)
+
+    def _took(self, chunk: bytes | memoryview) -> None:
+        for hasher in self._hashers.values():
+            hasher.update(chunk)
+        self._offset += len(chunk)
+        self._progress.progressed(len(chunk))
+
+    def _get_rest(self) -> None:
+        """Attempt after attempt, as long as one of a few brings something."""
+        num_failed = num_changed = furthest = 0
+        while True:
+            failure: Exception | None = None
+            try:
+                if self._offset < self._version.nbytes:
+                    self._take(*self._original.read(self._offset, self._version))
+                if self._offset == self._version.nbytes:
+                    if self._original.look() == self._version:
+                        return
+                    raise ChangedError  # since the first byte
+            except ChangedError:
+                num_changed += 1
+                self._follow(is_last=num_changed > self._retries)
+                furthest = 0
+                continue
+            except RemoteError as error:
+                if error.kind != "unreachable" or self._offset <= furthest:  # it was tried again already
+                    raise
+            except (OSError, StoreError) as error:
+                # What is of the network or a disk may pass, not what is of ours or of where the copy goes to.
+                if isinstance(error, StoreError | FileNotFoundError | PermissionError | IsADirectoryError):
+                    raise
+                failure = error
+            num_failed = 0 if self._offset > furthest else num_failed + 1
+            furthest = max(furthest, self._offset)
+            if num_failed > self._retries:
+                raise self._given_up(failure)
+            time.sleep(_FIRST_PAUSE_S * 2 ** max(0, num_failed - 1) * random.uniform(0.5, 1.0))
+            if not self._is_known():
+                self._start_again()
+
+    def _take(self, start: int, chunks: Iterable[bytes | memoryview]) -> None:
+        if start != self._offset:
+            self._start_again()
+        for chunk in chunks:
+            missing = self._version.nbytes - self._offset
+            if len(chunk) > missing:
+                raise DownloadError(
+                    "there are more bytes than were announced",
+                    kind="wrong_length",
+                    path=self._original.location,
+                    expected=f"{self._version.nbytes:,} bytes",
+                    found="more",
+                    hint="wait until no program writes to it, and run again",
+                )
+            with files.disk_full_as_error(self._growing, missing):
+                files.write_at(self._fd, self._offset, chunk)
+            self._num_fetched += len(chunk)
+            self._took(chunk)
+            if self._offset - self._synced >= _SYNC_BYTES:
+                with files.disk_full_as_error(self._growing, self._version.nbytes - self._offset):
+                    files.sync_data(self._fd)
+                self._synced = self._offset
+                self._record()
+
+    def _follow(self, *, is_last: bool) -> None:
+        """Begin again with what is there now."""
+        version = self._original.look()
+        if is_last or version is None:
+            raise changed(self._original.location)
+        self._version = replace(version, name=self._version.name)
+        self._start_again()
+
+    def _given_up(self, failure: Exception | None) -> DownloadError:
+        return DownloadError(
+            f"it can't be fetched ({failure})" if failure else "the bytes end early, time and again",
+            kind="unreachable" if failure else "cut_short",
+            path=self._original.location,
+            expected=f"{self._version.nbytes:,} bytes",
+            found=f"{self._offset:,}",
+            hint="check the network and the place, and run again to go on from there",
+        )
+
+    def _check_digest(self) -> None:
+        kind, _, expected = self._original.digest.partition(":")
+        if kind and (found := self._hashers[kind].hexdigest()) != expected:
+            raise DownloadError(
+                f"its {kind} isn't the one that was expected",
+                kind="wrong_digest",
+                path=self._original.location,
+                expected=expected,
+                found=found,
+                hint="check the digest, and that nothing on the way changes what is fetched",
+            )
+
+    def _publish(self) -> None:
+        """Give the copy its name, once all of its bytes are durable: what has its name is whole."""
+        with files.disk_full_as_error(self._growing, 0):
+            files.sync(self._fd)  # else the name could come to stand for a copy with holes
+        digests = {kind: hasher.hexdigest() for kind, hasher in self._hashers.items()}
+        record = {
+            "key": self._original.key,
+            "location": self._original.location,
+            **self._of(),
+            "sha256": digests["sha256"],
+            "md5": digests.get("md5", ""),
+            "state": files.last_write(self._growing),
+        }
+        replace_text(self._folder / _RECORD, json.dumps(record, indent=1), follow=False)
+        files.rename(self._growing, self._folder / self._version.name)
+        files.remove(self._folder / _GROWING_RECORD)
+        files.sync_folder(self._folder)
+
+
+@contextlib.contextmanager
+def _claimed(growing: Path, progress: Progress) -> Iterator[tuple[Path, int]]:
+    """Open and lock an unfinished copy; while another process has it, that has to get on."""
+    progress.doing("waiting")
+    size = -1
+    while True:
+        fd = files.open_or_create(growing)
+        try:
+            if locks.try_lock(fd, _LOCK_AT) and files.is_file_at(fd, growing):
+                yield growing, fd
+                return
+            if (now := files.size(fd)) != size:
+                size = now
+                progress.progressed()
+        finally:
+            files.close(fd)
+        time.sleep(_LOCK_POLL_S)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with files.opened(path) as fd:
+            values = json.loads(files.read_at(fd, 0, _MAX_RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):  # absent or damaged: the copy is made again
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def look(original: Original, *, is_guess: bool, progress: Progress) -> Version | None:
+    """Find out what is there, in a reader process; some servers say "forbidden" instead of "not found"."""
+    progress.doing("asking")
+    try:
+        return original.look()
+    except RemoteError as error:
+        if is_guess and error.kind == "not_allowed":
+            return None
+        raise
+
+
+def list_sources(root: Url, *, deadline_s: float, progress: Progress) -> list[tuple[str, Version]]:
+    """List the HDF5 files below a remote folder, to four folders deep, in a reader process."""
+    progress.doing("listing")
+    found = [
+        (path, version)
+        for path, version in list_objects(root, deadline_s=deadline_s)
+        if path.endswith(_SUFFIXES) and len(PurePosixPath(path).parts) <= _MAX_DEPTH
+    ]
+    if len(pickle.dumps(found)) > _MAX_LISTED_BYTES:
+        raise SourceError(
+            "too many files to look through",
+            kind="too_many_files",
+            path=root.path,
+            found=f"{len(found):,} files",
+            hint="name a folder further below by data.root, or files by data.files",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function in a reader process, which is ended where it doesn't get on.
+
+    Attributes:
+        path: What it is about, for messages.
+        subject: What of that, for messages.
+        function: Importable there; gets the arguments, and the reader as `progress`.
+        arguments: By name.
+    """
+
+    path: str
+    subject: str
+    function: Callable[..., object]
+    arguments: dict[str, Any]
+    first_sample = None
+
+    def run(self, reader: Progress) -> object:
+        """Make the call."""
+        return self.function(**self.arguments, progress=reader)

@@ -1,0 +1,12 @@
+from ups_store.sources.contents import Selection as Selection
+from ups_store.sources.contents import SourceInfo as SourceInfo
+from ups_store.sources.declaration import LocalPath as LocalPath
+from ups_store.sources.declaration import TaskDeclaration as TaskDeclaration
+from ups_store.sources.source import Source as Source
+from ups_store.sources.source import open_source as open_source
+from ups_store.sources.source_files import SourceFile as SourceFile
+from ups_store.sources.source_files import find_sources as find_sources
+from ups_store.sources.source_files import samples_by_split as samples_by_split
+from ups_store.sources.tasks import TASKS as TASKS
+from ups_store.sources.tasks import Task as Task
+from ups_store.sources.tasks import get_task as get_task

@@ -1,0 +1,448 @@
+"""Data that a source has in other files: refused unless a folder is allowed, and read there by HDF5.
+
+External links, external storage and virtual datasets name other files. Each name on the way to an object is
+looked at before HDF5 follows it, where HDF5 looks for it; it has to lead to a regular file below the folder,
+symbolic links resolved. Once HDF5 has opened an object, the files that it really opened are compared with
+those, as a name may have become a link meanwhile. Of a virtual dataset it gives the fill value where it can't
+open a source, without a word: so every source is opened with the dataset, and stays open until both close.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ups_store.errors import ConfigError, ExternalDataError, SourceError
+from ups_store.sources.file_state import FileState, OuterFile, changed, file_state
+from ups_store.sources.hdf5 import (
+    Box,
+    VirtualDataset,
+    check_written,
+    h5py,
+    open_hdf5,
+    source_error,
+    translated,
+)
+from ups_store.system.memory import free_descriptors
+
+Kind = Literal["link", "virtual", "raw"]
+_MAX_LINKS = 16  # on the way to one object, as HDF5's own limit
+_MAX_OPEN = 32  # outer files that are kept open to look at their links; groups of samples may have thousands
+_PREFIXES = {"link": "HDF5_EXT_PREFIX", "virtual": "HDF5_VDS_PREFIX", "raw": "HDF5_EXTFILE_PREFIX"}
+_WORDS = {
+    "link": "is behind a link into another file",
+    "virtual": "is virtual, of data in another file",
+    "raw": "has its bytes in another file",
+}
+_ALLOW = "if you trust the file, allow those below a folder: --follow-external ROOT (data.follow_external)"
+
+
+class _Spot(NamedTuple):
+    """An object: the file that it is in, and its path there by hard links only."""
+
+    holder: Path
+    name: str
+
+
+class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
+    """An open source whose objects are checked when they are asked for by their whole path.
+
+    The groups that it gives aren't guarded.
+
+    Args:
+        path: The source.
+        root: Folder below which other files may lie; None: there may be none.
+        note: Called with the name of each that is looked at.
+
+    Attributes:
+        outer: Other files that were needed so far, in the order of their first use.
+        is_complete: Whether all are known; then another one is a sign that the source changed.
+    """
+
+    def __init__(
+        self, path: Path, root: Path | None = None, note: Callable[[str], None] = lambda name: None
+    ) -> None:
+        if root is not None and not root.is_dir():
+            raise ConfigError("data.follow_external", expected="a folder", found=root)
+        self._plain = open_hdf5(path)  # whose items are as HDF5 has them
+        super().__init__(self._plain.id)
+        self.outer: list[OuterFile] = []
+        self.is_complete = False
+        self._path, self._note = path, note
+        self._root = None if root is None else Path(os.path.realpath(root))
+        self._located: dict[tuple[Path, Kind, str], Path] = {}
+        self._places: dict[Path, tuple[Path, FileState]] = {}  # real path: where it was found, and its state
+        self._looked_at: OrderedDict[Path, h5py.File] = OrderedDict()
+        self._datasets: dict[_Spot, h5py.Dataset] = {}  # which hold the sources of virtual ones open
+
+    @property
+    def may_have_outer(self) -> bool:
+        """Whether data may lie in other files."""
+        return self._root is not None
+
+    def __getitem__(self, name: str) -> Any:
+        item = self.get(name)
+        if item is None:
+            raise KeyError(f"no object {name!r}")
+        return item
+
+    def __contains__(self, name: object) -> bool:
+        return self._find(self._path, str(name), asked=str(name)) is not None
+
+    def get(self, name: str, default: Any = None, getclass: bool = False, **others: Any) -> Any:
+        """Give the object of a path, or its class; `default` if there is none.
+
+        Raises:
+            ExternalDataError: If its data isn't in the file alone, and that isn't allowed.
+            SourceError: Kind "link_loop", "truncated", "shapes_differ", "not_written", "virtual_unsupported"
+                or "source_changed".
+        """
+        asked = name.strip("/")
+        spot = self._find(self._path, name, asked=asked)
+        if spot is None:
+            return default
+        if spot in self._datasets and not getclass:
+            return self._datasets[spot]
+        item = self._plain.get(name, default, getclass=getclass)
+        if item is default or getclass:
+            return item
+        if spot.holder != self._path and _opened_path(item.file) != os.fspath(spot.holder):
+            raise changed(self._path)  # the name has become a link since it was followed here
+        if isinstance(item, h5py.Dataset) and item.external:
+            folder = self._check_raw(item, spot.holder, asked)
+            del item  # HDF5 takes one folder for all that have a dataset open
+            item = _opened_from(folder, self._plain, name)
+        elif isinstance(item, h5py.Dataset) and item.is_virtual:
+            item = self._datasets[spot] = self._check_virtual(item, spot.holder, asked)
+        return item
+
+    def check_links(self, name: str) -> None:
+        """Follow the links to an object without opening it; what isn't there is no matter.
+
+        Raises:
+            ExternalDataError: If one leads into another file, and that isn't allowed.
+        """
+        self._find(self._path, name, asked=name)
+
+    def changed_one(self) -> Path | None:
+        """Give an outer file that isn't what it was, or isn't where its name leads any more, if there is."""
+        for path, (place, state) in self._places.items():
+            if os.path.realpath(place) != os.fspath(path) or file_state(path) != state:
+                return path
+        return None
+
+    def close(self) -> None:
+        """Close it and all outer files; a second call does nothing."""
+        self._datasets.clear()
+        self._forget_looked_at()
+        super().close()
+
+    def _file(self, holder: Path) -> h5py.File:
+        """The file, opened as HDF5 itself would: where it can't, there would be fill values."""
+        if holder == self._path:
+            return self._plain
+        if holder not in self._looked_at:
+            with translated("can't open the other file", path=holder):
+                self._looked_at[holder] = h5py.File(holder, "r")
+            if len(self._looked_at) > _MAX_OPEN:
+                self._looked_at.popitem(last=False)[1].close()
+        self._looked_at.move_to_end(holder)
+        return self._looked_at[holder]
+
+    def _forget_looked_at(self) -> None:
+        for file in self._looked_at.values():
+            file.close()
+        self._looked_at.clear()
+
+    def _find(self, holder: Path, name: str, *, asked: str) -> _Spot | None:
+        """Follow the links of a path; None if they lead nowhere."""
+        file, at, left, num_links = self._file(holder), "", deque(_steps(name)), 0
+        while left:
+            here = f"{at}/{left.popleft()}"
+            link = _link(file, here)
+            if link is None:
+                return None
+            if isinstance(link, h5py.HardLink):
+                at = here
+                continue
+            num_links += 1
+            if num_links > _MAX_LINKS:
+                raise source_error(
+                    f"more than 16 links on the way to {asked!r}",
+                    kind="link_loop",
+                    path=self._path,
+                    dataset=asked,
+                    hint="mend the file",
+                )
+            if isinstance(link, h5py.ExternalLink):
+                holder = self._locate(link.filename, kind="link", holder=holder, dataset=asked)
+                file, at = self._file(holder), ""
+            elif link.path.startswith("/"):
+                at = ""
+            left.extendleft(reversed(_steps(link.path)))
+        return _Spot(holder, at or "/")
+
+    def _locate(self, name: str, *, kind: Kind, holder: Path, dataset: str) -> Path:
+        """The file that HDF5 opens for a name, if it may: the source as it was named, else a real path."""
+        known = self._located.get((holder, kind, name))
+        if known is not None:
+            return known
+        places = _places(name, kind, self._folders(holder))
+        if holder == self._path and any(self._is_source(place) for place in places):
+            return self._path
+        if self._root is None:
+            raise self._error(f"dataset {dataset!r} {_WORDS[kind]}", "external_data", name, dataset, _ALLOW)
+        place = next((place for place in places if os.path.lexists(place)), None)
+        if place is None:
+            raise self._missing(name, kind, dataset)
+        path = Path(os.path.realpath(place))
+        if not path.is_relative_to(self._root):
+            error = self._error(
+                f"dataset {dataset!r} {_WORDS[kind]}, beyond the folder that is allowed",
+                "external_outside",
+                path,
+                dataset,
+                "move the file there, or allow another folder: --follow-external (data.follow_external)",
+            )
+            error.expected = f"a file below {self._root}"
+            raise error
+        if not path.exists():
+            raise self._missing(name, kind, dataset)
+        if not path.is_file():
+            problem = f"data of dataset {dataset!r} isn't in a regular file"
+            raise self._error(problem, "not_a_file", path, dataset, "copy the data into one")
+        if self.is_complete:
+            raise changed(self._path)
+        _, state = self._places.setdefault(path, (place, file_state(path)))
+        self._note(os.fsencode(path).decode(errors="replace"))
+        self._located[holder, kind, name] = path
+        self.outer.append(OuterFile(name, path, state))
+        return path
+
+    def _folders(self, holder: Path) -> Sequence[Path]:
+        if holder != self._path:
+            return (holder.parent,)
+        return Path(os.path.abspath(holder)).parent, Path(os.path.realpath(holder)).parent
+
+    def _is_source(self, place: Path) -> bool:
+        """Whether a place is the source's own; names of other files aren't even looked for."""
+        try:
+            return place.name == self._path.name and os.path.samefile(place, self._path)
+        except OSError:
+            return False
+
+    def _check_raw(self, dataset: h5py.Dataset, holder: Path, asked: str) -> Path:
+        """Check the files with a dataset's bytes; gives the folder that their relative names start from."""
+        done, total, folders = 0, math.prod(dataset.shape) * dataset.dtype.itemsize, set[Path]()
+        for name, offset, size in dataset.external:
+            length = min(size, total - done)
+            if length:
+                path = self._locate(name, kind="raw", holder=holder, dataset=asked)
+                if not os.path.isabs(name):
+                    folders.add(Path(str(self._places[path][0]).removesuffix(name)))
+                if len(folders) > 1:
+                    raise self._missing(name, "raw", asked)
+                if path.stat().st_size < offset + length:
+                    needed = f"{offset + length} bytes in {path}"
+                    raise self._truncated(asked, needed, path.stat().st_size)
+                done += length
+        if done < total:
+            raise self._truncated(asked, total, done)
+        return folders.pop() if folders else Path.cwd()
+
+    def _check_virtual(self, dataset: h5py.Dataset, holder: Path, asked: str) -> VirtualDataset:
+        """Check the sources of a virtual dataset, and have HDF5 open them."""
+        plist = dataset.id.get_create_plist()
+        count = plist.get_virtual_count()
+        self._check_descriptors(len({plist.get_virtual_filename(i) for i in range(count)}), asked)
+        filled, starts, files = list[Box](), list[tuple[int, ...]](), set[Path]()
+        for i in range(count):
+            names = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
+            if any("%b" in name.replace("%%", "") for name in names):
+                raise self._unsupported(
+                    "virtual dataset of numbered sources, of which a missing last one couldn't be noticed",
+                    asked,
+                    expected="names without %b",
+                    found=f"{names[1]} of {names[0]}",
+                )
+            file, name = (each.replace("%%", "%") for each in names)
+            start, box = self._selected(space := plist.get_virtual_vspace(i), space.shape, asked)
+            if box is None and count > 1:
+                raise self._unsupported("virtual dataset of several sources without end", asked)
+            where = holder
+            if file != ".":
+                where = self._locate(file, kind="virtual", holder=holder, dataset=asked)
+            files |= self._check_source(where, name, plist.get_virtual_srcspace(i), box, asked)
+            filled += [box] if box else []
+            starts.append(start)
+        virtual = VirtualDataset(dataset.id)
+        if filled and sum(math.prod(map(len, box)) for box in filled) < dataset.size:
+            virtual.filled = filled
+        self._have_opened(virtual, starts, files, asked)
+        return virtual
+
+    def _check_descriptors(self, num_files: int, asked: str) -> None:
+        if num_files > free_descriptors():
+            raise SourceError(
+                f"too few file descriptors for the sources of the virtual dataset {asked!r}",
+                kind="no_descriptors",
+                path=self._path,
+                expected=num_files,
+                found=f"{free_descriptors()} free",
+                hint="raise `ulimit -n`",
+            )
+
+    def _check_source(self, holder: Path, name: str, space: Any, target: Box | None, asked: str) -> set[Path]:
+        """Check the source of a mapping to a box, None without end; gives the files to be opened."""
+        spot = self._find(holder, name, asked=asked)
+        source = None if spot is None else self._file(spot.holder).get(spot.name)
+        if spot is None or not isinstance(source, h5py.Dataset):
+            raise self._missing(f"dataset {name!r} of {holder}", "virtual", asked)
+        if source.is_virtual:
+            raise self._unsupported("virtual dataset of virtual ones", asked)
+        if source.external:
+            self._check_raw(source, spot.holder, asked)
+        is_all = space.get_select_type() == h5py.h5s.SEL_ALL
+        start, taken = self._selected(space, source.shape, asked)
+        if (target is None) != (taken is None):
+            raise self._unsupported("virtual dataset without end, of sources that have one", asked)
+        fits = len(start) == source.ndim
+        if fits and target is not None and taken is not None:
+            fits = all(not each or each[-1] < n for each, n in zip(taken, source.shape, strict=True))
+            lengths = [[len(each) for each in box if len(each) != 1] for box in (target, taken)]
+            if lengths[0] != lengths[1]:
+                if not is_all:
+                    raise self._unsupported("virtual dataset of parts that are reshaped", asked)
+                fits = False
+        if not fits:
+            raise source_error(
+                f"dataset {name!r} of {holder} isn't what its virtual dataset is made of",
+                kind="shapes_differ",
+                path=self._path,
+                dataset=asked,
+                expected=f"room for {tuple(map(len, target or ())) if is_all else space.shape}",
+                found=f"shape {source.shape}",
+            )
+        check_written(source, name, (slice(None),) * source.ndim, path=spot.holder)
+        return {spot.holder} - {self._path}
+
+    def _selected(self, space: Any, shape: tuple[int, ...], asked: str) -> tuple[tuple[int, ...], Box | None]:
+        """Start and indices of what a dataspace selects of a shape; no indices where it has no end."""
+        if space.get_select_type() == h5py.h5s.SEL_ALL:
+            return (0,) * len(shape), tuple(map(range, shape))
+        if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
+            raise self._unsupported("virtual dataset of single points or irregular parts", asked)
+        start, stride, count, block = space.get_regular_hyperslab()
+        if any(c > 1 and b not in (1, s) for s, c, b in zip(stride, count, block, strict=True)):
+            raise self._unsupported("virtual dataset of blocks with gaps between them", asked)
+        if h5py.h5s.UNLIMITED in (*count, *block):
+            return start, None
+        steps = (s if b == 1 else 1 for s, b in zip(stride, block, strict=True))
+        lengths = (c * b for c, b in zip(count, block, strict=True))
+        axes = zip(start, lengths, steps, strict=True)
+        return start, tuple(range(first, first + n * step, step) for first, n, step in axes)
+
+    def _have_opened(
+        self, dataset: h5py.Dataset, starts: list[tuple[int, ...]], files: set[Path], asked: str
+    ) -> None:
+        """Read a value of each source, whose file HDF5 then keeps open, and see that they are."""
+        for start in starts:
+            self._note(asked)
+            with translated("can't read", path=self._path, dataset=asked):
+                if all(first < n for first, n in zip(start, dataset.shape, strict=True)):
+                    dataset[start]
+        self._forget_looked_at()
+        for path in sorted(files - _open_paths()) if dataset.size else ():
+            raise changed(path) if path.exists() else self._missing(str(path), "virtual", asked)
+
+    def _missing(self, name: str, kind: Kind, dataset: str) -> ExternalDataError:
+        what = "a source of the virtual" if kind == "virtual" else "a file with data of"
+        return self._error(
+            f"{what} dataset {dataset!r} is missing",
+            "virtual_missing" if kind == "virtual" else "external_missing",
+            name,
+            dataset,
+            "fetch or mount it, or make the dataset without it",
+        )
+
+    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> ExternalDataError:
+        error = ExternalDataError(problem, kind=kind, path=self._path, found=outer, hint=hint)
+        error.dataset, error.outer = dataset, str(outer)
+        return error
+
+    def _truncated(self, asked: str, expected: object, found: object) -> SourceError:
+        return source_error(
+            "data in another file ends too early",
+            kind="truncated",
+            path=self._path,
+            dataset=asked,
+            expected=expected,
+            found=found,
+            hint="copy the file again",
+        )
+
+    def _unsupported(self, problem: str, asked: str, **details: Any) -> SourceError:
+        return source_error(
+            problem,
+            kind="virtual_unsupported",
+            path=self._path,
+            dataset=asked,
+            hint="make it again, of blocks of its sources, all by their names",
+            **details,
+        )
+
+
+def _steps(name: str) -> list[str]:
+    return [step for step in name.split("/") if step not in ("", ".")]
+
+
+def _link(file: h5py.File, name: str) -> h5py.HardLink | h5py.SoftLink | h5py.ExternalLink | None:
+    """A link, whose way there is of hard links only; None if there is none."""
+    try:  # five times as fast as h5py's own look at a link
+        info = file.id.links.get_info(name.encode("utf-8", "surrogateescape"))
+    except (KeyError, RuntimeError):
+        # Not there, or damaged; nothing else is opened by this, and HDF5 says what is wrong.
+        return None if file.get(name, getclass=True) is None else h5py.HardLink()
+    return h5py.HardLink() if info.type == h5py.h5l.TYPE_HARD else file.get(name, getlink=True)
+
+
+def _places(name: str, kind: Kind, folders: Sequence[Path]) -> list[Path]:
+    """Where HDF5 looks for a file, in its order; of raw bytes also beside the source, where it doesn't."""
+    named, places = Path(name), list[Path]()
+    if named.is_absolute():
+        if kind == "raw":
+            return [named]
+        places, named = [named], Path(named.name)  # it may have moved together with the file that names it
+    prefixes = os.environ.get(_PREFIXES[kind], "")
+    for prefix in [prefixes] if kind == "raw" else prefixes.split(os.pathsep):
+        if prefix not in ("", "."):
+            places.append(Path.cwd() / prefix.replace("${ORIGIN}", str(folders[0])) / named)
+    beside = [folder / named for folder in folders]
+    here = Path.cwd() / named
+    return [*places, here, *beside] if kind == "raw" else [*places, *beside, here]
+
+
+def _opened_from(folder: Path, file: h5py.File, name: str) -> h5py.Dataset:
+    """A dataset whose raw bytes are looked for in a folder."""
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    access.set_efile_prefix(os.fsencode(folder))
+    return h5py.Dataset(h5py.h5d.open(file.id, name.encode(errors="surrogateescape"), access))
+
+
+def _opened_path(file: h5py.File) -> str:
+    """The path of what HDF5 has opened, by the operating system."""
+    return os.readlink(f"/proc/self/fd/{file.id.get_vfd_handle()}")
+
+
+def _open_paths() -> set[Path]:
+    paths = set[Path]()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            paths.add(Path(os.readlink(f"/proc/self/fd/{fd}")))
+        except OSError:  # of the listing itself
+            continue
+    return paths

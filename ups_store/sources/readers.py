@@ -1,0 +1,736 @@
+"""Reader processes with deadlines: a read that hangs, crashes or is killed ends in an error, not in waiting.
+
+`ReaderPool` is used by one thread, which keeps every process busy with a bounded number of requests and hands
+out the results in their order. A request is called in a process, `request.run(reader)`, and fills arrays in
+memory that both share. Each process writes there what it does and since when: by that, on the monotonic
+clock, it is late or not. A process that is late or dead is replaced, and only the request that it worked on
+counts as failed; its error says what was done and for how long, with the process's stack as a note.
+
+From top to bottom: the pool, a worker of it, its process; `reader` has what runs there. Nothing here imports
+HDF5, which a supervisor doesn't need.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import math
+import mmap
+import os
+import pickle
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import ReadTimeoutError, SourceError
+from ups_store.sources.reader import MAX_MESSAGE_BYTES, STACK_SIGNAL, Activity, Answer, Request, SlotMemory
+from ups_store.sources.source_files import USUAL_SLOTS
+from ups_store.system.progress import Progress
+
+if TYPE_CHECKING:
+    from ups_store.sources.requests import ReadRequest
+
+_PROGRAM = "from ups_store.sources.reader import main; main()"
+_TURN_S = 0.5  # the longest wait: what a reader says about itself may bring a deadline forward
+_TERMINATE_S = 0.5  # from SIGTERM to SIGKILL
+_KILL_S = 1.0  # from SIGKILL until a process is given up
+_STACK_S = 1.0  # for writing a stack, which takes milliseconds unless the machine is busy
+_LOOK_S = 0.01
+_LOG_BYTES = 16 << 10  # of the end of what a reader wrote to stderr
+
+# No thread per core for linear algebra. And batches are read into memory that was used before: fresh pages
+# take nearly as long as a contiguous read itself (32 MiB is the most that glibc takes).
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
+_STOPPED = "stopped"
+_STATES = {
+    "D": "in uninterruptible sleep (disk or network mount)",
+    "R": "running",
+    "S": "sleeping",
+    "T": _STOPPED,
+    "Z": "ended",
+}
+_HINTS = {
+    "starting": "check the load of the machine, and the file system of its Python packages",
+    "opening": "check the disk or network mount, or raise reading.open_timeout_s",
+}
+_FRAME = re.compile(r'File "(?:.*/)?(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+
+
+_Error = TypeVar("_Error", bound=SourceError)
+
+
+def _hear_nothing(index: int, num_done: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long readers may take, and how often one is replaced.
+
+    Attributes:
+        timeout_s: For one request, from when it is begun, or since it last said that it got on.
+        open_timeout_s: For opening a file.
+        start_timeout_s: For the start of a reader, which takes 0.3 s, or many on a busy machine; one that is
+            stopped meanwhile has `open_timeout_s`.
+        retries: How often a request is tried again after its reader was late or died, or the system reported
+            EIO or ESTALE.
+        backoff_s: Pause before the first of these; it doubles each time.
+    """
+
+    timeout_s: float = 300.0
+    open_timeout_s: float = 60.0
+    start_timeout_s: float = 60.0
+    retries: int = 2
+    backoff_s: float = 0.5
+
+
+class ReadBatch(NamedTuple):
+    """Samples that were read, as the caller calls them, shape (B,)."""
+
+    samples: npt.NDArray[np.int64]
+    arrays: dict[str, npt.NDArray[Any]]  # shape (B, ...); views of a slot, valid until the next batch
+    ranges: Any  # of values, by array
+
+
+@dataclass(frozen=True, eq=False)
+class Skipped:
+    """Samples that could not be read, as the caller calls them, shape (B,), and why."""
+
+    samples: npt.NDArray[np.int64]
+    error: SourceError
+
+
+@dataclass(frozen=True, eq=False)
+class ReaderStatus:
+    """What one reader does; see `Activity`."""
+
+    pid: int
+    doing: str
+    since_s: float
+    request: Request | None
+    num_waiting: int  # requests in its queue, this one included
+    num_done: int = 0
+    dataset: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolStatus:
+    """The readers of a pool that run, and how many results wait for the caller."""
+
+    readers: tuple[ReaderStatus, ...]
+    num_ready: int
+
+
+@dataclass(eq=False)
+class _Job:
+    """A request on its way, or done."""
+
+    id: int  # growing in the order of the requests
+    request: Request
+    worker: _Worker
+    next_s: float  # when it became the next one of its worker
+    num_failed: int = 0  # times that its process was late or died
+    process: ReaderProcess | None = None  # where it was sent to, whose memory the arrays lie in
+    slot: int = -1
+    is_settled: bool = False  # there is a result, or an error
+    arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    value: Any = None
+    error: Exception | None = None
+
+
+class ReaderPool:
+    """Reader processes, started when there is something to do, ended by `close` or the end of a `with`.
+
+    For one thread, which has to live as long as the pool; `status` and `stacks` are for any.
+
+    Args:
+        num_workers: How many processes, at least one: a read that hangs is given up with its process.
+        slot_nbytes: Size of a slot: of the largest batch, each array rounded up to `ALIGN`.
+        num_slots: Slots of each reader; with 2 it reads one batch while the caller works with another. Memory
+            is bounded by `num_workers * num_slots * slot_nbytes` and what reading one batch takes.
+        patience: Deadlines and retries.
+        on_error: Whether `read` raises what is wrong with a source, or gives `Skipped` instead.
+        note: Given a sentence for every reader that is replaced.
+
+    Attributes:
+        process_class: What starts a process; tests put one in its place that runs requests in their own.
+    """
+
+    process_class: ClassVar[type[ReaderProcess]]
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        slot_nbytes: int,
+        num_slots: int = USUAL_SLOTS,
+        patience: Patience | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        note: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self.slot_nbytes = 0
+        self.num_slots = 0
+        self.patience = patience or Patience()
+        self.note = note
+        self._on_error = on_error
+        self._workers: list[_Worker] = []
+        self._ids = itertools.count()
+        self._jobs: deque[_Job] = deque()  # those that the caller hasn't done with, in order
+        self.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
+
+    @property
+    def num_workers(self) -> int:
+        """How many reader processes there are, or will be once there is work for them."""
+        return len(self._workers)
+
+    def resize(self, num_workers: int, *, slot_nbytes: int, num_slots: int = USUAL_SLOTS) -> None:
+        """Have so many readers with slots of at least this size; not while the pool reads."""
+        assert not self._jobs, "the pool is reading"
+        fits = slot_nbytes <= self.slot_nbytes and num_slots == self.num_slots
+        kept = self._workers[:num_workers] if fits else []
+        _stop([worker for worker in self._workers if worker not in kept])
+        if not fits:
+            self.slot_nbytes, self.num_slots = slot_nbytes, num_slots
+        self._workers = kept + [_Worker(self) for _ in range(num_workers - len(kept))]
+
+    def read(self, requests: Iterable[ReadRequest]) -> Iterator[ReadBatch | Skipped]:
+        """Read batches of samples.
+
+        Args:
+            requests: What to read; taken one by one, at most `num_workers * num_slots` ahead of the caller.
+
+        Yields:
+            In the order of the requests, their `samples` and the arrays, shape (B, ...), which are views of a
+            slot: valid until the next item is asked for. Or `Skipped`.
+
+        Raises:
+            ReadTimeoutError: If a request was late each time it was tried; its notes hold the reader's stack.
+            SourceError: As `ReadRequest.run`; kind "reader_died", if the reader was lost each time.
+            StoreError: Kind "no_memory", if there is none for the slots.
+        """
+        for job in self._run(requests):
+            samples = job.request.samples  # type: ignore[attr-defined]
+            if job.error is None:
+                yield ReadBatch(samples, job.arrays, job.value)
+            elif self._on_error == "skip" and isinstance(job.error, SourceError):
+                yield Skipped(samples, job.error)
+            else:
+                raise job.error
+
+    def ask(self, request: Request, *, progress: Progress = lambda num: None) -> Any:
+        """Run one request and return its result; raises as `read` does, also where that skips.
+
+        `progress` is called with how much more was done, as the request says by `Reader.progressed`.
+        """
+        counted = 0
+
+        def count(index: int, num_done: int) -> None:
+            nonlocal counted
+            if num_done > counted:  # less if it is tried again
+                progress(num_done - counted)
+                counted = num_done
+
+        (result,) = self.ask_each([request], report=count)
+        return result
+
+    def ask_each(
+        self,
+        requests: Iterable[Request],
+        *,
+        report: Callable[[int, int], None] = lambda index, num_done: None,
+    ) -> Iterator[Any]:
+        """Run requests side by side; gives their results in order, raises as `ask` does.
+
+        `report` is called with the number of a request and how much of it is done, in its own unit.
+        """
+        for result in self.try_each(requests, report=report):
+            if isinstance(result, Exception):
+                raise result
+            yield result
+
+    def try_each(
+        self,
+        requests: Iterable[Request],
+        *,
+        report: Callable[[int, int], None] = lambda index, num_done: None,
+    ) -> Iterator[Any]:
+        """Do the same, but give the exceptions of those that failed."""
+        first = next(self._ids) + 1
+
+        def count(status: Activity) -> None:
+            if status.request_id >= first:
+                report(status.request_id - first, status.num_done)
+
+        for job in self._run(requests, count):
+            yield job.value if job.error is None else job.error
+
+    def status(self) -> PoolStatus:
+        """What the readers do at this moment."""
+        return PoolStatus(
+            readers=tuple(status for worker in self._workers if (status := worker.status())),
+            num_ready=sum(job.is_settled for job in self._jobs.copy()),
+        )
+
+    def stacks(self) -> dict[int, str]:
+        """The Python stacks of the readers by process id, "" for one that doesn't answer within 1 s."""
+        processes = [process for worker in self._workers if (process := worker.process)]
+        return {process.pid: stack for process, stack in zip(processes, _stacks_of(processes), strict=True)}
+
+    def close(self) -> None:
+        """End all readers, within 1.5 s; a second call does nothing."""
+        _stop(self._workers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _run(
+        self, requests: Iterable[Request], report: Callable[[Activity], None] = lambda status: None
+    ) -> Iterator[_Job]:
+        """Settled jobs in the order of the requests; `report` hears how those go that readers work on."""
+        assert not self._jobs, "the pool is reading already"
+        unseen = iter(requests)
+        try:
+            while self._hand_out(unseen):
+                while not self._jobs[0].is_settled:
+                    self._take_turn()
+                    for worker in self._workers:
+                        if worker.process:
+                            report(worker.process.status)
+                yield self._jobs[0]
+                self._release_first()
+        finally:  # what wasn't done is forgotten, with the readers that work on it
+            _stop([worker for worker in self._workers if worker.queue])
+            for worker in self._workers:
+                worker.queue.clear()
+            while self._jobs:
+                self._release_first()
+
+    def _hand_out(self, unseen: Iterator[Request]) -> bool:
+        """Give the workers as many jobs as they have slots for, the emptiest first; False without any job."""
+        while (worker := min(self._workers, key=lambda worker: worker.num_taken)).num_taken < self.num_slots:
+            request = next(unseen, None)
+            if request is None:
+                break
+            self._jobs.append(_Job(next(self._ids), request, worker, time.monotonic()))
+            worker.queue.append(self._jobs[-1])
+            worker.num_taken += 1
+        return bool(self._jobs)
+
+    def _take_turn(self) -> None:
+        """Send what can be sent, wait until something happens, and deal with it."""
+        poll, wait_s = select.poll(), _TURN_S
+        for worker in self._workers:
+            worker.feed()
+            if worker.process:
+                poll.register(worker.process, select.POLLIN)
+            wait_s = min(wait_s, worker.wait_s())
+        poll.poll(max(0.0, wait_s) * 1000)
+        for worker in self._workers:
+            worker.receive()
+        late = [worker for worker in self._workers if worker.left_s() <= 0]
+        if late:  # all at once
+            stacks = _stacks_of([worker.process for worker in late if worker.process])
+            # Some may have got on while their stacks were asked for.
+            errors = {
+                worker: worker.late_error(stack)
+                for worker, stack in zip(late, stacks, strict=True)
+                if worker.left_s() <= 0
+            }
+            _stop(list(errors))
+            for worker, error in errors.items():
+                worker.blame(error)
+
+    def _release_first(self) -> None:
+        job = self._jobs.popleft()
+        job.worker.num_taken -= 1
+        if job.process is not None:
+            job.process.free_slots.append(job.slot)
+
+
+class _Worker:
+    """One of a pool's readers: its jobs in order, and its process, which may be replaced."""
+
+    def __init__(self, pool: ReaderPool) -> None:
+        self.process: ReaderProcess | None = None
+        self.queue: deque[_Job] = deque()  # jobs that aren't settled
+        self.num_taken = 0  # those, and jobs whose result the caller hasn't done with
+        self._pool = pool
+        self._restart_s = 0.0
+
+    def feed(self) -> None:
+        """Start a process if there is work for one, and send it all that can be sent."""
+        if self.process is None and self.queue and time.monotonic() >= self._restart_s:
+            pool = self._pool
+            self.process = pool.process_class(num_slots=pool.num_slots, slot_nbytes=pool.slot_nbytes)
+        for job in self.queue if self.process else ():
+            if job.process is None:
+                assert self.process is not None
+                slot = self.process.free_slots[-1]
+                if not self.process.send(job.request, request_id=job.id, slot=slot):
+                    return
+                job.process, job.slot = self.process, self.process.free_slots.pop()
+
+    def receive(self) -> None:
+        """Take the answers that are there."""
+        for answer in self.process.receive() if self.process else ():
+            if answer is None:
+                assert self.process is not None
+                error = self._died_error() if self.queue else None
+                _stop([self])
+                if error:
+                    self.blame(error)
+                return
+            if answer.is_transient:
+                assert answer.error is not None
+                _stop([self])  # with the process go the files that it has open
+                self.blame(answer.error)
+                return
+            job = self.queue[0]
+            assert job.id == answer.request_id, f"answer {answer.request_id}, expected {job.id}"
+            assert job.process is not None
+            memory = job.process.memory
+            job.arrays = {placed.name: memory.view(job.slot, placed) for placed in answer.placed}
+            job.value, job.error = answer.value, answer.error
+            self._finish_next()
+
+    def wait_s(self) -> float:
+        """How long nothing has to be done here, unless the process answers; inf without work."""
+        if not self.queue:
+            return math.inf
+        return self.left_s() if self.process else self._restart_s - time.monotonic()
+
+    def left_s(self) -> float:
+        """Time that is left to the process; inf if it has nothing to do."""
+        if not self.queue or self.process is None:
+            return math.inf
+        if self.process.status.request_id > self.queue[0].id:
+            return math.inf  # it has answered, and that is about to be received
+        return self._deadline()[0] - time.monotonic()
+
+    def _deadline(self) -> tuple[float, float]:
+        """When the time of the process is up, and how much it had."""
+        assert self.process is not None
+        job, status, patience = self.queue[0], self.process.status, self._pool.patience
+        if status.doing == "starting":
+            most_s = patience.start_timeout_s
+            if self.process.state() == _STOPPED:  # then it isn't the machine that is busy
+                most_s = min(most_s, patience.open_timeout_s)
+            return max(self.process.started_s, status.since_s) + most_s, most_s
+        if status.request_id != job.id:
+            begun_s = max(job.next_s, status.since_s)
+        elif status.doing == "idle":  # it has done it, and the answer is on the way
+            begun_s = status.since_s
+        else:
+            begun_s = status.progressed_s
+        deadline = begun_s + patience.timeout_s, patience.timeout_s
+        if status.doing == "opening":
+            return min(deadline, (status.since_s + patience.open_timeout_s, patience.open_timeout_s))
+        return deadline
+
+    def blame(self, error: Exception) -> None:
+        """Count a failure of the next job: it is tried again after a pause, or has failed for good."""
+        job, patience = self.queue[0], self._pool.patience
+        job.num_failed += 1
+        if job.num_failed > patience.retries:
+            job.error = error
+            self._finish_next()
+            return
+        pause_s = patience.backoff_s * 2 ** (job.num_failed - 1)
+        self._restart_s = time.monotonic() + pause_s
+        self._pool.note(f"{error}; trying again in {pause_s:g} s")
+
+    def _finish_next(self) -> None:
+        self.queue.popleft().is_settled = True
+        if self.queue:
+            self.queue[0].next_s = time.monotonic()
+
+    def forget_process(self, *, is_left_behind: bool) -> None:
+        """There is no process any more; the jobs stay, to be sent to the next one."""
+        if is_left_behind and self.process:
+            state = self.process.state()
+            self._pool.note(f"reader {self.process.pid} can't be killed, process {state}: left behind")
+        self.process = None
+        for job in self.queue:
+            job.process = None
+
+    def status(self) -> ReaderStatus | None:
+        """What the process does; None if there is none."""
+        process = self.process
+        if process is None:
+            return None
+        status, jobs = process.status, self.queue.copy()
+        return ReaderStatus(
+            pid=process.pid,
+            doing=status.doing,
+            since_s=status.since_s or process.started_s,
+            request=next((job.request for job in jobs if job.id == status.request_id), None),
+            num_waiting=len(jobs),
+            num_done=status.num_done,
+            dataset=status.dataset,
+        )
+
+    def late_error(self, stack: str) -> ReadTimeoutError:
+        """The error for a process whose time is up; called while it is there."""
+        assert self.process is not None
+        process, status, state = self.process, self.process.status, self.process.state()
+        doing_s = time.monotonic() - (status.since_s or process.started_s)
+        frame = _FRAME.search(stack)
+        where = f" in {frame['function']} ({frame['file']}:{frame['line']})" if frame else ""
+        hint = _HINTS.get(status.doing, "check the disk or network mount, or raise reading.timeout_s")
+        if state == _STOPPED:
+            hint = "find out what stops processes (SIGSTOP, a debugger, a frozen container), and run it again"
+        error = ReadTimeoutError(
+            f"reader {process.pid} was late with {self._attempt()}",
+            expected=f"at most {self._deadline()[1]:g} s",
+            found=f"{status.activity} for {doing_s:.1f} s{where}, process {state}",
+            hint=hint,
+        )
+        return self._with_facts(error, status, stack)
+
+    def _died_error(self) -> SourceError:
+        """The error for a process that ended by itself, or was killed by another."""
+        assert self.process is not None
+        process, how, status = self.process, self.process.how_it_ended(), self.process.status
+        hint = "check the file and the HDF5 filters that it needs; -vv shows what the reader said"
+        if "SIGKILL" in how:
+            hint = "if the system ran out of memory, lower reading.num_workers"
+        if "SIGBUS" in how:
+            hint = "the file was cut, or its disk failed, while it was read: check both, and run it again"
+        error = SourceError(
+            f"reader {process.pid} was lost with {self._attempt()}",
+            kind="reader_died",
+            found=f"{how} while {status.activity}",
+            hint=hint,
+        )
+        return self._with_facts(error, status, process.log())
+
+    def _attempt(self) -> str:
+        job = self.queue[0]
+        return f"{job.request.subject} (attempt {job.num_failed + 1} of {self._pool.patience.retries + 1})"
+
+    def _with_facts(self, error: _Error, status: Activity, log: str) -> _Error:
+        request = self.queue[0].request
+        error.path, error.sample = str(request.path), request.first_sample
+        error.dataset = status.dataset or None
+        if log.strip():
+            error.add_note(f"the reader's stderr:\n{log.rstrip()}")
+        return error
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    """End the processes of workers, all at once."""
+    processes = {worker.process: worker for worker in workers if worker.process}
+    left_behind = _end(list(processes))
+    for process, worker in processes.items():
+        worker.forget_process(is_left_behind=process in left_behind)
+
+
+class ReaderProcess:
+    """One process, the memory that it shares, and the socket to it; a pool starts and ends it.
+
+    A plain `Popen` rather than `multiprocessing`: that would import the caller's main module in the reader,
+    and keep a process of its own. Nothing here waits for it without a limit: it may be stopped, or in an
+    uninterruptible sleep in which even SIGKILL does nothing until a disk or server answers.
+    """
+
+    def __init__(self, *, num_slots: int, slot_nbytes: int) -> None:
+        self.memory, memory_fd = SlotMemory.create(num_slots=num_slots, slot_nbytes=slot_nbytes)
+        self.free_slots = list(range(num_slots))
+        self.started_s = time.monotonic()
+        self._log_fd = os.memfd_create("ups_store reader log")
+        self._log_lock = threading.Lock()  # another thread may look at stacks while this one closes
+        # Packets: one message each, so that a reader that is stopped halfway doesn't leave half a message.
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        given = [_beyond_streams(theirs.detach()), _beyond_streams(memory_fd)]
+        try:
+            self._process = self.start(*given)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            for fd in given:
+                os.close(fd)
+
+    def start(self, channel_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+        """Start the process."""
+        memory = self.memory
+        arguments = (os.getpid(), channel_fd, memory_fd, memory.num_slots, memory.slot_nbytes)
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, *map(str, arguments)],
+            env=_ENVIRONMENT | os.environ | {"PYTHONPATH": paths},
+            pass_fds=(channel_fd, memory_fd),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log_fd,
+            process_group=0,  # Ctrl-C and Ctrl-Z go to the supervisor only
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def status(self) -> Activity:
+        """What the reader does, by its own account."""
+        return self.memory.read_status()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is there."""
+        return self._process.poll() is None
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when there are answers, or when the reader has ended."""
+        return self._socket.fileno()
+
+    def send(self, request: Request, *, request_id: int, slot: int) -> bool:
+        """Send a request; False if there are so many unread ones that it has to be sent later."""
+        message = pickle.dumps((request_id, slot, pickle.dumps(request)))
+        assert len(message) < MAX_MESSAGE_BYTES, f"{request.subject}: a request of {len(message)} bytes"
+        try:
+            self._socket.send(message)
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            return True  # the reader has ended, as `receive` will say
+        return True
+
+    def receive(self) -> Iterator[Answer | None]:
+        """The answers that are there; None, as the last one, if the reader has ended."""
+        while True:
+            try:
+                flags = socket.MSG_CMSG_CLOEXEC
+                message, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1, flags)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:  # said once, before its last answers, if it left a request unread
+                continue
+            if fds:  # of memory with an answer that is longer than a message
+                with (
+                    open(fds[0], "rb") as file,
+                    mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory,
+                ):
+                    answer = pickle.loads(memory)
+                yield answer
+                continue
+            yield pickle.loads(message) if message else None
+            if not message:
+                return
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        self._process.send_signal(number)
+
+    def how_it_ended(self) -> str:
+        """Signal or exit status, such as "killed by SIGKILL"; waits a moment, as the socket closes first."""
+        try:
+            status = self._process.wait(_KILL_S)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        if status >= 0:
+            return f"ended with exit status {status}"
+        try:
+            return f"killed by {signal.Signals(-status).name}"
+        except ValueError:  # a real-time signal
+            return f"killed by signal {-status}"
+
+    def state(self) -> str:
+        """What the system says about the process, such as "stopped"."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return _STATES["Z"]
+        letter = stat.rpartition(")")[2].split()[0]  # the name in brackets may hold anything
+        return _STATES.get(letter.upper(), letter)
+
+    def log_size(self) -> int:
+        """Bytes of all that the reader wrote to stderr; 0 once closed."""
+        with self._log_lock:
+            return os.fstat(self._log_fd).st_size if self._log_fd >= 0 else 0
+
+    def log(self, start: int = 0) -> str:
+        """What the reader wrote to stderr from a byte on, its end if that is long: stacks, last words."""
+        start = max(start, self.log_size() - _LOG_BYTES)
+        with self._log_lock:
+            log = os.pread(self._log_fd, _LOG_BYTES, start) if self._log_fd >= 0 else b""
+        return log.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Close descriptors; arrays in the memory stay valid."""
+        self._socket.close()
+        with self._log_lock:
+            if self._log_fd >= 0:
+                os.close(self._log_fd)
+            self._log_fd = -1
+
+
+ReaderPool.process_class = ReaderProcess
+_left_behind: list[ReaderProcess] = []  # to be reaped once they end
+
+
+def _beyond_streams(fd: int) -> int:
+    """The descriptor, moved if it has the number of a standard stream, which the reader's own would take.
+
+    That happens where this process was started with closed streams.
+    """
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def _stacks_of(processes: Sequence[ReaderProcess]) -> list[str]:
+    """The Python stacks of readers, innermost frame first; "" for one that doesn't answer within 1 s."""
+    awake = (_STATES["R"], _STATES["S"])
+    # Before the handler is there the signal would kill.
+    able = [each for each in processes if each.status.doing != "starting" and each.state() in awake]
+    starts = {process: process.log_size() for process in able}
+    for process in able:
+        process.signal(STACK_SIGNAL)
+    deadline_s = time.monotonic() + _STACK_S
+    while any(each.log_size() == starts[each] for each in able) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+    time.sleep(_LOOK_S)  # for one that is halfway through
+    stacks = {process: process.log(start) for process, start in starts.items()}
+    return [stacks.get(process, "") for process in processes]
+
+
+def _end(processes: Sequence[ReaderProcess]) -> list[ReaderProcess]:
+    """End processes and close what belongs to them, within 1.5 s; gives those that SIGKILL didn't end."""
+    alive = list(processes)
+    for number, wait_s in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _KILL_S)):
+        for process in alive:
+            process.signal(number)
+        deadline_s = time.monotonic() + wait_s
+        alive = [process for process in alive if process.is_alive]
+        while alive and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+            alive = [process for process in alive if process.is_alive]
+    for process in processes:
+        process.close()
+    _left_behind[:] = [process for process in {*_left_behind, *alive} if process.is_alive]
+    return alive
