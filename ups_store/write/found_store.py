@@ -250,5 +250,5 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def is_being_written(target: Path) -> bool:
-    """Whether a process, this one included, writes the store, itself or in parts."""
+    """Whether a process, this one included, writes the store."""
     return locks.is_held(building_path(target), BUILDER_LOCK)
