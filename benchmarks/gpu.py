@@ -67,7 +67,8 @@ class Size:
 
 
 CARD = Size()
-REHEARSAL = Size("cpu", 1, 4, 1, (0, 1), ("operator.pdet.hidden_dim=48",), 1, 1, 0.05)
+REHEARSED = ("operator.pdet.hidden_dim=48", "training.batch_size=8")
+REHEARSAL = Size("cpu", 1, 4, 1, (0, 1), REHEARSED, 1, 1, 0.05)
 size = CARD
 
 
@@ -163,12 +164,8 @@ class Training:
         overrides = ["training.prefetch_factor=2", f"training.preload={where}"]
         overrides += [f"training.device={size.device}"]
         if model == LARGE:
-            overrides += [
-                *size.large,
-                "training.batch_size=256",
-                "training.amp=true",
-                "training.amp_dtype=bfloat16",
-            ]
+            overrides += ["training.batch_size=256", "training.amp=true", "training.amp_dtype=bfloat16"]
+            overrides += size.large
         self.folder = Folder()
         self.trainer = demo().trainer(*overrides, device=self.device)
         if fed in (PT, HDF5):

@@ -85,13 +85,8 @@ def building_store(folder: Path) -> Path:
     return path
 
 
-def dump(path: Path, *, num_packed: int = 0) -> str:
-    """Every byte of a finished file, mapped or packed, entry by entry.
-
-    Args:
-        path: The file.
-        num_packed: Packed chunks in its last entry, a shard; 0 if it isn't one.
-    """
+def dump(path: Path) -> str:
+    """Every byte of a finished mapped file, entry by entry."""
     raw = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         infos, offset = archive.infolist(), archive.start_dir
@@ -101,10 +96,7 @@ def dump(path: Path, *, num_packed: int = 0) -> str:
         data = info.header_offset + 30 + int.from_bytes(lengths[:2], "little")
         data += int.from_bytes(lengths[2:], "little")
         parts.append((f"local header of {info.filename} (3.3)", info.header_offset, data))
-        if num_packed and info is infos[-1]:
-            parts += _packed_shard(raw, data, data + info.file_size, num_packed)
-        else:
-            parts.append((f"data of {info.filename}", data, data + info.file_size))
+        parts.append((f"data of {info.filename}", data, data + info.file_size))
     for info in infos:
         end = offset + 74 + len(info.filename)
         parts.append((f"central record of {info.filename} (3.5)", offset, end))
@@ -117,16 +109,27 @@ def dump(path: Path, *, num_packed: int = 0) -> str:
     return _parts(raw, parts)
 
 
-def _packed_shard(raw: bytes, first: int, end: int, num_chunks: int) -> list[Part]:
-    """The chunks of a packed array, where the shard index says that they lie, and the index (spec 13.5)."""
-    index = end - 4 - 16 * num_chunks
+def dump_packed(path: Path, *, num_chunks: int) -> str:
+    """The chunks of a packed file's last entry, where the shard index says that they lie, and the index."""
+    raw = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        info, end = archive.infolist()[-1], archive.start_dir
+    first, index = end - info.file_size, end - 4 - 16 * num_chunks
     parts: list[Part] = []
     for i, (offset, nbytes) in enumerate(struct.iter_unpack("<QQ", raw[index : end - 4])):
         crc = first + offset + nbytes - 4
         parts.append((f"chunk {i}: encoded payload (13.5)", first + offset, crc))
         parts.append((f"chunk {i}: CRC-32C of the encoded bytes", crc, crc + 4))
     parts.append(("shard index: offset and size of each chunk (5.4)", index, end - 4))
-    return [*parts, ("CRC-32C of the shard index", end - 4, end)]
+    return _parts(raw, [*parts, ("CRC-32C of the shard index", end - 4, end)])
+
+
+def inner_codecs(path: Path) -> str:
+    """The codecs of the chunks of `w`, one line each."""
+    with zipfile.ZipFile(path) as archive:
+        document = json.loads(archive.read("w/zarr.json"))
+    codecs = document["codecs"][0]["configuration"]["codecs"]
+    return "".join(f"{json.dumps(codec)}\n" for codec in codecs)
 
 
 def dump_building(path: Path) -> str:
@@ -236,10 +239,8 @@ def blocks(folder: Path) -> dict[tuple[Path, str], str]:
         (SPEC, "sharded document"): f"```json\n{document(sharded)}\n```\n",
         (SPEC, "sharded hexdump"): f"```\n{shard}\n```\n",
         (WRITING, "building hexdump"): f"```\n{dump_building(building_store(folder))}\n```\n",
-        (PACKED, "packed root"): f"```json\n{document(blosc, 0)}\n```\n",
-        (PACKED, "blosc document"): f"```json\n{document(blosc)}\n```\n",
-        (PACKED, "pcodec document"): f"```json\n{document(pcodec)}\n```\n",
-        (PACKED, "packed hexdump"): f"```\n{dump(blosc, num_packed=2)}\n```\n",
+        (PACKED, "packed codecs"): f"```json\n{inner_codecs(blosc)}\n{inner_codecs(pcodec)}```\n",
+        (PACKED, "packed hexdump"): f"```\n{dump_packed(blosc, num_chunks=2)}\n```\n",
     }
 
 

@@ -21,9 +21,9 @@ import torch
 
 import ups_store
 from benchmarks.harness.measure import Comparison, compare, timed
-from ups_store.packed.decoded import KEPT_BYTES, SHARED
 from ups_store.packed.pack import pack_store
 from ups_store.read.base import AnyStore
+from ups_store.read.chunked import KEPT_BYTES, SHARED
 from ups_store.torch import StoreDataset, Window, make_loader
 
 CODECS = ("blosc", "pcodec")

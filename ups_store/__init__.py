@@ -4,14 +4,20 @@
 `docs/format/spec.md` says what lies in the file.
 """
 
+from __future__ import annotations
+
 from ups_store.lazy import attach
+
+TYPE_CHECKING = False  # as type checkers take it; to import `typing` takes longer than all else here
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __version__ = "0.1.0"
 
 _lazy, __all__ = attach(__name__, __file__)
 _GONE = {  # and what to write instead
     "PartsWriter": "`ups_store.write` takes samples of an unknown number, `append` adds to a pattern",
-    "StoreSet": "`ups_store.open` of a pattern such as days-*.zarr.zip gives NumberedStores",
+    "StoreSet": "`ups_store.open` of a pattern such as days-*.zarr.zip gives PartitionedStore",
     "cached_in": "write `ups_store.cached(path, identity, function)`, with the arguments in the identity",
     "write_parts": "write `ups_store.write(path, samples, identity=...)`, which needs no number of samples; "
     "what is to grow is written by `ups_store.append('days-*.zarr.zip', samples, key=...)`",
@@ -22,6 +28,16 @@ def __getattr__(name: str) -> object:
     if name in _GONE:
         raise AttributeError(f"ups_store.{name} is gone: {_GONE[name]}")
     return _lazy(name)
+
+
+_READERS = {"packed": "packed.store", "remote": "remote.store"}  # stand above `read`, where `open` is
+
+
+def reader_of(kind: str) -> ModuleType:
+    """Import what opens stores of a kind that most programs don't have; see `ups_store.read.open`."""
+    from importlib import import_module
+
+    return import_module(f"ups_store.{_READERS[kind]}")
 
 
 def __dir__() -> list[str]:

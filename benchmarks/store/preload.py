@@ -197,10 +197,3 @@ if _has_cuda():
         @tracked(f"gather {BATCH} samples in device memory, over a copy there", RATE, at_least=0.5)
         def track_over_device_copy(self) -> float:
             return self.over(self.torch.ones(BATCH * SAMPLE_BYTES // 4, device="cuda"))
-
-    class PreloadPinned(_OnDevice):
-        mode = "pinned"
-
-        @tracked(f"gather {BATCH} samples from page-locked memory, over a pinned copy", RATE, at_least=0.9)
-        def track_over_pinned_copy(self) -> float:
-            return self.over(self.torch.ones(BATCH * SAMPLE_BYTES // 4, pin_memory=True))

@@ -144,12 +144,6 @@ def test_configuration_names_the_key_that_has_a_url(key: str) -> None:
     assert caught.value.kind == "url"
 
 
-def test_run_configuration_names_the_key_that_has_a_url() -> None:
-    done = run_ups("train", "--config", "demo", "checkpoint.dir=s3://b/a")
-    assert done.exit_code == 2
-    assert "checkpoint.dir: expected a path on this machine, found s3://b/a" in done.stderr
-
-
 def test_configuration_does_not_include_a_url() -> None:
     Path("a.yaml").write_text("include: https://host/b.yaml\n")
     with pytest.raises(SpecError, match=r"https://host/b\.yaml: this is a URL"):
@@ -161,11 +155,6 @@ def test_open_refuses_a_url_that_names_no_object(url: str) -> None:
     with pytest.raises(SpecError) as caught:
         ups_store.open(url)
     assert (caught.value.kind, caught.value.path) == ("url", url)
-
-
-def test_open_of_a_file_url_says_its_path() -> None:
-    with pytest.raises(SpecError, match=r"say /data/a$"):
-        ups_store.open("file:///data/a")
 
 
 def test_files_of_a_configuration_are_no_urls() -> None:

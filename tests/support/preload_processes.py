@@ -17,13 +17,10 @@ from typing import Any
 
 import ups_store
 from ups_store import StoreError
-from ups_store.read import page_cache, preload_copy
-from ups_store.read import page_cache as reading
+from ups_store.read import preload
 from ups_store.system import files
 
 MIB = 1 << 20
-_NOBODY = 65534
-IMPORTED_LATE = (preload_copy, page_cache)  # which somebody else might not be allowed to
 _HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")  # of a mapping in smaps, where fields end in a colon
 
 
@@ -83,7 +80,6 @@ def under_limit(
     with ups_store.open(path) as store:
         limit()
         answers.send([_attempt(store, request) for request in requests])
-    os.seteuid(os.getuid())  # who `limit_locked` took over from, and whose files a coverage run writes
 
 
 def _attempt(store: ups_store.Store, request: dict[str, Any]) -> tuple[Any, ...]:
@@ -103,13 +99,6 @@ def limit_data(extra_bytes: int) -> None:
     """As `ulimit -d`: so much more private memory than now."""
     data = int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (data + extra_bytes, resource.RLIM_INFINITY))
-
-
-def limit_locked(nbytes: int) -> None:
-    """As `ulimit -l`; root, whom that doesn't bind, becomes somebody else."""
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (nbytes, nbytes))
-    if os.geteuid() == 0:
-        os.seteuid(_NOBODY)
 
 
 def join_group(members: Path, path: Path) -> None:
@@ -134,7 +123,7 @@ def read_slowly(path: Path, answers: Connection) -> None:
         time.sleep(0.2)
         return read_into(fd, offset, target)
 
-    reading.STEP_BYTES = reading.PIECE_BYTES = 4096
+    preload.STEP_BYTES = preload.PIECE_BYTES = 4096
     files.read_into = slow
     with ups_store.open(path) as store:
         try:

@@ -98,6 +98,18 @@ def test_every_file_of_operations_is_run() -> None:
     assert set(run.OPERATIONS) == set(TRIED)
 
 
+def test_every_module_of_benchmarks_is_imported_and_its_parameters_have_names() -> None:
+    """What `asv check`, below, finds wrong most often."""
+    for operation in (*run.OPERATIONS, *run.OF_TRAINING):
+        module = importlib.import_module(f"benchmarks.{operation}")
+        for benchmark in vars(module).values():
+            if isinstance(benchmark, type) and any(name.startswith("track_") for name in vars(benchmark)):
+                names, params = getattr(benchmark, "param_names", ()), getattr(benchmark, "params", ())
+                num = len(params) if params and isinstance(params[0], list | tuple) else int(bool(params))
+                assert len(names) == num, benchmark
+
+
+@pytest.mark.slow
 @pytest.mark.multi_process
 def test_asv_takes_every_benchmark_for_one() -> None:
     pytest.importorskip("asv")

@@ -324,6 +324,19 @@ DECODED: dict[str, Defect] = {
         "A chunk decodes to 4 numbers, not 3.",
         with_data(SMALL_KEY, lambda data: with_checksum(bytes.fromhex(_DOUBLES_4))),
     ),
+    "chunk_by_another_codec": Defect(
+        "5.2",
+        "A chunk's header says lz4, its document zstd.",
+        with_data(SMALL_KEY, lambda data: with_checksum(data[:2] + bytes([data[2] & 31 | 32]) + data[3:-4])),
+    ),
+    "chunk_of_other_numbers": Defect(
+        "5.2",
+        "A chunk's header says numbers of 2 bytes, its document of 8.",
+        with_data(SMALL_KEY, lambda data: with_checksum(data[:3] + b"\2" + data[4:-4])),
+    ),
+    "fingerprint_of_another_store": Defect(
+        "13.7", "The fingerprint isn't that of the mapped form.", _packed(fingerprint="0123456789abcdef" * 4)
+    ),
     "boolean_of_2": Defect(
         "4.7",
         "A bool decodes to 2.",
@@ -346,7 +359,7 @@ def cases() -> list[Case]:
         _valid(
             "partition",
             "A partition, packed.",
-            with_identity(lambda i: i.update(partition=[1, 2]))(blosc),
+            pack(with_identity(lambda i: i.update(partition=[1, 2]))(good), "blosc"),
             answers,
         ),
     ]

@@ -108,6 +108,15 @@ class TtcConfig(Section):
     project: bool = Field(True, description="put conserved means back to those of the given frame")
 
 
+def _preload_of(mode: object) -> object:
+    """Read `training.preload`: YAML reads `off` as False; one mode there was once."""
+    if mode == "pinned":
+        raise ValueError(
+            "there is no mode 'pinned' any more: write 'device', or 'copy' for memory of the host"
+        )
+    return "off" if mode is False else mode
+
+
 class TrainingConfig(Section):
     """Loop, precision, losses; a stage's own values win."""
 
@@ -196,8 +205,8 @@ class TrainingConfig(Section):
     pin_memory: bool = Field(True, description="page-locked batches where there is a GPU")
     prefetch_factor: CountOrZero = Field(2, description="batches that are prepared ahead, by a thread")
     preload: Annotated[
-        Literal["auto", "off", "page-cache", "copy", "pinned", "device"],
-        BeforeValidator(lambda value: "off" if value is False else value),  # as YAML reads `off`
+        Literal["auto", "off", "page-cache", "copy", "device"],
+        BeforeValidator(_preload_of),
     ] = Field("auto", description="how a store is brought into memory before training")
     stride: Count = Field(1, description="stored time steps from one step of the operator to the next")
     horizon: Count = Field(1, description="operator steps that a loss goes through")

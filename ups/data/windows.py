@@ -32,7 +32,6 @@ from ups_store.torch import Allocate, Window, WindowIndex, new_tensor
 _PLACES = {
     "page-cache": "in the page cache",
     "copy": "in RAM",
-    "pinned": "in page-locked memory",
     "device": "on the device",
     "mapped": "read when it is used",
     "mixed": "some of its files in RAM",
@@ -40,7 +39,7 @@ _PLACES = {
 
 Items = npt.NDArray[np.int64]
 
-Preload = Literal["auto", "off", "page-cache", "copy", "pinned", "device"]
+Preload = Literal["auto", "off", "page-cache", "copy", "device"]
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class TaskWindows:
             return self._preload_packed(mode)
         if mode == "off" or not isinstance(self.store, ups_store.Store):
             return "read when it is used"
-        is_for_device = mode in ("pinned", "device") or (mode == "auto" and device != "cpu")
+        is_for_device = mode == "device" or (mode == "auto" and device != "cpu")
         report = self.store.preload(mode, device=device if is_for_device else None)
         self._on_device = report.on_device
         # The last part of `why` is the budget of the mode that was taken; before it, what was refused.

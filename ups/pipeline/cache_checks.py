@@ -27,7 +27,6 @@ from ups_store.errors import DiskFullError, MemoryLimitError, StoreError
 
 LATENTS, FIELD_STORES = "latent cache", "field stores"  # groups of checks
 _NBYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-_MARGIN = 0.9  # of free memory that preloading takes at most
 _UNKNOWN = "0" * 64
 
 
@@ -222,17 +221,13 @@ def _check_preload(config: RunConfig, stores: list[WantedStore], checks: Checks)
         checks.ok(group, "training.preload = off: stores are read when they are used")
     elif mode == "device":
         checks.ok(group, f"{text}; on the device what fits there")
-    elif needed <= _MARGIN * free:
-        checks.ok(group, text)
-    elif mode == "auto":
-        checks.warn(group, f"{text}: what doesn't fit is read when it is used")
     else:
-        error = MemoryLimitError(
-            f"stores don't fit into RAM for training.preload = {mode}",
-            needed_bytes=needed,
-            available_bytes=free,
-            expected=f"{format_nbytes(needed)} and a margin of {1 - _MARGIN:.0%}",
-            found=f"{format_nbytes(free)} free",
-            hint="say training.preload=auto, which takes what fits",
-        )
-        checks.refuse(group, error)
+        try:
+            outcome, _ = ups_store.plan_preload(needed, mode)
+        except MemoryLimitError as error:
+            checks.refuse(group, error)
+        else:
+            fits = outcome != "mapped"
+            checks.ok(group, text) if fits else checks.warn(
+                group, f"{text}: what doesn't fit is read when it is used"
+            )

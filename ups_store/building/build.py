@@ -48,7 +48,7 @@ from ups_store.building.read import UnreadSamplesError, read_batches, split_batc
 from ups_store.building.readers import Readers
 from ups_store.building.result import BuildResult
 from ups_store.building.staging import Sources
-from ups_store.building.tuning import Tuner, Tuning
+from ups_store.building.tuning import Tuning, tune
 from ups_store.check.info import mapped_nbytes
 from ups_store.check.statistics import Statistics
 from ups_store.errors import (
@@ -65,8 +65,8 @@ from ups_store.format.root import config_hash, describe_differences
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
-from ups_store.read.partitioned import parts_of
 from ups_store.read.recovery import building_path
+from ups_store.read.several import parts_of
 from ups_store.sources.readers import ReadBatch
 from ups_store.system import files
 from ups_store.system.files import make_folder
@@ -504,7 +504,7 @@ def _check_packable(plan: StorePlan) -> None:
     if plan.codec == "none":
         return
     check_installed("numcodecs", *(["pcodec"] if plan.codec == "pcodec" else []), extra="pack")
-    from ups_store.packed.chunk_codecs import MAX_CHUNK_BYTES
+    from ups_store.packed.codecs import MAX_CHUNK_BYTES
 
     largest = max(payload_nbytes({name: spec}) for name, spec in plan.arrays.items())
     if largest > MAX_CHUNK_BYTES:
@@ -526,19 +526,6 @@ def build_store(
     """Build one store, continue it, or find that it is valid; in the end it is packed as configured.
 
     A valid mapped store is packed, or a packed one unpacked: no sample is read or encoded for that.
-
-    Args:
-        build: Its build, of at least one sample; closed afterwards.
-        readers: Read the sources.
-        watcher: Hears how it goes.
-        overwrite: Whether to build from scratch whatever is there.
-        shared: `SharedStores` that the store is pulled from if it isn't here, and pushed to; what fails there
-            is a note.
-    Raises:
-        SourceError: If a source is unreadable, changed, or holds NaN or Inf that aren't to be kept.
-        UnreadSamplesError: If samples were skipped; the others are committed.
-        BuildInterruptedError: On Ctrl-C; what is committed stays.
-        StoreError: As `Build.begin` and `Build.finish`.
     """
     with build:
         maker = _Maker(build, readers, watcher, overwrite=overwrite)
@@ -622,8 +609,8 @@ class _Maker:
         filling = build.filling
         filling.batch_size = self._batch_size or filling.batch_size
         if self._readers.is_tuned and self._tuning is None and len(share):
-            tuner = Tuner(filling, self._readers, clock=build.clock, note=watcher.note)
-            self._tuning = tuner.tune(share, is_alone=rank.num_local == 1)
+            options: dict[str, Any] = {"clock": build.clock, "note": watcher.note}
+            self._tuning = tune(filling, self._readers, share, is_alone=rank.num_local == 1, **options)
             self._batch_size = filling.batch_size
             share = filling.left_of(share)
         filling.fill(share)
@@ -643,13 +630,13 @@ class _Maker:
         others = [part for part in parts_of(store) if (part.codec == "none") != (codec == "none")]
         if not others:
             return store
-        from ups_store.packed.pack import repack_store
+        from ups_store.packed.pack import pack
 
         doing = "unpacking" if codec == "none" else f"packing by {codec}"
         self._watcher.stage(f"{build.title}: {doing}", sum(map(payload_of, others)), unit="bytes")
         for part in others:
             with build.clock.timed("pack"):
-                repack_store(part, codec=codec, force=self._overwrite, progress=self._watcher.advance)
+                pack(part.path, part.path, codec, force=self._overwrite, progress=self._watcher.advance)
         store.close()
         return open_any(place)
 

@@ -13,7 +13,7 @@ from ups_store.errors import ConfigError, SpecError, needs
 from ups_store.printable import without_secrets
 from ups_store.remote.fetch import EXPECTED, checked_url
 from ups_store.remote.shared import EXPECTED as EXPECTED_SHARED
-from ups_store.remote.shared import check_place
+from ups_store.remote.shared import check_location
 from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration, local_path
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
@@ -76,7 +76,7 @@ def _shared(value: object) -> str | None:
     if not isinstance(value, str | Path):
         raise ConfigError("", expected=EXPECTED_SHARED, found=repr(value))
     try:
-        return check_place(str(value))
+        return check_location(str(value))
     except SpecError as error:  # the code that catches it knows the key
         raise ConfigError("", expected=error.expected, found=error.path) from error
 

@@ -512,14 +512,7 @@ def load_other_keys() -> tuple[OtherKeys, ...]:
 
 
 def find_config(name: Path, *, folder: Path = Path()) -> Path:
-    """Return the file of a name, else the shipped configuration, else the file that is missing.
-
-    Args:
-        name: Such as `run.yaml`, `demo`, `demo.yaml` or `pdebench/burgers1d`.
-        folder: What the path of a file is relative to.
-    Raises:
-        SpecError: Kind "url".
-    """
+    """Return the file of a name, else the shipped configuration, else the file that is missing."""
     check_local(name)
     own = folder / name
     return own if own.is_file() else shipped_configs().get(_name_of(name), own)

@@ -63,13 +63,6 @@ def decide(build: Build, *, overwrite: bool = False) -> Decision:
     """Decide what becomes of a store; nothing is written.
 
     Where something is there to compare with, sources whose digests aren't known are read.
-
-    Args:
-        build: Its build.
-        overwrite: Whether to build from scratch whatever is there.
-    Raises:
-        SourceError: If sources can't be read.
-        ReadError: If the disk can't read what is there: building it again would hide that.
     """
     plan, is_begun = build.plan, files.exists(building_path(build.path))
     if overwrite:

@@ -106,11 +106,7 @@ def _callable(value: object, name: str) -> Callable[..., Any]:
 
 
 def check_size(encoder: Encoder, *, dim: int | None, tokens: int | None, checkpoint: Path) -> None:
-    """Fail if a configuration names another size than the encoder has.
-
-    Raises:
-        ConfigError: Names both.
-    """
+    """Fail if a configuration names another size than the encoder has."""
     found = encoder.latent_shape
     expected = (tokens or found[0], dim or found[1])
     if found != expected:
@@ -124,11 +120,7 @@ def check_size(encoder: Encoder, *, dim: int | None, tokens: int | None, checkpo
 
 
 def check_output(arrays: Arrays, specs: Mapping[str, ArraySpec], num: int) -> None:
-    """Fail if an encoder returned something else than it announced.
-
-    Raises:
-        ConfigError: Names the array, what was announced and what came.
-    """
+    """Fail if an encoder returned something else than it announced."""
     for name, spec in specs.items():
         found = arrays.get(name)
         expected = f"{dtype_of(spec.dtype)} {(num, *spec.shape[1:])}"
@@ -193,18 +185,7 @@ def begin_batch(
     specs: Mapping[str, ArraySpec],
     ranges: Ranges | None = None,
 ) -> Callable[[], Encoded]:
-    """Begin to encode a batch, at once as a whole if the encoder can't overlap.
-
-    Args:
-        arrays: Arrays of the sources, shape (B, ...); needed no longer when this returns.
-        encoder: Encodes.
-        samples: Sample numbers, shape (B,).
-        specs: What `encoder.output_spec` announced.
-        ranges: Ranges of those sources for which a reader has found them.
-    Returns:
-        A function that waits for the rest and checks what comes. It raises EncodeError for NaN or Inf in
-        what was encoded, and ConfigError for another output than was announced.
-    """
+    """Begin to encode a batch; returns a function that waits for the rest and checks what comes."""
     # What passes through unchanged lies in the reader's memory.
     given = {**arrays, **{name: np.array(arrays[name]) for name in specs if name in arrays}}
     spoilt = _spoilt(arrays, ranges or {})

@@ -223,12 +223,6 @@ class CommitThread:
 
     Used as a context manager: leaving it normally waits for every batch; leaving it by an exception finishes
     the batch at work, drops the others and lets the exception go on.
-
-    Args:
-        committer: Where batches go; nothing else commits there meanwhile.
-        committed: Called in the thread with the number of samples of every batch that is durable.
-        depth: How many batches may wait.
-        within: Makes a context that each commit runs in.
     """
 
     def __init__(
@@ -252,11 +246,7 @@ class CommitThread:
         return self._batches.qsize()
 
     def put(self, samples: npt.NDArray[np.int64], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Hand a batch over, waiting while `depth` others wait; its memory is the thread's from then on.
-
-        Raises:
-            StoreError: What an earlier commit failed with.
-        """
+        """Hand a batch over, waiting while `depth` others wait; its memory is the thread's from then on."""
         self._put((samples, arrays))
 
     def _put(self, batch: Pending | None) -> None:

@@ -24,9 +24,9 @@ from ups_store.errors import (
 )
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.base import AnyStore
-from ups_store.read.file_reads import looks_like_store
 from ups_store.read.open import open_any
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX, building_path
+from ups_store.read.store_file import looks_like_store
 from ups_store.remote.transfer import is_pulling
 from ups_store.system import files, locks
 from ups_store.system.replacement import real_place
@@ -55,12 +55,7 @@ def create_file(
 
 
 def join_builder(path: Path, content: Mapping[str, Any], wanted: str) -> Committer | None:
-    """Join the file that the builder makes, as soon as it is there; None if the store is finished already.
-
-    Raises:
-        StoreError: Kind "no_builder", if no process begins to build.
-        IdentityMismatchError: If a store of other content is built there, and goes on being built.
-    """
+    """Join the file that the builder makes, as soon as it is there; None if the store is finished already."""
     deadline = time.monotonic() + BUILDER_S
     while True:
         try:
@@ -82,15 +77,7 @@ def join_builder(path: Path, content: Mapping[str, Any], wanted: str) -> Committ
 
 
 def wait_for_store(path: Path, wanted: str, *, is_packed: bool | None = None) -> AnyStore:
-    """Open the finished store, as soon as the builder has published it.
-
-    Args:
-        path: Its file.
-        wanted: Hash of its identity.
-        is_packed: Whether it is to be packed by then; None: either.
-    Raises:
-        StoreError: Kind "no_builder", if the builder ended without finishing; what is committed stays.
-    """
+    """Open the finished store, as soon as the builder has published it."""
     gone_since = None
     while not is_finished(path, wanted, is_packed=is_packed):
         if _is_being_built(path):
@@ -152,13 +139,7 @@ def is_damaged(path: Path, error: StoreError) -> bool:
 
 
 def look_again(path: Path, wanted: str, note: Callable[[str], None]) -> AnyStore | None:
-    """Open the store if another process has just published it; a damaged file gets the name NAME.damaged.
-
-    Args:
-        path: Its file; this process is its builder already.
-        wanted: Hash of its identity; "" of none.
-        note: Given a sentence if something is set aside.
-    """
+    """Open the store if another process has just published it; a damaged file gets the name NAME.damaged."""
     try:
         store = open_any(path)
     except StoreNotFoundError:

@@ -205,17 +205,7 @@ def plan_store(
     readers: Readers | None = None,
     sources: Sources | None = None,
 ) -> StorePlan:
-    """Find the sources of a split and decide what becomes of them; reads no samples.
-
-    Args:
-        config: What is wanted.
-        task_name: The task.
-        split: The split.
-        readers: Open the sources; by default one of its own.
-        sources: Finds them; by default the configuration's, copied first where it says so.
-    Raises:
-        SourceError: If sources are missing, unreadable, or don't go together.
-    """
+    """Find the sources of a split and decide what becomes of them; reads no samples."""
     data, task = config.data, config.get_task(task_name)
     selection = Selection(data.reduce_space, data.reduce_time)
     found = (sources or Sources(config)).of(task, split)

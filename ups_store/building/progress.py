@@ -16,9 +16,6 @@ class StageRates:
     """Counts what was done, and how long was waited for "read", "commit" and so on, since `begin`.
 
     A stage that others overlap with is waited for less than it works, so its rate is what it could sustain.
-
-    Args:
-        clock: Seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,12 +59,7 @@ Item = TypeVar("Item")
 
 
 class Stopwatch:
-    """Adds up monotonic time by the name of a stage, and in total since it was made.
-
-    Args:
-        begins: Called with the name of each stage as it begins.
-        started_s: Since when the total counts, on the clock of `time.perf_counter`; by default now.
-    """
+    """Adds up monotonic time by the name of a stage, and in total since it was made."""
 
     def __init__(
         self, begins: Callable[[str], None] = lambda stage: None, *, started_s: float | None = None

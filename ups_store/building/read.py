@@ -79,19 +79,6 @@ def read_batches(
 
     Where the pool skips what can't be read, the samples of such a batch are asked for once more, one by one,
     after all others.
-
-    Args:
-        plan: The store's plan.
-        missing: Sample numbers of the store, sorted, shape (M,).
-        on_nan: "fail" or "keep" NaN and Inf.
-        readers: Read; by default one of its own.
-        skipped: Filled with the samples that can't be read, where the pool skips those.
-        for_s: Ask for no more once so many seconds have passed since the first batch came.
-    Yields:
-        Sample numbers (B,), every per-sample array (B, ...) in the store's dtype, valid until the next batch
-        is asked for, and the ranges of those that were read.
-    Raises:
-        SourceError: As `ReaderPool.read`, and kind "not_finite".
     """
     requests = _requests(plan, missing, on_nan)
     infos = {info.path: info for info in plan.infos}
@@ -117,12 +104,7 @@ def _pool(readers: Readers, requests: Sequence[ReadRequest], plan: StorePlan, nu
 
 
 class _Courier:
-    """Keeps account of requests that a pool may skip.
-
-    Args:
-        skipped: Filled with the samples that are given up.
-        for_s: How long requests are handed out, from when the first one is answered; None: all of them.
-    """
+    """Keeps account of requests that a pool may skip."""
 
     def __init__(self, skipped: list[Skipped], *, for_s: float | None) -> None:
         self._skipped = skipped

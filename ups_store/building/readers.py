@@ -98,10 +98,6 @@ class Readers:
             nbytes: How much that is, as it is asked for.
             stored_nbytes: How much that is in the files; more where they are reduced while they are read.
             slot_nbytes: Size of the largest batch.
-
-        Raises:
-            StoreError: Kind "no_memory" or "no_descriptors", if there isn't enough for one reader.
-            SourceError: As `ReaderPool.read`, which reads the first batch to see how long that takes.
         """
         self.pool.resize(self.pool.num_workers, slot_nbytes=slot_nbytes)
         if self.is_auto and requests and not self._is_rate_known:
@@ -223,9 +219,6 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> 
     """As many readers as there is room for, at most `wanted`, and their number of slots.
 
     Reading takes memory beside the slots: what a reader is, and a block of the file.
-
-    Raises:
-        StoreError: Kind "no_memory" or "no_descriptors", if there is no room for one.
     """
     num_workers = min(wanted, (descriptors - _SPARE_DESCRIPTORS) // _READER_DESCRIPTORS)
     if num_workers < 1:

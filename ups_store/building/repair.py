@@ -49,18 +49,6 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
 
     The damaged file is only read; mappings of it stay valid. Interrupted, it continues when it is run again.
     The checksum of an array without slots covers all samples, so damage there means to read all of them.
-
-    Args:
-        path: The damaged store.
-        config: YAML file that it was built with.
-        overrides: Dotted overrides, as for a build.
-        watcher: Hears how it goes.
-    Raises:
-        FormatError: If it isn't a finished store, or its metadata is damaged, or its identity isn't one.
-        ReadOnlyError: If it has no write bit.
-        IdentityMismatchError: If the configuration and the sources give another store, or an unfinished one
-            of something else is in the way.
-        SourceError: If a source is unreadable or changed.
     """
     found = examine(path)
     if found.status.is_sound:

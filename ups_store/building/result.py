@@ -185,9 +185,6 @@ def prepare_manifest(path: Path) -> None:
     """Make the manifest's folder, and refuse to replace anything but an earlier manifest.
 
     Called before the hours of work that the manifest will describe.
-
-    Raises:
-        ConfigError: If it couldn't be written, or something else is at the path.
     """
     make_folder(path.parent, hint="check --manifest")
     if not os.access(path.parent, os.W_OK):

@@ -22,12 +22,11 @@ from ups_store.errors import (
     FormatError,
     IdentityMismatchError,
     StoreError,
-    check_installed,
 )
 from ups_store.read.base import AnyStore
-from ups_store.remote.fetch import Call
-from ups_store.remote.shared import SharedFile, is_read_only, name_of_place, needs_client
+from ups_store.remote.shared import SharedFile, open_shared
 from ups_store.remote.transfer import compare_there, find_there, pull_from, push_to
+from ups_store.sources.reader import Call
 from ups_store.sources.readers import Patience, ReaderPool
 
 _LOOK_S = 15.0  # the longest that a build waits for an answer whether a store is there
@@ -43,23 +42,23 @@ class SharedStores:
         config: `cache.remote` and `cache.remote_timeout_s`.
         watcher: Hears how it goes, and of what failed.
     Raises:
-        MissingExtraError: If the place needs obstore, and that isn't installed.
+        MissingExtraError: If the shared cache needs obstore, and that isn't installed.
     """
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher) -> None:
-        self._place, self._timeout_s = config.cache.remote, config.cache.remote_timeout_s
+        self._timeout_s = config.cache.remote_timeout_s
+        self._remote = config.cache.remote
+        self._cache = None if self._remote is None else open_shared(self._remote)  # asks for nothing yet
         self._look_s = min(_LOOK_S, self._timeout_s)
         self._watcher = watcher
         # By their deadline: an answer has to come sooner than bytes.
         self._pools: dict[float, ReaderPool] = {}
         self._is_given_up = self._is_push_given_up = False
-        if self._place and needs_client(self._place):
-            check_installed("obstore", extra="s3")
 
     @property
     def is_on(self) -> bool:
         """Whether there is a shared cache that answers, as far as is known."""
-        return self._place is not None and not self._is_given_up
+        return self._cache is not None and not self._is_given_up
 
     def pull(self, build: Build) -> bool:
         """Pull a store that isn't there yet; only the builder of a machine does.
@@ -85,7 +84,7 @@ class SharedStores:
             return False
         nbytes = sum(entry.nbytes for entry in entries)
         self._watcher.stage(f"{build.title}: pulling", nbytes, unit="bytes")
-        path = self._ask(pull_from, self._timeout_s, True, entries=entries, folder=build.path.parent)
+        path = self._ask(pull_from, self._timeout_s, entries, build.path.parent, has_bytes=True)
         self._watcher.note(f"{build.title}: pulled {format_nbytes(nbytes)} from {self._name}, {path}")
         return True
 
@@ -98,28 +97,27 @@ class SharedStores:
         Returns:
             Whether this put it there.
         """
-        if not self.is_on or self._is_push_given_up or is_read_only(self._place or ""):
-            return False
-        if not build.rank.is_builder:
+        is_writable = self._cache is not None and not (self._cache.is_read_only or self._is_push_given_up)
+        if not (self.is_on and is_writable and build.rank.is_builder):
             return False
         title = build.title
         with self._warning(f"{title}: not pushed to"):
             if entries := self._find(store.config_hash, build.path.name):
-                self._ask(compare_there, self._look_s, path=store.path, entries=entries)
+                self._ask(compare_there, self._look_s, store.path, entries)
                 return False
             self._watcher.stage(f"{title}: pushing", store.nbytes, unit="bytes")
-            if self._ask(push_to, self._timeout_s, True, path=store.path):
+            if self._ask(push_to, self._timeout_s, store.path, has_bytes=True):
                 self._watcher.note(f"{title}: pushed {format_nbytes(store.nbytes)} to {self._name}")
                 return True
         return False
 
     def _find(self, config_hash: str, name: str) -> Sequence[SharedFile]:
         entries: Sequence[SharedFile]
-        entries = self._ask(find_there, self._look_s, config_hash=config_hash, name=name)
+        entries = self._ask(find_there, self._look_s, config_hash, name)
         return entries
 
     def _ask(
-        self, function: Callable[..., object], deadline_s: float, has_bytes: bool = False, **arguments: Any
+        self, function: Callable[..., object], deadline_s: float, *arguments: object, has_bytes: bool = False
     ) -> Any:
         """Call it in the process, which gets half as long again; a client's own deadline comes before."""
         self._watcher.waits("shared cache")
@@ -127,14 +125,13 @@ class SharedStores:
         if timeout_s not in self._pools:
             patience = Patience(timeout_s=timeout_s, open_timeout_s=timeout_s, retries=0)
             self._pools[timeout_s] = ReaderPool(1, slot_nbytes=1, num_slots=1, patience=patience)
-        arguments |= {"place": self._place, "deadline_s": deadline_s}
-        call = Call(self._name, "a store", function, arguments)
-        report = self._watcher.advance if has_bytes else lambda num: None
-        return self._pools[timeout_s].ask(call, progress=report)
+        call = Call(function, (self._remote, deadline_s, *arguments), self._name, "a store")
+        progress = self._watcher.advance if has_bytes else lambda num: None
+        return self._pools[timeout_s].ask(call, progress=progress)
 
     @property
     def _name(self) -> str:
-        return name_of_place(self._place or "")
+        return self._cache.location if self._cache else ""
 
     @contextlib.contextmanager
     def _warning(self, what: str) -> Iterator[None]:

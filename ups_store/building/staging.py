@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ups_store.building.config import BuildConfig
@@ -20,12 +19,11 @@ from ups_store.errors import ConfigError, SourceError, check_installed
 from ups_store.printable import counted
 from ups_store.remote.client import DEADLINE_S, Version
 from ups_store.remote.fetch import (
-    Call,
     LocalFile,
     Original,
     RemoteFile,
     checked_url,
-    fetch,
+    fetch_in_reader,
     find_copy,
     folder_of_copy,
     list_sources,
@@ -33,6 +31,7 @@ from ups_store.remote.fetch import (
     num_there,
     original_of,
 )
+from ups_store.sources.reader import Call
 from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.sources.source_files import (
     SPLIT_NAMES,
@@ -52,15 +51,8 @@ MAX_PARALLEL = 4  # copies at a time: more share the same network
 _NUM_SLOTS = 64  # requests that a reader may have before it
 _SUFFIXES = (".h5", ".hdf5")
 _PATTERN = frozenset("*?[")
+_Sources = list[tuple[Original, bool]]  # of a split, and whether they are of it as a whole
 _Candidates = dict[Path, Original]  # by what the files are called when a split's are chosen
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """A source of a split, wherever it is."""
-
-    original: Original
-    whole: bool
 
 
 class Sources:
@@ -104,9 +96,9 @@ class Sources:
             data = self._config.data
             return find_sources(data.root, task=task, split=split, files=data.files)
         with self._pool() as pool:
-            wanted = self._wanted(task, split, pool)
-            self._copy([each.original for each in wanted], pool)
-        return tuple(SourceFile(self._path_here(each.original), each.whole) for each in wanted)
+            sources = self._sources(task, split, pool)
+            self._copy([original for original, _ in sources], pool)
+        return tuple(SourceFile(self._path_here(original), whole) for original, whole in sources)
 
     def stage_all(self) -> list[Path]:
         """Have copies of the sources of every task and split, made side by side; nothing if none are wanted.
@@ -125,12 +117,12 @@ class Sources:
             for name in self._config.data.tasks:
                 for split in self._config.data.split:
                     try:
-                        wanted = self._wanted(self._config.get_task(name), split, pool)
+                        sources = self._sources(self._config.get_task(name), split, pool)
                     except SourceError as error:
                         if error.kind != "no_source" or split == "train":
                             raise
                         continue  # the build says so when it comes to that split
-                    originals |= {each.original.key: each.original for each in wanted}
+                    originals |= {original.key: original for original, _ in sources}
             self._copy(list(originals.values()), pool)
         return [self._path_here(original) for original in originals.values()]
 
@@ -145,20 +137,20 @@ class Sources:
         ) as pool:
             yield pool
 
-    def _wanted(self, task: Task, split: str, pool: ReaderPool) -> list[_Wanted]:
+    def _sources(self, task: Task, split: str, pool: ReaderPool) -> _Sources:
         data = self._config.data
         if not data.is_remote and not any(is_remote(name) for names in task.files.values() for name in names):
-            found = find_sources(data.root, task=task, split=split, files=data.files)
-            wanted = [_Wanted(LocalFile(source.path), source.whole) for source in found]
+            local = find_sources(data.root, task=task, split=split, files=data.files)
+            sources: _Sources = [(LocalFile(source.path), source.whole) for source in local]
             if not self._is_dry:
-                self._look([each.original for each in wanted], pool)
-            return wanted
+                self._look([original for original, _ in sources], pool)
+            return sources
         candidates = self._candidates(task, split, pool)
         ordered = sorted(candidates, key=lambda path: (natural_key(path.name), str(path)))
         chosen = choose_sources(ordered, task=task, split=split, is_named=data.files is not None)
         if not chosen:
             raise no_source(data.root, task, split, ordered)
-        return [_Wanted(candidates[source.path], source.whole) for source in chosen]
+        return [(candidates[source.path], source.whole) for source in chosen]
 
     def _candidates(self, task: Task, split: str, pool: ReaderPool) -> _Candidates:
         data = self._config.data
@@ -183,7 +175,7 @@ class Sources:
         root = self._config.data.root
         remote_root = checked_url(root) if isinstance(root, str) else None
         given: dict[str, Original] = {}
-        found: _Candidates = {}
+        candidates: _Candidates = {}
         local = []
         for name in names:
             if is_remote(name):
@@ -195,18 +187,18 @@ class Sources:
             elif _PATTERN.isdisjoint(name):
                 given[name] = self._below(remote_root, name)
             else:
-                found |= self._matching(remote_root, name, key, pool)
+                candidates |= self._matching(remote_root, name, key, pool)
         self._look(given.values(), pool)
         for name, original in given.items():
             if self._versions.get(original.key) is None:
                 raise _missing(original.location, key)
-            found[self._path_for_choosing(original, name)] = original
+            candidates[self._path_for_choosing(original, name)] = original
         if local:
             here = root if isinstance(root, Path) else Path("/")
             paths = files_below(here, task=task, split=split, files=local)
             self._look([LocalFile(path) for path in paths], pool)
-            found |= {path: LocalFile(path) for path in paths}
-        return found
+            candidates |= {path: LocalFile(path) for path in paths}
+        return candidates
 
     def _below(self, root: Url, name: str) -> Original:
         path, hash_, fragment = name.partition("#")
@@ -225,19 +217,19 @@ class Sources:
     def _matching(self, root: Url, pattern: str, key: str, pool: ReaderPool) -> _Candidates:
         if root.is_http:
             raise _not_listed(pattern, key, "name each file, or give the folder as s3://: https lists none")
-        wanted = PurePosixPath("/", pattern).parts[1:]
+        patterns = PurePosixPath("/", pattern).parts[1:]
         listing = self._listing(root, pool)
-        found = {path: original for path, original in listing.items() if _matches(path.parts[2:], wanted)}
-        if not found:
+        matching = {path: each for path, each in listing.items() if _matches(path.parts[2:], patterns)}
+        if not matching:
             raise _missing(f"{root.path}/{pattern}", key)
-        return found
+        return matching
 
     def _listing(self, root: Url, pool: ReaderPool) -> _Candidates:
         """List all files below a remote root that may be sources."""
         if self._listed is None:
-            arguments = {"root": root, "deadline_s": self._deadline_s}
+            call = Call(list_sources, (root, self._deadline_s), str(root.path), "its files")
             self._listed = {}
-            for path, version in pool.ask(Call(str(root.path), "its files", list_sources, arguments)):
+            for path, version in pool.ask(call):
                 name = PurePosixPath(path).name
                 original = RemoteFile(root.below(path), "", name, self._deadline_s)
                 self._versions[original.key] = Version(version.nbytes, version.tag, name)
@@ -257,10 +249,7 @@ class Sources:
                 self._versions[original.key] = Version(copy.stat().st_size, "", copy.name)
             else:
                 asked.append(original)
-        calls = [
-            Call(each.location, "its size", look, {"original": each, "is_guess": are_guesses})
-            for each in asked
-        ]
+        calls = [Call(look, (each, are_guesses), each.location, "its size") for each in asked]
         for original, version in zip(asked, pool.ask_each(calls), strict=True):
             self._versions[original.key] = version
 
@@ -310,17 +299,12 @@ class Sources:
         retries = self._config.reading.retries
         calls = [
             Call(
-                original.location,
+                fetch_in_reader,
+                (each, version, self._folder(each), retries),
+                each.location,
                 "its copy",
-                fetch,
-                {
-                    "original": original,
-                    "version": version,
-                    "folder": self._folder(original),
-                    "retries": retries,
-                },
             )
-            for original, version in missing
+            for each, version in missing
         ]
         for index, _ in enumerate(pool.ask_each(calls, report=count)):
             count(index, sizes[index])

@@ -102,17 +102,7 @@ def explain_all(
     overwrite: bool = False,
     skip_missing: bool = False,
 ) -> list[Explanation]:
-    """Explain every store that this machine would build; of its ranks the first one does.
-
-    Args:
-        config: What would be built.
-        watcher: Hears how it goes.
-        rehash: Whether known digests aren't believed.
-        overwrite: As in `explain`.
-        skip_missing: As in `build_all`.
-    Raises:
-        SourceError: As `build_all` says.
-    """
+    """Explain every store that this machine would build; of its ranks the first one does."""
     if not BuildRank.from_environment().is_builder:
         return []
     with Readers(config.reading, note=watcher.note) as readers:
@@ -165,13 +155,7 @@ def open_builds(
     rank: BuildRank | None = None,
     skip_missing: bool = False,
 ) -> Iterator[Build]:
-    """Open the build of every store that has samples; the others go to `skipped` with the reason.
-
-    Raises:
-        SourceError: If there is none with samples, or a source is unusable; if a task has no sources of any
-            split, unless `skip_missing`; of sources that are copied or fetched also if those of "train" are
-            missing.
-    """
+    """Open the build of every store that has samples; the others go to `skipped` with the reason."""
     sources = sources or Sources(config, watcher=watcher)
     rank = rank or BuildRank.from_environment()
     both = [(task, split) for task in config.data.tasks for split in config.data.split]

@@ -139,11 +139,7 @@ def _rate(task: Task) -> str:
 
 
 class ConsoleWatcher(StageWatcher):
-    """Shows stages as progress bars with rate and time left, and notes as lines, on stderr.
-
-    Args:
-        console: Where to; bars are left out if it isn't a terminal.
-    """
+    """Shows stages as progress bars with rate and time left, and notes as lines, on stderr."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -211,11 +207,6 @@ class StallWatcher(StageWatcher, LookingThread):
     """A watcher that says what everything waits for, each time nothing was done for so long.
 
     A thread of its own looks, so it sees a commit that hangs, too.
-
-    Args:
-        after_s: How long.
-        folder: Where the stores go, whose free space is named.
-        note: Given the diagnosis, lines of text; called by the thread.
     """
 
     def __init__(self, after_s: float, *, folder: Path, note: Callable[[str], None]) -> None:
@@ -302,13 +293,6 @@ class EventLog(StageWatcher):
     "event": "start", "stage" (name, total, unit), "progress"
     (name, done, total, waits_for, per_second by stage, readers, num_ready), "note" and "stalled" (message),
     "error" (kind, message), "end".
-
-    Args:
-        path: The file, which is made or continued.
-        origin: What lines say otherwise of where they are from, such as the "run" that started this one.
-
-    Raises:
-        ConfigError: If it can't be written, or a file is there that is neither empty nor an event log.
     """
 
     def __init__(self, path: Path, *, origin: Mapping[str, Any] | None = None) -> None:
@@ -325,12 +309,7 @@ class EventLog(StageWatcher):
         self._logged_s = 0.0
 
     def write(self, event: str, **details: Any) -> None:
-        """Write one event.
-
-        Raises:
-            DiskFullError: If the file system has no room for it.
-            ConfigError: If it is a pipe that no process reads any more.
-        """
+        """Write one event."""
         text = json_text({"time_s": round(time.time(), 3), "event": event, **self._origin, **details})
         line = f"{without_secrets(text)}\n".encode()
         with self._lock, files.disk_full_as_error(self._path, len(line)):

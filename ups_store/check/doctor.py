@@ -22,9 +22,9 @@ from ups_store.errors import FormatError, VersionTooNewError
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
 from ups_store.format.layout import PAGE_BYTES, consecutive_runs
 from ups_store.read.catalog import Catalog, read_building, read_finished
-from ups_store.read.file_reads import read_at
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX, read_commits, read_is_spool
+from ups_store.read.store_file import read_at
 from ups_store.read.verify import Report, verify_file
 from ups_store.system import files
 from ups_store.system.paths import check_one_file

@@ -5,41 +5,46 @@ Where the root's `zarr.json` is damaged, arrays and geometry are read without th
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.check.intact_rows import intact_rows, read_rows
 from ups_store.errors import CorruptChunkError, FormatError
 from ups_store.format.build_tail import TailHeader
-from ups_store.format.checksum import crc32c
-from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, Layout
+from ups_store.format.layout import ArrayLayout, Layout, RaggedLayout
 from ups_store.format.metadata import dtype_of
+from ups_store.format.ragged import Offsets
 from ups_store.format.root import FORMAT_VERSION, RootMeta, constant_digest, identity_document
 from ups_store.format.zip_records import ROOT_NAME
-from ups_store.read.catalog import Catalog, finish_catalog, mark_companions, read_arrays, reads_of
-from ups_store.read.directory import read_directory
-from ups_store.read.file_reads import read_at
+from ups_store.read.catalog import (
+    Catalog,
+    finish_catalog,
+    mark_companions,
+    read_arrays,
+    read_directory,
+    reads_of,
+)
+from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
 from ups_store.read.gather import Samples
+from ups_store.read.ragged import offset_flaws
 from ups_store.read.recovery import intact_parts, read_commits
-from ups_store.read.store_file import read_constant, read_samples
+from ups_store.read.store_file import read_at, read_constant, read_samples
 from ups_store.read.verify import Report
 from ups_store.system import files
 
 BATCH_BYTES = 16 << 20  # read and committed together
-
-_BLOCK_BYTES = 4 << 20
 
 _OUTSIDE_PAYLOADS = ("slot_padding", "fill", "shard_index", "entry_crc")  # a copy gets new ones
 _NO_HASH = ""  # no identity has it: a hash is 64 digits
 
 
 Mask = npt.NDArray[np.bool_]
+ChunkAt = Callable[[int], Chunk]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +110,17 @@ def intact_by_commits(fd: int, catalog: Catalog, header: TailHeader) -> Intact:
 
 
 def intact_by_chunks(fd: int, catalog: Catalog) -> Intact:
-    """What verifies by the CRC-32C of its chunk alone, of a file whose end is missing or damaged."""
-    samples = {}
+    """Find what verifies by the CRC-32C of its chunk alone, of a file whose end is missing or damaged."""
+    samples, read = {}, reads_of(fd)
     for array in _with_elements(catalog.layout):
-        num = catalog.layout.num_samples
-        if array.meta.is_ragged:
-            samples[array.meta.name] = intact_rows(fd, catalog.layout.ragged[array.meta.name])
-        elif array.meta.is_sharded:
-            checks = (_chunk_ok(fd, array.slot(i)[0], array.meta.sample_nbytes) for i in range(num))
-            samples[array.meta.name] = np.fromiter(checks, bool, num)
+        name, num = array.meta.name, catalog.layout.num_samples
+        chunk_at = _chunks_of(fd, catalog.layout, array)
+        if chunk_at is None:
+            samples[name] = np.zeros(num, bool)
+        elif array.meta.is_sharded or array.meta.is_ragged:
+            samples[name] = np.fromiter((chunk_at(i).is_intact(read) for i in range(num)), bool, num)
         else:
-            samples[array.meta.name] = np.full(num, _chunk_ok(fd, array.offset, array.meta.nbytes))
+            samples[name] = np.full(num, chunk_of(array).is_intact(read))
     return Intact(samples, _intact_constants(fd, catalog), _empty(catalog.layout))
 
 
@@ -129,30 +134,66 @@ def read_intact(
     Raises:
         CorruptChunkError: If the file changed meanwhile.
     """
-    arrays = [layout.arrays[name] for name in names]
-    nbytes = sum(array.meta.nbytes for array in arrays) // max(1, layout.num_samples)
+    arrays = {name: layout.arrays[name] for name in names}
+    chunks = {name: _chunks_of(fd, layout, array) for name, array in arrays.items()}
+    nbytes = sum(array.meta.nbytes for array in arrays.values()) // max(1, layout.num_samples)
     step = max(1, BATCH_BYTES // max(1, nbytes))
     for first in range(0, len(samples), step):
         batch = samples[first : first + step]
         values: dict[str, Any] = {}
-        for name, array in zip(names, arrays, strict=True):
-            if array.meta.is_ragged:
-                values[name] = read_rows(fd, layout.ragged[name], batch, path=path)
+        for name, array in arrays.items():
+            if array.meta.is_ragged or array.meta.is_sharded:
+                rows = [_read_again(fd, chunks[name], array, sample, path) for sample in batch.tolist()]
+                values[name] = rows if array.meta.is_ragged else np.concatenate(rows)
             else:
-                values[name] = _read_checked(fd, array, batch, path)
+                values[name] = np.empty((len(batch), *array.meta.sample_shape), dtype_of(array.meta.dtype))
+                read_samples(fd, array, batch, None, values[name], path=path)
         yield batch, values
 
 
-def _read_checked(fd: int, array: ArrayLayout, samples: Samples, path: Path) -> npt.NDArray[Any]:
-    out = np.empty((len(samples), *array.meta.sample_shape), dtype_of(array.meta.dtype))
-    read_samples(fd, array, samples, None, out, path=path)
-    for row, sample in zip(out, samples.tolist(), strict=True) if array.meta.is_sharded else ():
-        end = array.slot(sample)[0] + array.meta.sample_nbytes
-        computed = crc32c(row.reshape(-1).view(np.uint8).data)
-        if read_at(fd, end, CHECKSUM_BYTES) != struct.pack("<I", computed):
-            name = array.meta.name
-            raise CorruptChunkError("it changed while it was copied", path=path, array=name, sample=sample)
-    return out
+def _read_again(
+    fd: int, chunk_at: ChunkAt | None, array: ArrayLayout, sample: int, path: Path
+) -> npt.NDArray[Any]:
+    """Read and check a sample that verified; shape (rows, ...), of an array that isn't ragged (1, ...)."""
+    chunk = None if chunk_at is None else chunk_at(sample)
+    payload = None if chunk is None else chunk.payload_of(read_at(fd, chunk.first, chunk.end - chunk.first))
+    if payload is None:
+        name = array.meta.name
+        raise CorruptChunkError("it changed while it was copied", path=path, array=name, sample=sample)
+    return np.frombuffer(payload, dtype_of(array.meta.dtype)).reshape(-1, *array.meta.sample_shape)
+
+
+def _chunks_of(fd: int, layout: Layout, array: ArrayLayout) -> ChunkAt | None:
+    """Find the chunk of each sample; None where wrong offsets don't tell."""
+    if not array.meta.is_ragged:
+        return partial(chunk_of, array)
+    ragged = layout.ragged[array.meta.name]
+    offsets = _offsets_of(fd, ragged)
+    stored = np.frombuffer(read_at(fd, ragged.checks.offset, ragged.checks.meta.nbytes), np.uint8)
+    if offsets is None or len(stored) < ragged.checks.meta.nbytes:
+        return None
+    crcs = stored.view("<u4")
+
+    def chunk_at(sample: int) -> Chunk:
+        rows = int(offsets[sample]), int(offsets[sample + 1])
+        return rows_chunk(ragged, sample, rows, int(crcs[sample]))
+
+    return chunk_at
+
+
+def lengths_of(fd: int, layout: RaggedLayout, samples: Samples) -> npt.NDArray[np.int64]:
+    """Numbers of rows of samples that verified."""
+    offsets = _offsets_of(fd, layout)
+    assert offsets is not None
+    return np.diff(offsets)[samples]
+
+
+def _offsets_of(fd: int, layout: RaggedLayout) -> Offsets | None:
+    raw = read_at(fd, layout.offsets.offset, layout.offsets.meta.nbytes)
+    if len(raw) < layout.offsets.meta.nbytes:
+        return None
+    offsets = np.frombuffer(raw, "<i8")
+    return None if any(offset_flaws(offsets, layout)) else offsets
 
 
 def _with_elements(layout: Layout) -> list[ArrayLayout]:
@@ -174,30 +215,15 @@ def _intact_constants(fd: int, catalog: Catalog) -> tuple[str, ...]:
     digests = catalog.root.identity.get("constants")
     declared = digests if isinstance(digests, dict) else {}
     is_lost = is_identity_lost(catalog)  # then the digests are too
-    return tuple(
-        array.meta.name
-        for array in _constants(catalog.layout)
-        if array.entry is None
-        or (
-            _chunk_ok(fd, array.offset, array.meta.nbytes)
-            and (is_lost or _digest(fd, array) == declared.get(array.meta.name))
-        )
-    )
-
-
-def _digest(fd: int, array: ArrayLayout) -> str:
-    return constant_digest(read_constant(fd, array, path=Path(array.meta.name)).tobytes())
-
-
-def _chunk_ok(fd: int, first: int, nbytes: int) -> bool:
-    """Whether a payload and the CRC-32C behind it are there and agree."""
-    computed = 0
-    for offset in range(0, nbytes, _BLOCK_BYTES):
-        block = read_at(fd, first + offset, min(_BLOCK_BYTES, nbytes - offset))
-        if not block:
-            return False
-        computed = crc32c(block, computed)
-    return read_at(fd, first + nbytes, CHECKSUM_BYTES) == struct.pack("<I", computed)
+    intact = []
+    for array in _constants(catalog.layout):
+        is_intact = array.entry is None or chunk_of(array).is_intact(reads_of(fd))
+        if is_intact and array.entry is not None and not is_lost:
+            digest = constant_digest(read_constant(fd, array, path=Path(array.meta.name)).tobytes())
+            is_intact = digest == declared.get(array.meta.name)
+        if is_intact:
+            intact.append(array.meta.name)
+    return tuple(intact)
 
 
 def read_without_root(fd: int, path: Path) -> Catalog:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ups_store.check.doctor import ADVICE, Diagnosis, spans
-from ups_store.check.intact import is_identity_lost, read_intact
-from ups_store.check.intact_rows import lengths_of
+from ups_store.check.intact import is_identity_lost, lengths_of, read_intact
 from ups_store.errors import FormatError, IdentityMismatchError, hinting
 from ups_store.format.layout import ArrayLayout, Layout
 from ups_store.format.metadata import ArraySpec

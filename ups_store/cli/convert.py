@@ -26,7 +26,7 @@ from ups_store.convert.export import FORMATS, export_store
 from ups_store.errors import SpecError, StoreNotFoundError
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import parts_of
+from ups_store.read.several import parts_of
 from ups_store.system.paths import is_pattern, partition_path
 from ups_store.write.target import check_target, payload_nbytes
 

@@ -16,7 +16,7 @@ from ups_store.format.root import differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import PartitionedStore
+from ups_store.read.several import PartitionedStore
 from ups_store.system.interrupt import importing
 from ups_store.system.urls import is_remote, shown_url
 

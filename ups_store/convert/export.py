@@ -20,8 +20,8 @@ from ups_store.errors import SpecError, did_you_mean
 from ups_store.format.canonical import canonical_json
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.base import AnyStore
-from ups_store.read.partitioned import parts_of
-from ups_store.read.ragged_batch import check_not_ragged
+from ups_store.read.ragged import check_not_ragged
+from ups_store.read.several import parts_of
 from ups_store.read.store import Store
 from ups_store.system.paths import path_of
 from ups_store.write.target import check_not_source, check_sound, check_target

@@ -16,7 +16,7 @@ from typing import Any
 
 from ups_store.errors import SpecError
 from ups_store.read.base import AnyStore
-from ups_store.read.partitioned import parts_of
+from ups_store.read.several import parts_of
 from ups_store.system import files
 from ups_store.system.urls import is_remote
 from ups_store.write.target import new_file

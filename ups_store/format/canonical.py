@@ -30,7 +30,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[-0-9][-+.0-9eE]*')
 
 
 def canonical_json(document: Any, *, what: str) -> bytes:
-    """RFC 8785 text of a document: one text per value, whatever program writes it.
+    """Write a document as RFC 8785 says: one text per value, whatever program writes it.
 
     Args:
         document: Dicts with string keys, lists, tuples, strings, numbers, booleans, None, NumPy scalars.
@@ -47,7 +47,7 @@ def canonical_json(document: Any, *, what: str) -> bytes:
 
 
 def plain_json(document: Any, *, what: str) -> Any:
-    """The document as plain JSON values: NumPy scalars and tuples are converted; see `canonical_json`."""
+    """Convert a document to plain JSON values: NumPy scalars and tuples, too; see `canonical_json`."""
     try:
         return _plain(document, what)
     except RecursionError as error:
@@ -55,7 +55,7 @@ def plain_json(document: Any, *, what: str) -> Any:
 
 
 def _is_simple(value: Any, depth: int = 1) -> bool:
-    """Whether `json`, five times as fast, writes what RFC 8785 wants: common keys, no extreme fraction."""
+    """Tell whether `json`, five times as fast, writes what RFC 8785 wants: no odd key or fraction."""
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return True
@@ -118,7 +118,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 def is_text_of(document: Any, free: Any, raw: bytes) -> bool:
-    """Whether a text is quickly seen to be that of a document, of which only the part `free` isn't ours."""
+    """Tell quickly whether a text is that of a document in which only the value `free` is the caller's."""
     try:
         return _is_simple(free, 2) and _SIMPLE_JSON.encode(document).encode() == raw
     except (RecursionError, UnicodeEncodeError):
@@ -155,7 +155,7 @@ def _without_digits(token: re.Match[str]) -> str:
 
 
 def member_text(text: str, *keys: str) -> str:
-    """The part of a canonical text of objects that is the value at a path of keys."""
+    """Cut the value at a path of keys out of a canonical text of objects."""
     first, end = 0, len(text)
     for key in keys:
         first, end = next((a, b) for name, a, b in _members(text, first) if name == key)
@@ -163,7 +163,7 @@ def member_text(text: str, *keys: str) -> str:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """Key, begin and end of each value of the object that begins at `at`."""
+    """Yield key, begin and end of each value of the object that begins at `at`."""
     while text[at] in "{,":
         key, colon = _PLAIN_DECODER.raw_decode(text, at + 1)
         _, end = _PLAIN_DECODER.raw_decode(text, colon + 1)
@@ -172,7 +172,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _number(text: str) -> int | float:
-    """An integer; beyond 53 bits the nearest double, which RFC 8785 writes without a point up to 1e21."""
+    """Read an integer; beyond 53 bits the nearest double, which RFC 8785 writes with digits up to 1e21."""
     number = float(text)
     return int(text) if abs(number) <= MAX_EXACT_INTEGER else number
 

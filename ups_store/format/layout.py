@@ -45,12 +45,12 @@ class ArrayLayout:
         return self.entry.data_offset if self.entry else 0
 
     def slot(self, sample: int) -> tuple[int, int]:
-        """Extent of a sample: `(first, past_last)` byte, slot padding included."""
+        """Return the extent of a sample: `(first, past_last)` byte, slot padding included."""
         first = self.offset + sample * self.stride
         return first, first + self.stride
 
     def pack_index(self) -> bytes:
-        """What follows the samples in a shard: its index and the checksum of that (spec 5.4, 14.4)."""
+        """Pack what follows the samples in a shard: its index and the checksum of that (spec 5.4, 14.4)."""
         if self.meta.is_ragged:
             return self.meta.row_geometry.pack_trailer()
         nbytes = self.meta.sample_nbytes + CHECKSUM_BYTES
@@ -62,7 +62,7 @@ class ArrayLayout:
 
 
 def slot_nbytes(sample_nbytes: int) -> int:
-    """Slot size of a sample of a large array (spec 5.3)."""
+    """Return the slot size of a sample of a large array (spec 5.3)."""
     alignment = PAGE_BYTES if sample_nbytes >= PAGE_SLOT_BYTES else CACHE_LINE_BYTES
     return align(sample_nbytes + CHECKSUM_BYTES, alignment)
 
@@ -82,7 +82,7 @@ class RaggedLayout:
     checks: ArrayLayout
 
     def extent(self, start: int, end: int) -> tuple[int, int]:
-        """`(first, past_last)` byte of some of the rows."""
+        """Return the `(first, past_last)` byte of rows `start` up to `end`."""
         return self.rows.offset + start * self.rows.stride, self.rows.offset + end * self.rows.stride
 
 

@@ -57,7 +57,7 @@ _HINT = "open it with a general Zarr reader, or rebuild it"
 
 @functools.cache
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The little-endian NumPy dtype of a Zarr data type name of `DTYPE_NAMES`."""
+    """Return the little-endian NumPy dtype of a Zarr data type name of `DTYPE_NAMES`."""
     if name == "bfloat16":
         with needs("bfloat16"):
             import ml_dtypes  # 20 ms that most stores don't need
@@ -69,7 +69,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The Zarr data type name of a NumPy dtype, or `SpecError` with the names that exist."""
+    """Return the Zarr data type name of a NumPy dtype, or raise `SpecError` with the names that exist."""
     name = "bfloat16" if dtype == "bfloat16" else np.dtype(dtype).name
     if name not in DTYPE_NAMES:
         raise SpecError(
@@ -218,11 +218,11 @@ class ArrayMeta:
         return "/".join([self.name, "c", *["0"] * len(self.shape)])
 
     def to_json(self) -> bytes:
-        """The bytes of the array's `zarr.json` (spec 4.4)."""
+        """Write the array's `zarr.json` (spec 4.4)."""
         return canonical_json(self.document(), what=f"attrs of {self.name!r}")
 
     def document(self) -> dict[str, Any]:
-        """The array's `zarr.json` as JSON values (spec 4.4)."""
+        """Make the array's `zarr.json` as JSON values (spec 4.4)."""
         chunk_shape = [max(1, n) for n in self.shape]
         attributes = dict(self.attrs)
         if self.is_ragged:
@@ -255,7 +255,7 @@ class ArrayMeta:
 
 
 def bytes_codec(dtype: str) -> dict[str, Any]:
-    """The codec `bytes` as `zarr.json` names it for a Zarr data type (spec 4.4)."""
+    """Return the codec `bytes` as `zarr.json` has it for a Zarr data type (spec 4.4)."""
     if dtype_of(dtype).itemsize == 1:
         return {"name": "bytes"}
     return {"name": "bytes", "configuration": {"endian": "little"}}
@@ -312,7 +312,7 @@ def _shown(meta: ArrayMeta) -> str:
 
 
 def row_flaw(rows: ArrayMeta) -> str | None:
-    """What of a ragged array the format doesn't allow, a short sentence; None if nothing (spec 14)."""
+    """Say in a short sentence what of a ragged array the format doesn't allow; None if nothing (spec 14)."""
     if not rows.dims or SAMPLE_DIM in rows.dims:
         return f"its rows have dimensions, none of them {SAMPLE_DIM!r}"
     if len(rows.name) > MAX_NAME_BYTES:
@@ -327,21 +327,21 @@ def row_flaw(rows: ArrayMeta) -> str | None:
 
 
 def is_name(name: object) -> bool:
-    """Whether the format allows it as the name of an array (spec 4.2)."""
+    """Tell whether the format allows it as the name of an array (spec 4.2)."""
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         return False
     return not name.startswith("__") and name != "zarr.json"
 
 
 def is_dim(name: object) -> bool:
-    """Whether the format allows it as the name of a dimension (spec 4.5)."""
+    """Tell whether the format allows it as the name of a dimension (spec 4.5)."""
     if not isinstance(name, str) or _CONTROL.search(name):
         return False
     return 0 < len(name.encode(errors="surrogatepass")) <= MAX_DIM_BYTES
 
 
 def too_many_empty(metas: Iterable[ArrayMeta], num_samples: int) -> bool:
-    """Whether there are more samples than a store may have that holds no byte for one (spec 9.1)."""
+    """Tell whether a store that holds no byte for a sample has more of them than it may (spec 9.1)."""
     return num_samples > MAX_EMPTY_SAMPLES and not any(m.is_committed and m.sample_nbytes for m in metas)
 
 
@@ -398,7 +398,7 @@ def parse_array(
     attrs = document.get("attributes")
     if not isinstance(attrs, dict):
         raise bad("attributes", "an object")
-    meta = _of_part(ArrayMeta(name, shape, dtype, dims, attrs), bad)
+    meta = _as_rows(ArrayMeta(name, shape, dtype, dims, attrs), bad)
     expected = document_of(meta)
     if is_text_of(expected, attrs, raw):
         return meta if len(raw) <= _KEPT_PARSED_BYTES else replace(meta, attrs=StoredAttrs(raw))
@@ -410,8 +410,8 @@ def parse_array(
     return meta if len(raw) <= _KEPT_PARSED_BYTES else replace(meta, attrs=StoredAttrs(raw))
 
 
-def _of_part(meta: ArrayMeta, bad: Callable[..., FormatError]) -> ArrayMeta:
-    """The array as the rows of a ragged one, if its attributes say so (spec 14.2)."""
+def _as_rows(meta: ArrayMeta, bad: Callable[..., FormatError]) -> ArrayMeta:
+    """Return the array as the rows of a ragged one, if its attributes say so (spec 14.2)."""
     if "ups_store" not in meta.attrs:
         return meta
     ours, bad = meta.attrs["ups_store"], functools.partial(bad, kind="ragged", clause="14.2")
@@ -437,7 +437,7 @@ def bad_key(
     clause: str = "4.4",
     hint: str = _HINT,
 ) -> FormatError:
-    """The error for a key of a document that has another value than expected, or none."""
+    """Return the error for a key of a document that has another value than expected, or none."""
     return FormatError(
         f"{where}, key {key!r}",
         path=path,
@@ -453,7 +453,7 @@ def bad_key(
 def _parse_geometry(
     document: dict[str, Any], bad: Callable[..., FormatError]
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-    """Shape, dtype and dimension names, within the limits (spec 4.5, 4.7, 9.1)."""
+    """Read shape, dtype and dimension names, within the limits (spec 4.5, 4.7, 9.1)."""
     shape, dtype, dims = (document.get(key) for key in ("shape", "data_type", "dimension_names"))
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
         raise bad("shape", f"at most {MAX_RANK} integers from 0 to 2^53 - 1")
@@ -476,5 +476,5 @@ def _is_size(value: object) -> bool:
 
 
 def short(value: object) -> str:
-    """A value for a message."""
+    """Show a value in a message."""
     return reprlib.repr(value)  # bounded in depth and length

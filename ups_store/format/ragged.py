@@ -32,12 +32,12 @@ Offsets: TypeAlias = npt.NDArray[np.int64]
 
 
 def companion_names(name: str) -> dict[RaggedPart, str]:
-    """Names of the arrays that belong to the ragged array of this name (spec 14)."""
+    """Name the arrays that belong to the ragged array of this name (spec 14.1)."""
     return {part: name + suffix for part, suffix in _COMPANIONS.items()}
 
 
 def attribute_of(name: str, encoding: Encoding | None) -> dict[str, Any]:
-    """The attribute `ups_store` of the array that holds the rows (spec 14)."""
+    """Make the attribute `ups_store` of the array that holds the rows (spec 14.2)."""
     ragged: dict[str, Any] = {str(part): its for part, its in companion_names(name).items()}
     if encoding is not None:
         ragged["encoding"] = encoding
@@ -45,7 +45,7 @@ def attribute_of(name: str, encoding: Encoding | None) -> dict[str, Any]:
 
 
 def encoding_of(attribute: object) -> Encoding | None:
-    """The encoding that an attribute `ups_store` names; None for none, or one that there isn't."""
+    """Read the encoding in an attribute `ups_store`; None for none, or one that there isn't."""
     ragged = attribute.get("ragged") if isinstance(attribute, dict) else None
     encoding = ragged.get("encoding") if isinstance(ragged, dict) else None
     if encoding == "utf-8":
@@ -58,7 +58,7 @@ class RowGeometry:
     """Where rows lie, and what follows them in the shard (spec 14.4).
 
     Attributes:
-        num_rows: M, of all samples together.
+        num_rows: T, of all samples together.
         row_nbytes: Bytes of one, more than 0.
     """
 
@@ -67,7 +67,7 @@ class RowGeometry:
 
     @property
     def rows_per_chunk(self) -> int:
-        """R, of an inner chunk."""
+        """c, of an inner chunk (spec 14.2)."""
         return max(1, CHUNK_BYTES // self.row_nbytes)
 
     @property
@@ -92,7 +92,7 @@ class RowGeometry:
         return self.num_chunks * (chunk_nbytes + _INDEX_RECORD_BYTES) + _CHECKSUM_BYTES
 
     def pack_trailer(self) -> bytes:
-        """What follows the last row: zeros up to the end of its chunk, the index, its CRC-32C."""
+        """Pack what follows the last row: zeros up to the end of its chunk, the index, its CRC-32C."""
         chunk_nbytes = self.rows_per_chunk * self.row_nbytes
         index = np.empty((self.num_chunks, 2), "<u8")
         index[:, 0] = np.arange(len(index), dtype="<u8") * np.uint64(chunk_nbytes)
@@ -102,18 +102,18 @@ class RowGeometry:
 
 
 def offsets_of(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Offsets:
-    """Row at which each sample begins, and the number of rows behind the last one, shape (N + 1,)."""
+    """Return the row at which each sample begins, and the number of rows last, shape (N + 1,)."""
     offsets = np.zeros(len(lengths) + 1, "<i8")
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def wrong_extents(starts: Offsets, ends: Offsets, num_rows: int) -> npt.NDArray[np.bool_]:
-    """Which extents aren't some of `num_rows` rows."""
+    """Tell which extents aren't some of `num_rows` rows (spec 14.5)."""
     return (starts < 0) | (starts > ends) | (ends > num_rows)
 
 
 def first_flaw(starts: Offsets, ends: Offsets, num_rows: int) -> int | None:
-    """Number of the first extent that isn't one of `num_rows` rows; None where all are."""
+    """Find the first extent that isn't one of `num_rows` rows; None where all are."""
     wrong = wrong_extents(starts, ends, num_rows)
     return int(wrong.argmax()) if wrong.any() else None

@@ -39,7 +39,7 @@ END_BYTES = _ZIP64_END.size + _ZIP64_LOCATOR.size + _END_RECORD.size + len(ARCHI
 
 
 def align(offset: int, alignment: int) -> int:
-    """The smallest multiple of `alignment` that isn't below `offset`."""
+    """Return the smallest multiple of `alignment` that isn't below `offset`."""
     return -(-offset // alignment) * alignment
 
 
@@ -88,7 +88,7 @@ class Entry:
         return central_nbytes(self.name)
 
     def pack_local_header(self, crc: int) -> bytes:
-        """The local header for data with CRC-32 `crc` (spec 3.3)."""
+        """Pack the local header for data with CRC-32 `crc` (spec 3.3)."""
         name, nbytes = self.name.encode(), self.padding_nbytes
         padding = _PADDING.pack(0xD935, nbytes - 4, DATA_ALIGNMENT).ljust(nbytes, b"\0") if nbytes else b""
         fixed = _LOCAL_HEADER.pack(
@@ -98,7 +98,7 @@ class Entry:
         return fixed + name + _LOCAL_ZIP64.pack(1, 16, self.nbytes, self.nbytes) + padding
 
     def pack_central_record(self, crc: int) -> bytes:
-        """The central directory record for data with CRC-32 `crc` (spec 3.5)."""
+        """Pack the central directory record for data with CRC-32 `crc` (spec 3.5)."""
         name = self.name.encode()
         fixed = _CENTRAL_RECORD.pack(
             b"PK\1\2", _MADE_BY, _VERSION_NEEDED, _FLAGS, 0, 0, _DOS_DATE, crc, _IN_ZIP64, _IN_ZIP64,
@@ -108,22 +108,22 @@ class Entry:
 
 
 def _plain_header_nbytes(name: str) -> int:
-    """Bytes of a local header without padding."""
+    """Return the bytes of a local header without padding."""
     return _LOCAL_HEADER.size + len(name) + _LOCAL_ZIP64.size
 
 
 def central_nbytes(name: str) -> int:
-    """Bytes of the central directory record of an entry of that name (spec 3.5)."""
+    """Return the bytes of the central directory record of an entry of that name (spec 3.5)."""
     return _CENTRAL_RECORD.size + len(name) + _CENTRAL_ZIP64.size
 
 
 def pack_records(entries: Sequence[Entry], crcs: Sequence[int]) -> bytes:
-    """The central directory, for the CRC-32 of each entry (spec 3.5)."""
+    """Pack the central directory, for the CRC-32 of each entry (spec 3.5)."""
     return b"".join(entry.pack_central_record(crc) for entry, crc in zip(entries, crcs, strict=True))
 
 
 def pack_directory(entries: Sequence[Entry], crcs: Sequence[int]) -> bytes:
-    """Central directory and end records that follow the entries, for the CRC-32 of each (spec 3.5, 3.6)."""
+    """Pack what follows the entries, directory and end records, for the CRC-32 of each (spec 3.5, 3.6)."""
     records = pack_records(entries, crcs)
     return records + EndRecords(len(entries), entries[-1].end, len(records)).pack()
 
@@ -137,7 +137,7 @@ class EndRecords:
     directory_nbytes: int
 
     def pack(self) -> bytes:
-        """The end records, 128 bytes; they follow the directory."""
+        """Pack the end records, 128 bytes; they follow the directory."""
         num, nbytes, offset = self.num_entries, self.directory_nbytes, self.directory_offset
         end64 = _ZIP64_END.pack(
             b"PK\6\6", _ZIP64_END.size - 12, _MADE_BY, _VERSION_NEEDED, 0, 0, num, num, nbytes, offset
@@ -178,7 +178,7 @@ def parse_end(tail: bytes, file_nbytes: int, *, path: object) -> EndRecords:
 
 
 def parse_central_record(raw: bytes, at: int, name: str) -> tuple[int, int] | None:
-    """Size and CRC-32 that the record at `at` gives for an entry; None if it can't be that entry's.
+    """Read size and CRC-32 from the record of an entry at `at`; None if it can't be that entry's.
 
     Its other bytes are compared with the computed directory (spec 7.1, step 7).
     """
@@ -194,13 +194,13 @@ def parse_central_record(raw: bytes, at: int, name: str) -> tuple[int, int] | No
 
 
 def may_be_store(start: bytes, end: bytes) -> bool:
-    """Whether a file with these first and last bytes may be a store, if a damaged one (spec 2.2, 3.6)."""
+    """Tell whether a file with these first and last bytes may be a store, if a damaged one (spec 2, 3.6)."""
     name = start[_LOCAL_HEADER.size :][: len(ROOT_NAME)]
     return name == ROOT_NAME.encode() or end.endswith(ARCHIVE_COMMENT)
 
 
 def parse_local_header(raw: bytes, name: str, offset: int, *, path: object) -> tuple[int, int]:
-    """Size and CRC-32 that the local header of a metadata entry gives; no other byte than ours is allowed.
+    """Read size and CRC-32 from the local header of a metadata entry; no other byte than ours is allowed.
 
     Args:
         raw: Bytes of the file from `offset` on, as many as the header has.

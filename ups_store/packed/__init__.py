@@ -1,5 +1,1 @@
-"""Packed stores: compressed chunks, for shipping and archives (spec 13); `docs/guides/pack.md` says what for.
-
-They are read by decoding, never mapped; `pack` makes one of a store, `unpack` makes the store again.
-`ups_store.open` opens them, and loads this package and its codecs only then.
-"""
+"""Packed stores: the same Zarr arrays with compressed chunks (`docs/format/packed.md`)."""

@@ -1,14 +1,12 @@
-"""`pack` writes a store with compressed chunks, `unpack` makes the same mapped file of it again (spec 13)."""
+"""`pack` writes a store with compressed chunks, `unpack_store` makes the same mapped file again (spec 13)."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,21 +18,20 @@ import numpy.typing as npt
 from ups_store.errors import CorruptChunkError, DiskFullError, FormatError, SpecError, StoreError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32, crc32c
-from ups_store.format.layout import Layout
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME, Entry, pack_directory
-from ups_store.packed.catalog import check_chunk_size
-from ups_store.packed.chunk_codecs import Chain, Packing, chain_of, check_level, packed_document
-from ups_store.packed.store import PackedStore
+from ups_store.packed.codecs import ChunkCodec, Packing
+from ups_store.packed.store import PackedStore, check_chunk_size
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import fingerprint_of, read_finished
-from ups_store.read.open import open_store
-from ups_store.read.ragged_batch import check_not_ragged
+from ups_store.read.open import open_any, open_store
+from ups_store.read.ragged import check_not_ragged
 from ups_store.read.recovery import UNPACKING_SUFFIX
 from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.system.memory import num_cores
+from ups_store.system.parallel import in_order
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
 from ups_store.system.replacement import (
@@ -64,6 +61,47 @@ class PackReport:
     mapped_nbytes: int
 
 
+def pack(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    codec: str = "blosc",
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Pack a mapped file, or unpack a packed one; unlike for `pack_store`, `out` may be the file itself.
+
+    What is new is complete, checked and durable before it takes the place of what was there; until then both
+    take room on the disk. What is there already in that form stays as it is.
+
+    Args:
+        path: A finished store in one file.
+        out: File to write; the same as `path` to replace it.
+        codec: "blosc" or "pcodec" to pack it, "none" to unpack it.
+        force: Whether to replace what else is there; the file itself also if it is read-only.
+        progress: Called with the number of payload bytes that were written since the last call.
+    Raises:
+        SpecError: For an unknown codec, or a file that is packed by another one, kind "packed".
+        ReadOnlyError: If the file, which is to be replaced, has no write bit.
+        CorruptChunkError: If the store is damaged; it stays.
+        DiskFullError: If there is no room.
+    """
+    target = path_of(out)
+    with open_any(path) as store:
+        if store.path != target:
+            if codec == "none" and isinstance(store, PackedStore):
+                return unpack_store(store, target, force=force, progress=progress)
+            return pack_store(store, target, codec=codec, force=force, progress=progress).path
+        if codec == store.codec:
+            return target
+        place = check_target(target, force=True)
+        if not force:
+            check_not_read_only(place, hint="make it writable with chmod u+w, or say force=True")
+        if codec == "none" and isinstance(store, PackedStore):
+            return _unpack(store, target, place, force=True, progress=progress)
+        return _pack(store, target, Packing.of(codec, None, store.fingerprint), True, None, progress).path
+
+
 def pack_store(
     store: AnyStore,
     target: str | os.PathLike[str],
@@ -79,7 +117,7 @@ def pack_store(
     The store is checked byte by byte first, and every chunk is decoded again and compared.
 
     Args:
-        store: A finished store of this version of the format, in one file; mapped, or packed otherwise.
+        store: A finished mapped store of this version of the format, in one file.
         target: File to write, usually `<task>_<split>.packed.zarr.zip`.
         codec: "blosc" or "pcodec".
         level: Effort: blosc 0 to 9, pcodec 0 to 12; a measured default where not given.
@@ -87,167 +125,104 @@ def pack_store(
         num_threads: Threads that encode; one per processor by default.
         progress: Called with the number of payload bytes that were packed since the last call.
     Raises:
-        SpecError: For an unknown codec or level, if the target exists or is the store (kind "same_file"),
-            or the package pcodec is missing.
+        SpecError: For an unknown codec or level, if the target exists or is the store (kind "same_file"), if
+            the store is packed already (kind "packed"), or the package pcodec is missing.
         CorruptChunkError: If the store is damaged.
         DiskFullError: If there is no room; nothing is left then.
     """
     path = path_of(target)
     check_not_source(path, [store.path])
     check_target(path, force=force)
-    return _pack(store, path, codec, level, force=force, num_threads=num_threads, progress=progress)
+    packing = Packing.of(codec, level, store.fingerprint)
+    return _pack(store, path, packing, force, num_threads, progress)
 
 
 def _pack(
     store: AnyStore,
     path: Path,
-    codec: str,
-    level: int | None,
-    *,
+    packing: Packing,
     force: bool,
     num_threads: int | None,
     progress: Progress | None,
 ) -> PackReport:
-    effort = check_level(codec, level)
-    hint = "ship the store as it is, or compress the file"
-    check_not_ragged(store.metas.values(), "packing", hint, path=store.path)
-    layout = _layout_of(store)
-    metas = _metas(store, layout)
-    packing = Packing(codec, effort, store.fingerprint)
-    with new_file(path, force=force, needed_bytes=store.nbytes) as fd:
-        check_sound(store)
-        writer = _PackedWriter(
-            fd, store, packing, num_threads or num_cores(), progress or (lambda nbytes: None)
-        )
-        with writer.pool:
-            nbytes = writer.write(metas)
-    return PackReport(path, nbytes, layout.file_nbytes)
-
-
-def repack_store(
-    store: AnyStore,
-    *,
-    codec: str,
-    level: int | None = None,
-    force: bool = False,
-    num_threads: int | None = None,
-    progress: Progress | None = None,
-) -> Path:
-    """Give a finished store in one file another form in its own place, with the same content and identity.
-
-    The new form is complete, checked and durable before it takes the place of the old one; `store` stays
-    usable. Until then both take room on the disk. What is there already in that form stays as it is.
-
-    Args:
-        store: A finished store, mapped or packed.
-        codec: "blosc" or "pcodec" to pack it, "none" to unpack it.
-        level: Effort of the codec; a measured default where not given.
-        force: Whether a file that is read-only may be replaced, too.
-        num_threads: Threads that encode; one per processor by default.
-        progress: Called with the number of payload bytes that were written since the last call.
-    Returns:
-        Its path, as before.
-    Raises:
-        SpecError: For an unknown codec or level, or a store in partitions: give each.
-        ReadOnlyError: If the file has no write bit.
-        CorruptChunkError: If the store is damaged; it stays.
-        DiskFullError: If there is no room for both.
-    """
-    path = store.path
-    if codec == store.codec:
-        return path
-    place = check_target(path, force=True)
-    if not force:
-        check_not_read_only(place, hint="make it writable with chmod u+w, or say force=True")
-    if codec == "none" and isinstance(store, PackedStore):
-        return _unpack(store, path, place, force=True, progress=progress)
-    return _pack(store, path, codec, level, force=True, num_threads=num_threads, progress=progress).path
-
-
-def _layout_of(store: AnyStore) -> Layout:
-    """Geometry of the mapped form of a finished store in one file."""
-    if isinstance(store, PackedStore):
-        return store.catalog.layout
     if not isinstance(store, Store):
-        hint = "pack each of its `partitions`"
-        found = type(store).__name__
-        expected = "a store in one file"
+        is_packed = isinstance(store, PackedStore)
+        hint = "unpack it first, with `ups-store unpack`" if is_packed else "pack each of its `partitions`"
+        found = f"packed by {store.codec}" if is_packed else type(store).__name__
+        expected = "a mapped store in one file"
         raise SpecError("pack", kind="packed", path=store.path, expected=expected, found=found, hint=hint)
+    check_not_ragged(
+        store.metas.values(), "packing", "ship the store as it is, or compress the file", path=store.path
+    )
     with files.opened(store.path) as fd:
         catalog = read_finished(fd, store.path)
     if store.is_partial or store.version > FORMAT_VERSION or fingerprint_of(catalog) != store.fingerprint:
         hint = "finish its build, open it again, or upgrade ups-store"
         raise SpecError("not a finished store of this version", kind="unfinished", path=store.path, hint=hint)
-    return catalog.layout
-
-
-def _metas(store: AnyStore, layout: Layout) -> list[ArrayMeta]:
-    """All arrays, sorted by name; refuses what unpacking couldn't make again."""
-    metas = [array.meta for array in layout.arrays.values()]
+    metas = [array.meta for array in catalog.layout.arrays.values()]
     for meta in metas:
         check_chunk_size(meta, store.path, hint="ship the store as it is, without packing it")
         if meta.is_constant and meta.attrs:
             problem = "attributes of a constant can't be made again by unpacking"
             raise SpecError(problem, kind="attrs", path=store.path, array=meta.name)
-    return metas
+    with new_file(path, force=force, needed_bytes=store.nbytes) as target_fd:
+        check_sound(store)
+        nbytes = _PackedWriter(target_fd, store, packing, num_threads or num_cores(), progress).write(metas)
+    return PackReport(path, nbytes, catalog.layout.file_nbytes)
 
 
 class _PackedWriter:
     """Writes entries one after the other; each local header when its data are known."""
 
     def __init__(
-        self, fd: int, store: AnyStore, packing: Packing, num_threads: int, progress: Progress
+        self, fd: int, store: Store, packing: Packing, num_threads: int, progress: Progress | None
     ) -> None:
-        self.fd, self.store, self.packing, self.progress = fd, store, packing, progress
-        self.num_threads, self.pool = num_threads, ThreadPoolExecutor(num_threads)
+        self.fd, self.store, self.packing, self.num_threads = fd, store, packing, num_threads
+        self.progress: Progress = progress or (lambda nbytes: None)
         self.entries: list[Entry] = []
         self.crcs: list[int] = []
-
-    @property
-    def end(self) -> int:
-        return self.entries[-1].end if self.entries else 0
+        self.end = 0
 
     def write(self, metas: list[ArrayMeta]) -> int:
         """Write the whole file; returns its length."""
         store = self.store
-        packed = self.packing.to_json()
-        document, attrs = dict(store.identity_document), dict(store.attrs)
+        document, attrs, packed = dict(store.identity_document), dict(store.attrs), self.packing.to_json()
         root = RootMeta(store.version, store.config_hash, document, attrs, ("packed",), packed)
         self._add(ROOT_NAME, [root.to_json()])
         for meta in metas:
-            document = packed_document(meta, self.packing)
-            self._add(f"{meta.name}/{ROOT_NAME}", [canonical_json(document, what=meta.name)])
-        for meta in metas:
-            if meta.nbytes:
-                self._add(meta.chunk_key, self._data_of(meta))
+            text = canonical_json(self.packing.document_of(meta), what=meta.name)
+            self._add(f"{meta.name}/{ROOT_NAME}", [text])
+        with ThreadPoolExecutor(self.num_threads) as self.pool:
+            for meta in metas:
+                if meta.nbytes:
+                    self._add(meta.chunk_key, self._chunks_of(meta))
         directory = pack_directory(self.entries, self.crcs)
         files.write_at(self.fd, self.end, directory)
         return self.end + len(directory)
 
-    def _add(self, name: str, parts: Any) -> None:
+    def _add(self, name: str, pieces: Iterable[bytes]) -> None:
         offset, crc, nbytes = self.end, 0, 0
         data_offset = Entry(name, offset, 0).data_offset
-        for part in parts:
-            files.write_at(self.fd, data_offset + nbytes, part)
-            crc, nbytes = crc32(part, crc), nbytes + len(part)
+        for piece in pieces:
+            files.write_at(self.fd, data_offset + nbytes, piece)
+            crc, nbytes = crc32(piece, crc), nbytes + len(piece)
         entry = Entry(name, offset, nbytes)
         files.write_at(self.fd, offset, entry.pack_local_header(crc))
         self.entries.append(entry)
         self.crcs.append(crc)
+        self.end = entry.end
 
-    def _data_of(self, meta: ArrayMeta) -> Iterator[bytes]:
-        chain = chain_of(self.packing, meta.dtype)
+    def _chunks_of(self, meta: ArrayMeta) -> Iterator[bytes]:
+        codec, values = self.packing.codec_of(meta.dtype), self.store[meta.name]
         if not meta.is_sharded:
             # By the pool: Blosc's own threads, which it uses in the main thread, make other bytes each time.
-            yield self.pool.submit(_encode, chain, self._values(meta)).result()
+            yield self.pool.submit(_encode, codec, values).result()
             self.progress(meta.nbytes)
             return
         index: list[tuple[int, int]] = []
         offset = 0
-        per_block = max(1, BLOCK_BYTES // meta.sample_nbytes)
-        blocks = (slice(first, first + per_block) for first in range(0, len(self.store), per_block))
-        values = (value for block in blocks for value in self._values(meta, block))
-        for chunk in self._in_order(partial(_encode, chain), values, num_ahead=per_block):
+        num_ahead = max(BLOCK_BYTES // meta.sample_nbytes, 2 * self.num_threads)
+        for chunk in in_order(self.pool, partial(_encode, codec), values, ahead=num_ahead):
             index.append((offset, len(chunk)))
             offset += len(chunk)
             yield chunk
@@ -255,37 +230,13 @@ class _PackedWriter:
         records = np.array(index, "<u8").tobytes()
         yield records + struct.pack("<I", crc32c(records))
 
-    def _in_order(
-        self, function: Callable[[Any], bytes], values: Iterable[Any], *, num_ahead: int
-    ) -> Iterator[bytes]:
-        """Results of the pool in their order; so many are begun ahead of the caller, or two a thread."""
-        waiting: deque[Future[bytes]] = deque()
-        try:
-            for value in values:
-                waiting.append(self.pool.submit(function, value))
-                if len(waiting) >= max(num_ahead, 2 * self.num_threads):
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
-    def _values(self, meta: ArrayMeta, samples: slice = slice(None)) -> npt.NDArray[Any]:
-        """A constant, or samples of an array: of a mapped store views, of a packed one decoded."""
-        if meta.is_constant or isinstance(self.store, Store):
-            view: npt.NDArray[Any] = self.store[meta.name]
-            return view if meta.is_constant else view[samples]
-        values: npt.NDArray[Any] = self.store.gather(samples, [meta.name])[meta.name]
-        return values
-
-
-def _encode(chain: Chain, value: npt.NDArray[Any]) -> bytes:
-    """One chunk with its checksum, after it was seen to decode to the same bytes."""
+def _encode(codec: ChunkCodec, value: npt.NDArray[Any]) -> bytes:
+    """Encode one chunk, its checksum behind it, after it was seen to decode to the same bytes."""
     payload = np.ascontiguousarray(value)
-    packed = chain.encode(payload)
+    packed = codec.encode(payload)
     decoded = np.empty(payload.nbytes, np.uint8)
-    chain.decode(packed, decoded)
+    codec.decode(packed, decoded)
     if not np.array_equal(decoded, payload.reshape(-1).view(np.uint8)):
         raise CorruptChunkError("a chunk decodes to other bytes than were encoded", hint="use another codec")
     return packed + struct.pack("<I", crc32c(packed))
@@ -328,11 +279,15 @@ def _unpack(packed: PackedStore, path: Path, place: Path, *, force: bool, progre
         options["on_mismatch"] = "restart" if force else "raise"
         with _named(path), create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
             take_over_permissions(writer.building.fd, place, extra=OWN_USE)  # before it holds anything
-            for block in _blocks(packed, writer.missing().tolist()):
-                batch = packed.gather(block)
-                writer.commit_many(block, batch)
+            metas = (packed.metas[name] for name in packed.arrays)
+            step = max(1, BLOCK_BYTES // max(1, sum(meta.sample_nbytes for meta in metas)))
+            missing = writer.missing().tolist()
+            for first in range(0, len(missing), step):
+                samples = missing[first : first + step]
+                batch = packed.gather(samples)
+                writer.commit_many(samples, batch)
                 if progress:
-                    progress(sum(value.nbytes for value in batch.values()))
+                    progress(sum(values.nbytes for values in batch.values()))
             writer.finish()
     try:
         with files.opened(unfinished) as fd:
@@ -354,7 +309,7 @@ def _named(target: Path) -> Iterator[None]:
 
 
 def _create_options(packed: PackedStore) -> dict[str, Any]:
-    """What `create` needs besides arrays and attributes, after seeing that it gives the same identity."""
+    """Collect what `create` needs besides arrays and attributes; check that it gives the same identity."""
     constants = packed.constants
     options: dict[str, Any] = {
         "constants": constants,
@@ -395,11 +350,3 @@ def _check_fingerprint(fd: int, path: Path, packed: PackedStore) -> None:
             hint="run it again: the unfinished file, which may have held another store's samples, is gone; "
             "if it says this once more, pack the store again",
         )
-
-
-def _blocks(packed: PackedStore, samples: list[int]) -> Iterator[list[int]]:
-    specs = packed.arrays.values()
-    sample_nbytes = sum(math.prod(spec.shape[1:]) * np.dtype(spec.dtype).itemsize for spec in specs)
-    num = max(1, BLOCK_BYTES // max(1, sample_nbytes))
-    for first in range(0, len(samples), num):
-        yield samples[first : first + num]

@@ -1,43 +1,282 @@
-"""`PackedStore`: samples of a packed file, each decoded when it is asked for (spec 13)."""
+"""`PackedStore`: a packed file, of which each chunk is decoded when it is used (spec 13)."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 import time
-import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import MemoryLimitError, StoreReplacedError
-from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.packed.catalog import PackedArray, PackedCatalog, read_packed
-from ups_store.packed.chunks import ChunkReader
-from ups_store.packed.decoded import SHARED
-from ups_store.read.base import AnyStore, check_unpickled
-from ups_store.read.catalog import fingerprint_of
-from ups_store.read.gather import Samples, TimeWindow, WindowArguments, batch_shape, window_of
-from ups_store.read.picking import pick, target_of
+from ups_store.errors import (
+    CorruptChunkError,
+    FormatError,
+    MemoryLimitError,
+    StoreReplacedError,
+    VersionTooNewError,
+)
+from ups_store.format.canonical import canonical_json
+from ups_store.format.checksum import combine_crc32, crc32, crc32c
+from ups_store.format.layout import CHECKSUM_BYTES, INDEX_RECORD_BYTES, ArrayLayout, Layout, plan
+from ups_store.format.metadata import ArrayMeta, dtype_of, parse_array
+from ups_store.format.root import FORMAT_VERSION, RootMeta
+from ups_store.format.zip_records import ROOT_NAME, Entry
+from ups_store.packed.codecs import MAX_CHUNK_BYTES, ChunkCodec, Packing
+from ups_store.read.catalog import (
+    Catalog,
+    Directory,
+    check_arrays,
+    check_regular,
+    fingerprint_of,
+    num_samples_of,
+    read_arrays,
+    read_directory,
+    read_root,
+    reads_of,
+)
+from ups_store.read.chunked import ChunkedStore, Use
+from ups_store.read.chunks import Chunk, chunk_of
 from ups_store.read.preload import PreloadReport, Request, preload, ram_budget
-from ups_store.read.store_file import StoreFile
-from ups_store.read.verify import Report
+from ups_store.read.store_file import StoreFile, read_bytes
+from ups_store.read.verify import Checked, Problem, Report, Sums, Verifier
 from ups_store.system import files, mappings
 from ups_store.system.memory import num_cores
 from ups_store.system.parallel import for_each
 from ups_store.system.paths import check_one_file, path_of
-from ups_store.system.runs import cast_into
+from ups_store.system.progress import Progress
 
 MAX_THREADS = 8
 BYTES_PER_THREAD = 1 << 20  # less is decoded sooner than another thread begins
 PRELOAD_BYTES = 64 << 20  # between two calls of `progress`
 
 
-class PackedStore(AnyStore):
+@dataclass(frozen=True)
+class PackedArray:
+    """One array of a packed store.
+
+    Attributes:
+        layout: Where it lies in the mapped form.
+        entry: Its data entry here; None for an array without elements.
+        codec: How its chunks are packed.
+    """
+
+    layout: ArrayLayout
+    entry: Entry | None
+    codec: ChunkCodec
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks it has, where it has elements."""
+        return self.layout.meta.shape[0] if self.layout.meta.is_sharded else 1
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of the shard index, its checksum included; 0 for a plain chunk."""
+        return self.num_chunks * INDEX_RECORD_BYTES + CHECKSUM_BYTES if self.layout.meta.is_sharded else 0
+
+
+@dataclass(frozen=True)
+class PackedCatalog(Catalog):
+    """What a packed file holds and where; its `layout` is the geometry of the mapped form.
+
+    Attributes:
+        packing: How it is packed.
+        arrays: By name, sorted.
+        metadata: Entries of the `zarr.json` documents, root first.
+        directory_offset: First byte of the central directory.
+        nbytes: Length of the file.
+    """
+
+    packing: Packing
+    arrays: dict[str, PackedArray]
+    metadata: tuple[Entry, ...]
+    directory_offset: int
+    nbytes: int
+
+
+def read_packed(fd: int, path: Path) -> PackedCatalog:
+    """Read and check the catalog of a packed file; every address is checked before it is used (spec 13.6).
+
+    Raises:
+        FormatError: Says what is wrong where, with the clause; kind "not_packed" for a mapped store.
+        VersionTooNewError: For a newer version, a minor one too: it may pack in ways that are unknown here.
+    """
+    check_regular(fd, path)
+    read = reads_of(fd)
+    directory = read_directory(read, files.size(fd), path)
+    claim = directory.next_claim(ROOT_NAME, 0)
+    root = read_root(read, path, claim)
+    packing = _packing_of(root, path)
+    parse = partial(parse_array, path=path, document_of=packing.document_of)
+    documents = read_arrays(read, path, directory.next_claim, claim, root.identity["arrays"], parse)
+    check_arrays(root, documents, path)
+    metas = [meta for meta, _ in documents.metas]
+    for meta in metas:
+        check_chunk_size(meta, path)
+    layout = _mapped_layout(root, metas, num_samples_of(documents, path))
+    arrays, crcs = _find_data(layout, packing, documents.entries[-1].end, directory, path)
+    crcs = [*documents.crcs, *crcs]
+    entries = (*documents.entries, *(array.entry for array in arrays.values() if array.entry))
+    directory.check(entries, crcs, is_newer=False)
+    metadata, end = tuple(documents.entries), entries[-1].end
+    return PackedCatalog(root, layout, tuple(crcs), packing, arrays, metadata, end, files.size(fd))
+
+
+def _packing_of(root: RootMeta, path: Path) -> Packing:
+    if root.packed is None:
+        hint = "it is mapped as it is: open it with `ups_store.open`; there is nothing to unpack"
+        raise FormatError("it is no packed store", path=path, kind="not_packed", clause="13.2", hint=hint)
+    if root.version > FORMAT_VERSION:
+        expected, found = ("{}.{}".format(*version) for version in (FORMAT_VERSION, root.version))
+        raise VersionTooNewError(
+            "packed by a newer minor version, perhaps in a way that this reader doesn't know",
+            path=path,
+            clause="10.3",
+            expected=f"at most {expected}",
+            found=found,
+        )
+    return Packing.parse(root.packed, path=path)
+
+
+def check_chunk_size(meta: ArrayMeta, path: Path, *, hint: str | None = None) -> None:
+    """Refuse chunks that no codec takes, before memory is allocated for one (spec 13.8)."""
+    nbytes = meta.sample_nbytes if meta.is_sharded else meta.nbytes
+    if nbytes > MAX_CHUNK_BYTES:
+        raise FormatError(
+            "chunk too large for a packed store",
+            path=path,
+            array=meta.name,
+            kind="limits",
+            clause="13.8",
+            expected=f"at most {MAX_CHUNK_BYTES} bytes",
+            found=nbytes,
+            hint=hint,
+        )
+
+
+def _mapped_layout(root: RootMeta, metas: Sequence[ArrayMeta], num_samples: int) -> Layout:
+    texts = [(meta, len(meta.to_json())) for meta in metas]
+    return plan(len(_mapped_root(root).to_json()), texts, num_samples)
+
+
+def _mapped_root(root: RootMeta) -> RootMeta:
+    return RootMeta(root.version, root.config_hash, root.identity, root.attrs)
+
+
+def _find_data(
+    layout: Layout, packing: Packing, offset: int, directory: Directory, path: Path
+) -> tuple[dict[str, PackedArray], list[int]]:
+    """Place the data entries, whose sizes the directory says, from `offset` on; and their CRC-32s."""
+    arrays, crcs = {}, []
+    for name, mapped in layout.arrays.items():
+        entry = None
+        if mapped.entry is not None:
+            entry, crc = directory.next_claim(mapped.meta.chunk_key, offset)
+            crcs.append(crc)
+            offset = entry.end
+        arrays[name] = array = PackedArray(mapped, entry, packing.codec_of(mapped.meta.dtype))
+        least = array.index_nbytes + array.num_chunks * (CHECKSUM_BYTES + 1)
+        if entry is not None and entry.nbytes < least:
+            raise FormatError(
+                "data entry",
+                path=path,
+                array=name,
+                kind="geometry",
+                clause="13.6",
+                expected=f"at least {least} bytes",
+                found=entry.nbytes,
+            )
+    return arrays, crcs
+
+
+class PackedChunks:
+    """Reads chunks of a packed file; every checksum is checked before anything is decoded. For any thread.
+
+    Args:
+        file: The packed file.
+        arrays: What it holds.
+    """
+
+    def __init__(self, file: StoreFile, arrays: dict[str, PackedArray]) -> None:
+        self._file, self._arrays = file, arrays
+        self._edges: dict[str, npt.NDArray[np.int64]] = {}
+
+    def read(self, name: str, sample: int | None, out: npt.NDArray[Any]) -> bytes:
+        """Decode one chunk into `out`, C-contiguous memory of its shape and dtype; returns its bytes.
+
+        Raises:
+            CorruptChunkError: If it is damaged.
+            TruncatedError: If another program cut the file.
+        """
+        chunk, descriptor = self.chunk(name, sample), self._file.descriptor  # held, see there
+        raw = read_bytes(descriptor.fd, chunk.first, chunk.end - chunk.first, path=self._file.path)
+        packed, hint = chunk.payload_of(raw), "`ups-store doctor` says what to do"
+        if packed is None:
+            raise chunk.damaged(self._file.path, "damaged chunk: its crc32c doesn't match", hint=hint)
+        try:
+            self._arrays[name].codec.decode(packed, out.reshape(-1).view(np.uint8))
+        except (ValueError, RuntimeError, TypeError) as error:
+            problem = f"damaged chunk: it can't be decoded ({error})"
+            raise chunk.damaged(self._file.path, problem, hint=hint) from error
+        return raw
+
+    def chunk(self, name: str, sample: int | None) -> Chunk:
+        """Find a chunk by the shard index, which is read and checked once.
+
+        Raises:
+            CorruptChunkError: If the index is damaged, or its chunks don't follow one another (spec 13.6).
+        """
+        edges = self._edges.get(name)
+        if edges is None:
+            edges = self._edges[name] = self._read_edges(self._arrays[name])
+        number = 0 if sample is None else sample
+        first, end = int(edges[number]), int(edges[number + 1])
+        return Chunk(name, sample, first, end - first - CHECKSUM_BYTES)
+
+    def _read_edges(self, array: PackedArray) -> npt.NDArray[np.int64]:
+        """Where each chunk begins in the file, and past the last one its end: shape (chunks + 1,)."""
+        entry = array.entry
+        assert entry is not None
+        if not array.layout.meta.is_sharded:
+            return np.array([entry.data_offset, entry.end])
+        where, descriptor = (entry.end - array.index_nbytes, entry.end), self._file.descriptor
+        raw = read_bytes(descriptor.fd, where[0], array.index_nbytes, path=self._file.path)
+        data_nbytes = where[0] - entry.data_offset
+        index = np.frombuffer(raw[:-CHECKSUM_BYTES], "<u8").reshape(-1, 2)
+        flaw = ""
+        if raw[-CHECKSUM_BYTES:] != struct.pack("<I", crc32c(raw[:-CHECKSUM_BYTES])):
+            flaw = "checksum"
+        elif (index > data_nbytes).any():  # before sums could wrap around
+            flaw = "extents outside the entry"
+        else:
+            edges = np.concatenate([index[:, 0], [data_nbytes]]).astype(np.int64)
+            if (
+                edges[0] != 0
+                or (np.diff(edges) != index[:, 1]).any()
+                or (index[:, 1] <= CHECKSUM_BYTES).any()
+            ):
+                flaw = "chunks that follow one another"
+        if flaw:
+            name = array.layout.meta.name
+            raise CorruptChunkError(
+                f"shard index: {flaw}",
+                path=self._file.path,
+                array=name,
+                byte_range=where,
+                kind="shard_index",
+                clause="5.4",
+            )
+        return edges + entry.data_offset
+
+
+class PackedStore(ChunkedStore):
     """A packed store, read-only: `sample` and `gather` decode; there is no array of samples to map.
 
     Opened by `ups_store.open`. Every chunk's checksum is checked before it is decoded. Picklable, usable
@@ -54,18 +293,17 @@ class PackedStore(AnyStore):
     """
 
     access: Literal["decode"] = "decode"
+    _why_no_array = (
+        "a packed array can't be mapped",
+        'use gather or sample, preload("copy"), or unpack it with `ups-store unpack`',
+    )
 
     def __init__(self, path: Path, fd: int, catalog: PackedCatalog) -> None:
-        metas = [array.meta for array in catalog.arrays.values()]
-        super().__init__(path, catalog.root, metas, catalog.layout.num_samples)
+        super().__init__(path, catalog.root, catalog.layout)
         self.catalog, self.codec, self.nbytes = catalog, catalog.packing.codec, catalog.nbytes
         self._file = StoreFile(path, fd, self.nbytes, access="pread", keeps_fd=True)
         self.network = self._file.network
-        self._chunks = ChunkReader(self._file)
-        self._plain: dict[str, npt.NDArray[Any]] = {}
-        self._is_copy = False  # all of it in memory
-        self._key = object()  # of its samples among those that are kept
-        weakref.finalize(self, SHARED.forget, self._key)
+        self._chunks = PackedChunks(self._file, catalog.arrays)
 
     def _summary(self) -> list[str]:
         packing = self.catalog.packing
@@ -76,106 +314,28 @@ class PackedStore(AnyStore):
         """Digest of the content, that of the mapped form: see `Store.fingerprint`."""
         return self.catalog.packing.fingerprint
 
-    def whole(self, name: str) -> npt.NDArray[Any]:
-        """A constant, decoded once, read-only.
+    def _read_chunks(self, wanted: Sequence[tuple[Chunk, Use]], num_threads: int | None) -> None:
+        def decode(pair: tuple[Chunk, Use]) -> None:
+            chunk, use = pair
+            use(partial(self._chunks.read, chunk.array, chunk.sample))
 
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For an array with a sample axis, kind "unsupported", unless it was preloaded as a copy.
-            CorruptChunkError: If the chunk is damaged.
-        """
-        meta = self._meta(name)
-        self.check_open()
-        if meta.is_constant or self._is_copy:
-            return self._decoded(self.catalog.arrays[name])
-        hint = 'use gather or sample, preload("copy"), or unpack it with `ups-store unpack`'
-        raise self._unsupported("a packed array can't be mapped", hint, array=name)
-
-    def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, npt.NDArray[Any]] | None,
-        num_threads: int | None,
-    ) -> dict[str, npt.NDArray[Any]]:
-        """A sample is decoded whole, once a batch; for windows those decoded last are kept for a while."""
-        if not self._is_copy:
+        if not self._is_copy():
             self._file.check_length()
-        batch: dict[str, npt.NDArray[Any]] = {}
-        for meta in metas:
-            times = window_of(meta, len(samples), window)
-            target = target_of(meta, batch_shape(meta, len(samples), times), out)
-            self._decode(self.catalog.arrays[meta.name], samples, times, target, num_threads)
-            batch[meta.name] = target
-        return batch
-
-    def _decode(
-        self,
-        array: PackedArray,
-        samples: Samples,
-        window: TimeWindow | None,
-        out: npt.NDArray[Any],
-        num_threads: int | None,
-    ) -> None:
-        whole = self._whole_of(array)
-        if whole is not None:
-            pick(whole, samples, window, out)
-            return
-        rows: dict[int, list[int]] = {}
-        for row, number in enumerate(samples.tolist()):
-            rows.setdefault(number, []).append(row)
-        is_direct = window is None and out.dtype == dtype_of(array.meta.dtype) and out[:1].flags.c_contiguous
-
-        def decode(sample: int) -> None:
-            first, *others = rows[sample]
-            if is_direct:
-                self._chunks.read(array, sample, out[first, ...])
-                for row in others:
-                    out[row, ...] = out[first, ...]
-                return
-            values = self._sample(array, sample, is_kept=window is not None)
-            for row in (first, *others):
-                cast_into(values if window is None else values[window.steps(row)], out[row, ...])
-
         if num_threads is None:
-            num_threads = _num_threads(len(rows) * array.meta.sample_nbytes)
-        for_each(decode, sorted(rows), num_threads=num_threads)
+            num_threads = _num_threads(sum(chunk.nbytes for chunk, _ in wanted))
+        for_each(decode, wanted, num_threads=num_threads)
 
-    def _sample(self, array: PackedArray, sample: int, *, is_kept: bool) -> npt.NDArray[Any]:
-        key = self._key, array.meta.name, sample
-        values = SHARED.get(key) if is_kept else None
-        if values is None:
-            values = np.empty(array.meta.sample_shape, dtype_of(array.meta.dtype))
-            self._chunks.read(array, sample, values)
-            if is_kept:
-                SHARED.put(key, values)
-        return values
-
-    def _whole_of(self, array: PackedArray) -> npt.NDArray[Any] | None:
-        """All samples of an array, where they are in memory: small ones are decoded together."""
-        return self._plain.get(array.meta.name) if array.meta.is_sharded else self._decoded(array)
-
-    def _decoded(self, array: PackedArray) -> npt.NDArray[Any]:
-        """A plain chunk, decoded once."""
-        name = array.meta.name
-        if name not in self._plain:
-            memory = bytearray(array.meta.nbytes)
-            whole = np.ndarray(array.meta.shape, dtype_of(array.meta.dtype), memory)
-            if array.entry:
-                self._chunks.read(array, None, whole)
-            whole.flags.writeable = False
-            self._plain[name] = whole
-        return self._plain[name]
+    def _is_copy(self) -> bool:
+        return len(self._wholes) == len(self.catalog.arrays)
 
     def _preload(self, request: Request) -> PreloadReport:
-        mode, lock = request.mode, request.lock
+        mode = request.mode
         is_other = request.device is not None or request.samples is not None or request.shared
-        if is_other or (lock and mode == "copy") or mode not in ("auto", "copy", "page-cache"):
+        if is_other or mode not in ("auto", "copy", "page-cache"):
             hint = 'use mode="copy" or "page-cache" alone, or unpack it with `ups-store unpack`'
             raise self._unsupported(f"a packed store has no samples to preload by mode {mode!r}", hint)
         refused = ""
-        if mode == "copy" or (mode == "auto" and not lock):
+        if mode in ("auto", "copy"):
             try:
                 return self._preload_decoded(request)
             except MemoryLimitError as error:
@@ -187,40 +347,39 @@ class PackedStore(AnyStore):
 
     def _preload_decoded(self, request: Request) -> PreloadReport:
         """Decode every array that isn't yet; then nothing is read from the file any more."""
-        began = time.perf_counter()
-        arrays = [array for array in self.catalog.arrays.values() if array.meta.name not in self._plain]
-        budget = ram_budget(sum(array.meta.nbytes for array in arrays), is_new=True)
+        began, wholes = time.perf_counter(), self._wholes
+        missing = [array for name, array in self._layout.arrays.items() if name not in wholes]
+        budget = ram_budget(sum(array.meta.nbytes for array in missing), is_new=True)
         budget.check("copy", margin=request.margin, path=self.path)
-        for array in arrays:
-            self._decode_all(array, request)
-        nbytes = sum(values.nbytes for values in self._plain.values())
-        self._is_copy = True
+        for array in missing:
+            if array.meta.is_sharded and array.entry is not None:
+                wholes[array.meta.name] = self._decode_all(array, request)
+            else:
+                self._whole(array)
+        nbytes = sum(values.nbytes for values in wholes.values())
         seconds = time.perf_counter() - began
         return PreloadReport(self.path, "copy", f"copy: {budget}", nbytes, seconds)
 
-    def _decode_all(self, array: PackedArray, request: Request) -> None:
-        if not array.meta.is_sharded:
-            self._decoded(array)
-            return
+    def _decode_all(self, array: ArrayLayout, request: Request) -> npt.NDArray[Any]:
         memory = mappings.new_memory(array.meta.nbytes, kind=mmap.mmap)
         values = np.ndarray(array.meta.shape, dtype_of(array.meta.dtype), memory)
         step = max(1, PRELOAD_BYTES // array.meta.sample_nbytes)
+
+        def use(sample: int) -> Use:
+            return lambda fill: fill(values[sample, ...])
+
         for first in range(0, len(self), step):
             block = range(first, min(first + step, len(self)))
-            for_each(
-                lambda sample: self._chunks.read(array, sample, values[sample, ...]),
-                block,
-                num_threads=request.num_threads or _num_threads(len(block) * array.meta.sample_nbytes),
-            )
+            self._read_chunks([(chunk_of(array, i), use(i)) for i in block], request.num_threads)
             if request.progress is not None:
                 request.progress(len(block) * array.meta.sample_nbytes)
         values.flags.writeable = False
-        self._plain[array.meta.name] = values
+        return values
 
     def residency(self) -> float:
         """Share of the file that lies in the page cache, 0 to 1; 1 once all is decoded in memory."""
-        if self._is_copy:
-            self.check_open()
+        self.check_open()
+        if self._is_copy():
             return 1.0
         self._file.check_length()
         return mappings.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
@@ -228,17 +387,12 @@ class PackedStore(AnyStore):
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Report:
-        """Check every byte of the file, and decode every chunk; see `AnyStore.verify`."""
-        from ups_store.packed.verify import verify_packed
-
+        """Check every byte of the file, every decoded chunk, and the fingerprint; see `AnyStore.verify`."""
         self.check_open()
         with files.opened(self.path) as fd:
-            if not self._is_same(read_packed(fd, self.path)):
+            if fingerprint_of(read_packed(fd, self.path)) != fingerprint_of(self.catalog):
                 raise StoreReplacedError("another file took the path", path=self.path, hint="open it again")
-            return verify_packed(fd, self.path, self.catalog, num_threads=num_threads, progress=progress)
-
-    def _is_same(self, other: PackedCatalog) -> bool:
-        return fingerprint_of(other) == fingerprint_of(self.catalog)
+            return _PackedVerifier(fd, self.path, self.catalog, progress).run(num_threads)
 
     def check_open(self) -> None:
         """Fail after `close`, with `StoreClosedError`."""
@@ -246,12 +400,11 @@ class PackedStore(AnyStore):
 
     def close(self) -> None:
         """Close the file; a read under way ends. Closing twice is allowed."""
-        self._plain, self._is_copy = {}, False
-        SHARED.forget(self._key)
+        super().close()
         self._file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.path), fingerprint_of(self.catalog))
+        return self._reopened(str(self.path), {})
 
 
 def _num_threads(nbytes: int) -> int:
@@ -259,16 +412,16 @@ def _num_threads(nbytes: int) -> int:
     return max(1, min(MAX_THREADS, num_cores(), nbytes // BYTES_PER_THREAD))
 
 
+def open_descriptor(path: Path, fd: int) -> PackedStore:
+    """Open a packed store by its descriptor, which stays the caller's."""
+    return PackedStore(path, fd, read_packed(fd, path))
+
+
 def open_packed(path: str | os.PathLike[str]) -> PackedStore:
-    """Open a packed store: reads its end, its directory and its metadata, the rest when it is asked for.
+    """Open what must be a packed store; `ups_store.open` opens every kind.
 
-    `ups_store.open` does it for what it finds to be packed.
-
-    Args:
-        path: What `pack` wrote, usually `<task>_<split>.packed.zarr.zip`.
     Raises:
-        StoreNotFoundError: If there is no file; also a FileNotFoundError.
-        FormatError: If it isn't a packed store (kind "not_packed" for a mapped one), or is damaged.
+        FormatError: If it isn't one, kind "not_packed" for a mapped store, or is damaged.
         SpecError: For a pattern of several files, kind "partitions".
     """
     target = path_of(path)
@@ -277,13 +430,80 @@ def open_packed(path: str | os.PathLike[str]) -> PackedStore:
         return open_descriptor(target, fd)
 
 
-def open_descriptor(path: Path, fd: int) -> PackedStore:
-    """Open a packed store by its descriptor, which stays the caller's; raises as `open_packed`."""
-    return PackedStore(path, fd, read_packed(fd, path))
+class _PackedVerifier(Verifier):
+    """Checks a packed file: decodes every chunk, and compares all with the fingerprint of the mapped form."""
 
+    def __init__(self, fd: int, path: Path, catalog: PackedCatalog, progress: Progress | None) -> None:
+        super().__init__(reads_of(fd), path, catalog.root, catalog.nbytes, progress)
+        self.catalog = catalog
+        file = StoreFile(path, fd, catalog.nbytes, access="pread", keeps_fd=True)
+        self._chunks = PackedChunks(file, catalog.arrays)
 
-def _reopen(path: str, fingerprint: str) -> PackedStore:
-    """What a pickled store becomes."""
-    store = open_packed(path)
-    check_unpickled(store, fingerprint, fingerprint_of(store.catalog))
-    return store
+    def check(self) -> list[Problem]:
+        catalog, arrays = self.catalog, self.catalog.arrays.values()
+        metas = [array.layout.meta for array in arrays]
+        documents = (canonical_json(catalog.packing.document_of(meta), what=meta.name) for meta in metas)
+        root = catalog.metadata[0]
+        where = (root.data_offset, root.end)
+        problems = self.check_documents(catalog.metadata, catalog.crcs, [self.root.to_json(), *documents])
+        problems += self.check_empty_constants(metas, where)
+        mapped = [crc32(_mapped_root(self.root).to_json()), *(crc32(meta.to_json()) for meta in metas)]
+        crcs = iter(catalog.crcs[len(catalog.metadata) :])
+        for array in arrays:
+            if array.entry is not None:
+                stored = next(crcs)
+                problems += self.check_header(array.entry, stored)
+                problems += self._check_array(array, array.entry, stored, mapped)
+        self.progress(self.nbytes - catalog.directory_offset)  # compared when it was opened
+        if not problems:
+            found = fingerprint_of(Catalog(self.root, catalog.layout, tuple(mapped)))
+            if found != catalog.packing.fingerprint:
+                detail = f"stored {catalog.packing.fingerprint}, that of what was decoded {found}"
+                problems.append(Problem("fingerprint", "13.7", where, detail=detail))
+        return problems
+
+    def _check_array(self, array: PackedArray, entry: Entry, stored: int, mapped: list[int]) -> list[Problem]:
+        """Check one array, and append the CRC-32 of its data in the mapped form to `mapped`."""
+        layout, meta = array.layout, array.layout.meta
+        samples: list[int | None] = [*range(array.num_chunks)] if meta.is_sharded else [None]
+        try:
+            self._chunks.chunk(meta.name, samples[0])
+        except CorruptChunkError as error:
+            return [self._problem(error, meta.name, None)]
+        checked: list[Checked] = []
+        slots: list[tuple[int, int]] = []
+        for part, slot in self.pool.map(partial(self._check_chunk, array), samples):
+            self.num_chunks += 1
+            self.progress(part.nbytes)
+            checked.append(part)
+            slots.append(slot)
+        if meta.is_sharded:
+            index = self.read(entry.end - array.index_nbytes, array.index_nbytes)
+            self.progress(len(index))
+            checked.append(Checked(crc32(index), len(index)))
+            slots.append((crc32(layout.pack_index()), len(layout.pack_index())))
+        mapped.append(combine_crc32(slots))
+        return self.check_entry(meta.name, entry, stored, checked)
+
+    def _check_chunk(self, array: PackedArray, sample: int | None) -> tuple[Checked, tuple[int, int]]:
+        """Check one chunk; returns also CRC-32 and length of its slot, or entry, in the mapped form."""
+        layout, meta = array.layout, array.layout.meta
+        slot_nbytes = meta.nbytes + CHECKSUM_BYTES if sample is None else layout.stride
+        payload = np.empty(meta.shape if sample is None else meta.sample_shape, dtype_of(meta.dtype))
+        try:
+            raw = self._chunks.read(meta.name, sample, payload)
+        except CorruptChunkError as error:
+            problem = self._problem(error, meta.name, sample)
+            first, end = problem.byte_range
+            return Checked(0, end - first, (problem,)), (0, slot_nbytes)
+        sums, chunk = Sums(meta), self._chunks.chunk(meta.name, sample)
+        sums.add(payload.reshape(-1).view(np.uint8).data)
+        problems = list(sums.problems(chunk, sums.crc32c))
+        if meta.is_constant:
+            problems += self.check_constant(meta.name, payload.tobytes(), (chunk.first, chunk.end))
+        behind = struct.pack("<I", sums.crc32c).ljust(slot_nbytes - sums.nbytes, b"\0")
+        return Checked(crc32(raw), len(raw), tuple(problems)), (crc32(behind, sums.crc32), slot_nbytes)
+
+    def _problem(self, error: CorruptChunkError, name: str, sample: int | None) -> Problem:
+        where = error.byte_range or (0, 0)
+        return Problem(error.kind, error.clause or "", where, name, sample, error.problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import ArrayNotFoundError, FormatError, SpecError, StoreReplacedError
-from ups_store.format.metadata import ArrayMeta, ArraySpec, dtype_of
+from ups_store.errors import ArrayNotFoundError, FormatError, SpecError
+from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, ArraySpec, dtype_of
 from ups_store.format.ragged import LENGTHS
 from ups_store.format.root import RootMeta
-from ups_store.printable import counted
+from ups_store.printable import counted, one_line
 from ups_store.read.gather import Indices, Samples, WindowArguments, check_effect, check_indices, names_of
-from ups_store.read.ragged_batch import Form, check_form, check_no_window, in_form
+from ups_store.read.ragged import Form, check_form, check_no_window, in_form
 
+MAX_ROWS = 20  # arrays that are shown; there may be thousands
+_MAX_TEXT = 160  # characters of the identity that are shown
 _SAMPLES_WITHOUT_BYTES = 1 << 28  # a file may claim any number of samples that have none
 
 if TYPE_CHECKING:
@@ -340,35 +343,35 @@ class AnyStore(ABC):
 
         Args:
             mode: "page-cache" reads the file, whose pages all processes of the machine then share. "copy"
-                copies it to memory with huge pages, from which this store then gathers. "pinned" copies it to
-                page-locked memory, which a device reads too. "device" moves samples to a device's memory.
-                "auto" takes "page-cache" if it fits, before it "copy" if `shared`, before that "device" and
-                "pinned" if `device` is given; if nothing fits the store stays as it is.
-            device: For "pinned" and "device", such as "cuda:1"; "cuda" by default.
+                copies it to memory with huge pages, from which this store then gathers. "device" moves
+                samples to a device's memory. "auto" takes "page-cache" if it fits, before it "copy" if
+                `shared`, before that "device" if `device` is given; else the store stays as it is.
+            device: For "device", such as "cuda:1"; "cuda" by default.
             samples: For "device" the part of the samples to move; all by default.
             shared: For "copy", have the processes of the machine share it: those that this store is pickled
                 to map the same memory, which is freed when the last of them ends, however it ends.
-            lock: Keep it from being swapped out or given back (mlock), until the store is closed.
+            lock: Refused: there is no such mode any more.
             margin: Share of the available memory that must be left.
             num_threads: Reads in flight; 4 by default.
             progress: Called with the number of bytes that were read since the last call, every 64 MiB; what
                 it raises ends the preload, and leaves the store as it was.
         Returns:
-            Mode, reason with the numbers, bytes, seconds; for "pinned" and "device" what gathers there; for a
-            store in partitions a report for each of them in `parts`.
+            Mode, reason with the numbers, bytes, seconds; for "device" what gathers there; for a store in
+            partitions a report for each of them in `parts`.
         Raises:
-            MemoryLimitError: If the mode needs more memory than there is, or may be locked.
-            DeviceError: If there is no such device, or it refuses to page-lock memory.
+            MemoryLimitError: If the mode needs more memory than there is.
+            DeviceError: If there is no such device.
             NotCommittedError: For a store under construction.
             StoreReplacedError: If another file took the path.
             TruncatedError: If another program cut the file.
             SpecError: For arguments that have no meaning, or no effect in this mode; kind "unsupported" for
                 what this kind of store can't do.
         """
-        from ups_store.read.preload import Request
+        from ups_store.read.preload import Request, refuse_lock
 
         self.check_open()
-        request = Request(mode, device, samples, shared, lock, margin, num_threads, progress)
+        refuse_lock(lock, path=self.path)
+        request = Request(mode, device, samples, shared, margin, num_threads, progress)
         request.check(len(self), path=self.path)
         return self._preload(request)
 
@@ -413,6 +416,12 @@ class AnyStore(ABC):
     def close(self) -> None:
         """Let go of file and memory, which go when the last view of them does. Closing twice is allowed."""
 
+    def _reopened(self, path: str, options: dict[str, Any]) -> tuple[Any, ...]:
+        """What `__reduce__` returns of a store that `ups_store.open` opens so."""
+        from ups_store.read.open import reopen
+
+        return reopen, (path, None if self.is_partial else self.fingerprint, self.config_hash, options)
+
     def __enter__(self) -> Self:
         return self
 
@@ -422,14 +431,10 @@ class AnyStore(ABC):
         self.close()
 
     def __repr__(self) -> str:
-        from ups_store.read.shown import text_of
-
         return text_of(self._title(), self.metas.values(), self.identity)
 
     def _repr_html_(self) -> str:
         """The same as a table, for notebooks."""
-        from ups_store.read.shown import html_of
-
         return html_of(self._title(), self.metas.values(), self.identity)
 
     def _title(self) -> str:
@@ -474,25 +479,55 @@ class AnyStore(ABC):
         return SpecError(problem, kind="unsupported", path=self.path, array=array, hint=hint)
 
 
-def check_unpickled(store: AnyStore, expected: str, found: str) -> None:
-    """Refuse what a pickled store became, and close it, if it hasn't the content, or identity, of then.
-
-    Raises:
-        StoreReplacedError: If it hasn't.
-    """
-    if found != expected:
-        store.close()
-        raise StoreReplacedError(
-            "it was replaced since this object was pickled",
-            path=store.path,
-            expected=f"content {expected}",
-            found=found,
-            hint="open it again",
-        )
-
-
 def spec_of(meta: ArrayMeta, num_samples: int | None) -> ArraySpec:
     """What `create` is given for an array with a sample axis; without the lengths of a ragged one."""
     rows = (None,) if meta.is_ragged else ()
     shape = (num_samples, *rows, *meta.sample_shape)
     return ArraySpec(shape, dtype_of(meta.dtype), dims=meta.axes, attrs=meta.attrs, encoding=meta.encoding)
+
+
+def text_of(title: str, metas: Iterable[ArrayMeta], identity: Mapping[str, Any]) -> str:
+    """Several lines: what it is, a line for each array, and what it was made from."""
+    rows, more = _rows(metas)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"<{one_line(title)}>"]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"    {'  '.join(cells)}".rstrip())
+    return "\n".join([*lines, *(f"    {line}" for line in more), *_ends(identity)])
+
+
+def html_of(title: str, metas: Iterable[ArrayMeta], identity: Mapping[str, Any]) -> str:
+    """The same as HTML, without scripts and styles."""
+    from html import escape
+
+    rows, more = _rows(metas)
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    table = "".join(f"<tr>{row}</tr>" for row in cells)
+    rest = "".join(f"<div>{escape(line)}</div>" for line in [*more, *_ends(identity)])
+    head = "<tr><th>array</th><th>axes</th><th>dtype</th><th></th></tr>"
+    return f"<div><b>{escape(one_line(title))}</b><table>{head}{table}</table>{rest}</div>"
+
+
+def _rows(metas: Iterable[ArrayMeta]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Of each array that is shown its name, axes and dtype; and what is said of the others."""
+    ordered = sorted(metas, key=lambda meta: meta.is_constant)
+    rows: list[tuple[str, ...]] = [
+        (meta.name, _axes(meta), meta.dtype, "constant" if meta.is_constant else "")
+        for meta in ordered[:MAX_ROWS]
+    ]
+    more = len(ordered) - len(rows)
+    return rows, [f"and {more:,} more: `store.arrays` and `store.constants` have all"] if more else []
+
+
+def _axes(meta: ArrayMeta) -> str:
+    axes = [f"{one_line(dim)}: {length:,}" for dim, length in zip(meta.dims, meta.shape, strict=True)]
+    if meta.is_ragged:
+        axes = [SAMPLE_DIM, f"{axes[0]} in all", *axes[1:]]
+    return f"({', '.join(axes)})"
+
+
+def _ends(identity: Mapping[str, Any]) -> list[str]:
+    text = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in identity.items())
+    text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+    return [f"Identity: {one_line(text)}"] if text else []

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from ups_store import reader_of
 from ups_store.errors import (
     FormatError,
     SpecError,
     StoreNotFoundError,
+    StoreReplacedError,
     TruncatedError,
 )
 from ups_store.printable import printable
-from ups_store.read.base import AnyStore, check_unpickled
+from ups_store.read.base import AnyStore
 from ups_store.read.catalog import read_finished
-from ups_store.read.numbered import NumberedStores
-from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.recovery import (
     BUILDING_SUFFIX,
     State,
@@ -28,19 +28,13 @@ from ups_store.read.recovery import (
     read_building_file,
     read_is_spool,
 )
+from ups_store.read.several import PartitionedStore, files_of
 from ups_store.read.spool_store import SpoolStore
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
 from ups_store.system import files
 from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
-from ups_store.system.paths import (
-    check_no_manifest,
-    check_one_file,
-    find_partitions,
-    is_pattern,
-    numbered_paths,
-    path_of,
-)
+from ups_store.system.paths import check_no_manifest, check_one_file, is_pattern, path_of
 from ups_store.system.urls import is_remote, shown_url
 
 
@@ -110,7 +104,7 @@ def _open_file(
         error.hint = "it is being built: run the build again to finish it, or open it with partial=True"
         raise
     try:
-        return Store(target, fd, read_finished(fd, target), reopen=reopen, access=access, verify=verify)
+        return Store(target, fd, read_finished(fd, target), access=access, verify=verify)
     except TruncatedError as error:
         if target.name.endswith(BUILDING_SUFFIX):
             error.hint = "it is being built: run the same again to finish it, or open it with partial=True"
@@ -150,7 +144,7 @@ def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
         options: dict[str, Any] = {"access": access, "verify": verify}
         is_spool = building is not None and read_is_spool(fd, found.catalog.layout)
         kind = SpoolStore if is_spool else Store
-        return kind(path, fd, found.catalog, reopen=reopen, building=building, **options)
+        return kind(path, fd, found.catalog, building=building, **options)
 
 
 def reopen(
@@ -158,24 +152,31 @@ def reopen(
     fingerprint: str | None,
     config_hash: str,
     options: dict[str, Any],
-    copy_path: Path | None = None,
-) -> Store:
-    """What a pickled store becomes.
+) -> AnyStore:
+    """Open again what was pickled.
 
     Args:
-        path: The store's file.
+        path: The store's file, or its URL.
         fingerprint: What it held then; None for one under construction.
         config_hash: Its identity.
-        options: Of `open_store`.
-        copy_path: The copy in RAM that it gathered from, if it shares that; see `Store.preload`.
+        options: Of `open_any`; and as `copy_path` the copy in RAM that it shared, see `Store.preload`.
     Raises:
-        StoreReplacedError: If the file doesn't hold the content that it held then.
+        StoreReplacedError: If it doesn't hold the content, or have the identity, of then.
     """
-    store = None if copy_path is None else _open_copy(Path(path), copy_path, **options)
+    copy_path = options.pop("copy_path", None)
+    store: AnyStore | None = None if copy_path is None else _open_copy(Path(path), copy_path, **options)
     if store is None:
-        store = open_store(path, **options)
+        store = open_any(path, **options)
     found = store.config_hash if fingerprint is None else store.fingerprint
-    check_unpickled(store, fingerprint or config_hash, found)
+    if found != (fingerprint or config_hash):
+        store.close()
+        raise StoreReplacedError(
+            "it was replaced since this object was pickled",
+            path=store.path,
+            expected=f"content {fingerprint or config_hash}",
+            found=found,
+            hint="open it again",
+        )
     return store
 
 
@@ -191,13 +192,13 @@ def _open_copy(
         return None
     try:
         options: dict[str, Any] = {"access": access, "verify": verify, "is_copy": True}
-        return Store(path, fd, read_finished(fd, path), reopen=reopen, **options)
+        return Store(path, fd, read_finished(fd, path), **options)
     finally:
         files.close(fd)
 
 
 def open_any(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     partial: bool = False,
     access: Access = "auto",
@@ -208,13 +209,14 @@ def open_any(
 ) -> AnyStore:
     """Open a store of any kind, here or at a URL.
 
-    One file is a `Store`, mapped; a packed file a `PackedStore`, which decodes; the partitions that a pattern
-    such as `NAME-*-of-00016.zarr.zip` names are one `PartitionedStore`, the stores that `append` made of the
-    pattern `NAME-*.zarr.zip` one `NumberedStores`. At `s3://`, `gs://`, `az://` or `https://` one file is a
-    `RemoteStore`, which fetches what is asked for and checks it; a pattern of partitions is as here.
+    One file is a `Store`, mapped; a packed file a `PackedStore`, which decodes. Several files are one
+    `PartitionedStore`: the partitions that `NAME-*-of-00016.zarr.zip` names, the stores that another pattern,
+    such as `NAME-*.zarr.zip`, matches, in the order of their names, and those of a list, in its order. At
+    `s3://`, `gs://`, `az://` or `https://` one file is a `RemoteStore`, which fetches what is asked for and
+    checks it; partitions and a list are as here.
 
     Args:
-        path: A file, or a pattern; or the URL of one.
+        path: A file, or a pattern; the URL of one; or a list of files and URLs.
         partial: See `ups_store.read.open.open_store`; for single files.
         access: Likewise; a packed file can't be opened with "map".
         verify: Likewise; of a packed file and at a URL every chunk is checked whatever this says.
@@ -232,24 +234,35 @@ def open_any(
         SpecError: For arguments that have no meaning.
     """
     given = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "deadline_s": deadline_s}
-    if is_remote(path):
-        return _open_url(path, access, verify, given)
-    _check_local_options(path, given)
-    pattern = path_of(path)
+    if isinstance(path, list | tuple):
+        options: dict[str, Any] = {"access": access, "verify": verify, **given}
+        return _open_several(None, [functools.partial(open_any, each, **options) for each in path])
+    where = cast("str | os.PathLike[str]", path)  # or what isn't one, which `path_of` says
+    if is_remote(where):
+        return _open_url(where, access, verify, given)
+    _check_local_options(where, given)
+    pattern = path_of(where)
     if not is_pattern(pattern):
         check_no_manifest(pattern)
-        return _open_one(path, partial, access, verify)
-    kind = NumberedStores if numbered_paths(pattern) else PartitionedStore
-    with contextlib.ExitStack() as stack:
-        paths = find_partitions(pattern)
-        stores = [stack.enter_context(_open_one(each, False, access, verify)) for each in paths]
-        store = kind(pattern, stores)
-        stack.pop_all()
-    return store
+        return _open_one(where, partial, access, verify)
+    openings = [functools.partial(_open_one, each, False, access, verify) for each in files_of(pattern)]
+    return _open_several(pattern, openings)
 
 
 # What users call it, in the errors of Python, in `help` and in pickles.
 open_any.__module__, open_any.__name__, open_any.__qualname__ = "ups_store", "open", "open"
+
+
+def _open_several(pattern: Path | None, openings: Sequence[Callable[[], AnyStore]]) -> PartitionedStore:
+    """Open several stores as one; of a list, which has no pattern, the first one's path stands for it."""
+    if not openings:
+        hint = "give at least one path"
+        raise SpecError("no stores", kind="partitions", expected="a path, or a list of them", hint=hint)
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(opening()) for opening in openings]
+        joined = PartitionedStore(stores[0].path if pattern is None else pattern, stores)
+        stack.pop_all()
+    return joined
 
 
 def _open_url(
@@ -259,9 +272,8 @@ def _open_url(
     if access != "auto" or verify not in (None, "touch"):
         found, expected = f"access={access!r}, verify={verify!r}", "auto; None or touch"
         raise SpecError("argument", path=shown_url(path), expected=expected, found=found)
-    # By name, as what is packed below: most programs need no object store.
-    opening = import_module("ups_store.remote.opening")
-    opened: AnyStore = opening.open_url(path, opening.RemoteOptions.of(**given))
+    remote = reader_of("remote")
+    opened: AnyStore = remote.open_url(path, remote.RemoteOptions.of(**given))
     return opened
 
 
@@ -278,8 +290,7 @@ def _open_one(path: str | os.PathLike[str], partial: bool, access: Access, verif
     """Open one file, mapped or packed."""
 
     def open_packed(target: Path, fd: int) -> AnyStore:
-        # By name: what packs and unpacks stands above what reads, and most programs need no codec.
-        opened: AnyStore = import_module("ups_store.packed.store").open_descriptor(target, fd)
+        opened: AnyStore = reader_of("packed").open_descriptor(target, fd)
         return opened
 
     return _open_file(path, partial, access, verify, open_packed=open_packed)

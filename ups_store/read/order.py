@@ -2,10 +2,14 @@
 
 An order is computed where it is asked for, by permutations with a key: nothing is kept for a whole epoch, and
 blocks of positions become items. All of it is exact integer arithmetic, so every machine gets the same.
+
+- `DataOrder`: every step takes items of one source; `MixedOrder`: of all, in the shares of weights.
+- `Permutation`, `BlockPermutation`: where positions go.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,14 +19,26 @@ import numpy.typing as npt
 
 from ups_store.errors import ConfigError
 from ups_store.read.gather import Samples
-from ups_store.read.permutation import BlockPermutation, Permutation, in_order
 
 BLOCK_POSITIONS = 8192  # computed at once: malloc would map and fault in arrays larger than 64 KiB each time
 
 Shuffle = bool | Literal["block"]
 
+Bits = npt.NDArray[np.uint64]
 
-@dataclass(frozen=True, slots=True)
+NUM_ROUNDS = 8
+SMALL_SIZE = 1024  # below, items mix slowly: fewer rounds show in the frequencies of all orders
+SMALL_NUM_ROUNDS = 24
+BLOCKS_AHEAD = 4096  # permuted at once: of a few, the calls take most of the time
+
+_HALF = np.uint64(32)
+_WHOLE = 1 << 32  # all of a batch, of which shares are whole numbers
+_MAX_STEPS = 1 << 31
+_COUNTED = 1 << 16  # steps whose counts are added up at once
+_GOLDEN = 618_034  # in millionths of an epoch: steps so far apart round to either side in turn
+
+
+@dataclass(slots=True)  # frozen ones take three times as long to make
 class Step:
     """What one rank takes in one step.
 
@@ -335,6 +351,237 @@ def _steps_by_source(pass_steps: Samples, weights: Sequence[float] | None) -> Sa
     shares = checked_weights(len(pass_steps), weights)
     steps: Samples = np.rint(pass_steps.sum() * shares / shares.sum()).astype(np.int64)
     return steps.clip(min=1)
+
+
+class MixedOrder(EpochOrder):
+    """The batches of one rank where every batch mixes sources, epoch after epoch.
+
+    A step takes from each source its share of the G rows, rounded down in some steps and up in others, so
+    that the shares hold over an epoch, to one row for each source. Its rows are spread evenly over the batch,
+    and so over the ranks.
+
+    A source is read through, over the ends of epochs, before an item of it comes again; then it begins again,
+    in a new order where it is shuffled. So an epoch ends after `epoch_size` items, whatever was read through.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        global_batch_size: int,
+        weights: Sequence[float] | None = None,
+        epoch_size: int | None = None,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(global_batch_size=global_batch_size, **options)
+        self.sizes, self.drop_last = sizes_of(sizes), drop_last
+        shares = checked_weights(len(self.sizes), self.sizes if weights is None else weights)
+        self.weights: tuple[float, ...] = tuple((shares / shares.sum()).tolist())
+        self.epoch_size = sum(self.sizes) if epoch_size is None else epoch_size
+        is_number = isinstance(self.epoch_size, int | np.integer) and self.epoch_size >= 1
+        expect("epoch_size", is_number, "a whole number of at least 1", epoch_size)
+        whole, rest = divmod(int(self.epoch_size), self.global_batch_size)
+        self.num_steps = whole if drop_last else whole + (rest > 0)
+        fits = 1 <= self.num_steps < _MAX_STEPS
+        expected = f"at least a batch of {global_batch_size}, and fewer than {_MAX_STEPS} of them"
+        expect("epoch_size", fits, expected, self.epoch_size)
+        self._ends = np.rint(np.cumsum(self.weights) * _WHOLE).astype(np.int64)
+        self._ends[-1] = _WHOLE
+        self._stride = _coprime(self.num_steps)
+        self._spreads: dict[tuple[int, ...], tuple[Samples, Samples]] = {}
+        self.counts = self._taken(self.num_steps)
+
+    def _settings(self, shuffle: Shuffle) -> dict[str, Any]:
+        mix = {"weights": list(self.weights), "epoch_size": int(self.epoch_size)}
+        return super()._settings(shuffle) | mix
+
+    def _steps(self, epoch: int, begin: int) -> Iterator[Step]:
+        rows = self.global_batch_size // self.world_size
+        chunk = max(1, BLOCK_POSITIONS // rows)
+        orders = [self._permutation(n, self.seed, 0, 2, i) for i, n in enumerate(self.sizes)]
+        firsts = np.cumsum([0, *self.sizes[:-1]])
+        taken = epoch * self.counts + self._taken(begin)
+        for first in range(begin, self.num_steps, chunk):
+            numbers = np.arange(first, min(first + chunk, self.num_steps))
+            counts = self._counts(numbers)
+            before = taken + np.cumsum(counts, axis=0) - counts
+            taken = before[-1] + counts[-1]
+            sources, positions = self._rows(counts, before)
+            items = np.empty_like(positions)
+            for source, order in enumerate(orders):
+                mine = sources == source
+                passes, within = np.divmod(positions[mine], self.sizes[source])
+                items[mine] = firsts[source] + order(within, passes)
+            for number, row in zip(numbers.tolist(), items, strict=True):
+                yield Step(epoch, number, 0, row, self.rank * rows, self.global_batch_size)
+
+    def _counts(self, numbers: Samples) -> Samples:
+        """Rows of each source in these steps, int64, shape (n, K); G together."""
+        places = numbers * self._stride % self.num_steps
+        rounding = ((2 * places + 1) << 31) // self.num_steps  # each of so many parts of `_WHOLE` once
+        ends = (self.global_batch_size * self._ends + rounding[:, None]) >> 32
+        counts: Samples = np.diff(ends, prepend=0, axis=1)
+        return counts
+
+    def _taken(self, num_steps: int) -> Samples:
+        """Rows of each source in the first steps of an epoch, shape (K,)."""
+        taken = np.zeros(len(self.sizes), np.int64)
+        for first in range(0, num_steps, _COUNTED):
+            taken += self._counts(np.arange(first, min(first + _COUNTED, num_steps))).sum(0)
+        return taken
+
+    def _rows(self, counts: Samples, before: Samples) -> tuple[Samples, Samples]:
+        """Source of each of this rank's rows, and which of all items drawn from it; shape (n, rows)."""
+        rows = self.global_batch_size // self.world_size
+        mine = slice(self.rank * rows, (self.rank + 1) * rows)
+        spreads = [self._spread(tuple(row)) for row in counts.tolist()]
+        sources = np.stack([sources[mine] for sources, _ in spreads])
+        numbers = np.stack([numbers[mine] for _, numbers in spreads])
+        return sources, numbers + np.take_along_axis(before, sources, axis=1)
+
+    def _spread(self, counts: tuple[int, ...]) -> tuple[Samples, Samples]:
+        """Source of each row of a batch with these counts, evenly spread, and how many of it came before."""
+        spread = self._spreads.get(counts)
+        if spread is None:
+            sources = np.repeat(np.arange(len(counts)), counts)
+            numbers = np.concatenate([np.arange(count) for count in counts])
+            places = (numbers + 0.5) / np.repeat(np.maximum(counts, 1), counts)
+            order = np.lexsort((sources, places))
+            spread = self._spreads[counts] = sources[order], numbers[order]
+        return spread
+
+
+def _coprime(num_steps: int) -> int:
+    """A number of steps that leads through all steps of an epoch, neighbours far apart."""
+    stride = max(1, num_steps * _GOLDEN // 1_000_000)
+    while math.gcd(stride, num_steps) > 1:
+        stride += 1
+    return stride
+
+
+def mix(values: Bits) -> Bits:
+    """Scramble 64-bit numbers, one to one (splitmix64's finaliser, Steele et al. 2014)."""
+    bits = values ^ (values >> np.uint64(30))
+    bits *= np.uint64(0xBF58476D1CE4E5B9)
+    bits ^= bits >> np.uint64(27)
+    bits *= np.uint64(0x94D049BB133111EB)
+    bits ^= bits >> np.uint64(31)
+    return bits
+
+
+def below(bits: Bits, limit: np.uint64 | Bits) -> Bits:
+    """Numbers from 0 to `limit` - 1 made of the upper 32 bits; `limit` is at most 2**32."""
+    scaled: Bits = (bits >> _HALF) * limit
+    return scaled >> _HALF
+
+
+def round_keys(num: int, *key: int) -> Bits:
+    """Independent 64-bit keys, shape (num,), from integers 0 <= k < 2**64: seed, epoch, purpose."""
+    words = np.asarray(key, "<u8").view("<u4")  # two words each, so no two keys read alike
+    return np.random.SeedSequence(words.tolist()).generate_state(num, np.uint64).astype(np.uint64)
+
+
+class Permutation:
+    """A keyed permutation of `range(size)` that is computed where it is asked for.
+
+    A Feistel network over pairs (left, right) of numbers below `rows` and `columns`, whose product is just
+    above `size`; what falls behind `size` goes through again until it doesn't (cycle walking).
+    """
+
+    def __init__(self, size: int, *key: int) -> None:
+        self.size = size
+        # An even number of columns: a shift of an odd cycle is an even permutation, so half would be missing.
+        self.columns = 2 * max(1, math.isqrt(max(0, size - 1)) // 2 + 1)
+        self.rows = max(1, -(-size // self.columns))
+        self.keys = round_keys((SMALL_NUM_ROUNDS if size < SMALL_SIZE else NUM_ROUNDS) + 1, *key)
+
+    def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
+        """Where `positions` go."""
+        tweaks = mix(np.atleast_1d(np.asarray(tweak, np.uint64)) + self.keys[-1])
+        values = self._pass(positions.astype(np.uint64), tweaks)
+        while len(outside := np.flatnonzero(values >= self.size)):
+            values[outside] = self._pass(values[outside], np.broadcast_to(tweaks, values.shape)[outside])
+        return values.astype(np.int64)
+
+    def _pass(self, values: Bits, tweaks: Bits) -> Bits:
+        rows, columns = np.uint64(self.rows), np.uint64(self.columns)
+        left, right = np.divmod(values, columns)
+        for even, odd in self.keys[:-1].reshape(-1, 2):
+            left = left + below(mix(right ^ (tweaks + even)), rows)
+            left = np.minimum(left, left - rows)  # modulo: below `rows` the difference wraps around
+            right = right + below(mix(left ^ (tweaks + odd)), columns)
+            right = np.minimum(right, right - columns)
+        return left * columns + right
+
+
+class BlockPermutation:
+    """A keyed permutation of `range(size)` that keeps neighbours close: for data on disks.
+
+    Blocks of consecutive items are permuted, then the items within a window of so many blocks. Where blocks
+    begin is drawn too, so the items of a partial last block are other ones every time.
+    """
+
+    def __init__(self, size: int, *key: int, block_size: int, blocks_per_window: int) -> None:
+        self.size = size
+        self.block_size = block_size
+        self.window_size = min(size, block_size * blocks_per_window)
+        self.blocks = Permutation(size // block_size, *key, 0)
+        self.within = Permutation(self.window_size, *key, 1)
+        self.within_last = Permutation(size % self.window_size, *key, 2)
+        self.shift = int(round_keys(1, *key, 3)[0]) % size
+        self._known: tuple[int, int, Samples] = (
+            -1,
+            0,
+            np.empty(0, np.int64),
+        )  # tweak, first, where blocks go
+
+    def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
+        """Where `positions` go; arguments as for `Permutation`."""
+        tweaks = np.broadcast_to(np.asarray(tweak, np.int64), positions.shape)
+        windows, offsets = _divided(positions, self.window_size)
+        last = windows == self.size // self.window_size
+        window_tweaks = tweaks * (self.size // self.window_size) + windows
+        if last.any():
+            offsets[~last] = self.within(offsets[~last], window_tweaks[~last])
+            offsets[last] = self.within_last(offsets[last], tweaks[last])
+        else:
+            offsets = self.within(offsets, window_tweaks)
+        numbers, offsets = _divided(windows * self.window_size + offsets, self.block_size)
+        whole = numbers < self.blocks.size
+        if whole.all():
+            numbers = self._permute_blocks(numbers, tweaks)
+        else:
+            numbers[whole] = self._permute_blocks(numbers[whole], tweaks[whole])
+        shifted = (numbers * self.block_size + offsets + self.shift).view(np.uint64)
+        items: Samples = np.minimum(shifted, shifted - np.uint64(self.size)).view(np.int64)  # as in `_pass`
+        return items
+
+    def _permute_blocks(self, numbers: Samples, tweaks: Samples) -> Samples:
+        """Where blocks go; each is permuted once where many items lie in it, as in consecutive positions."""
+        if not numbers.size:
+            return numbers
+        first, last, tweak = int(numbers.min()), int(numbers.max()), int(tweaks[0])
+        if last - first >= numbers.size or (tweaks != tweak).any():
+            return self.blocks(numbers, tweaks)
+        known_tweak, start, known = self._known
+        if tweak != known_tweak or first < start or last >= start + len(known):
+            start, end = first, min(self.blocks.size, max(last + 1, first + BLOCKS_AHEAD))
+            known = self.blocks(np.arange(start, end), tweak)
+            self._known = tweak, start, known
+        permuted: Samples = known[numbers - start]
+        return permuted
+
+
+def _divided(values: Samples, divisor: int) -> tuple[Samples, Samples]:
+    """Quotients and remainders of values >= 0, in two thirds of the time of `np.divmod`."""
+    quotients = values // divisor
+    return quotients, values - quotients * divisor
+
+
+def in_order(positions: Samples, tweak: Samples | int = 0) -> Samples:
+    """The permutation that changes nothing."""
+    return positions
 
 
 def checked_weights(num: int, weights: Sequence[float]) -> npt.NDArray[np.float64]:

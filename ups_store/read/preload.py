@@ -1,56 +1,65 @@
-"""Preloading: which mode a request for it means, whether there is room, and the report of what was done.
+"""Preloading: which mode fits into memory, what each does, and the report of what was done.
 
-The mode is the one that was asked for, or for "auto" the fastest of those that are allowed and fit. What it
-needs and what there is, its budget, are compared before anything is allocated.
+- "page-cache": the file's pages in RAM once, whatever the number of processes that map it.
+- "copy": the whole file in memory of this process, or shared by the processes of a machine.
+- "device": samples in a device's memory, by `ups_store.torch`.
+
+What a mode needs and what there is, its budget, are compared before anything is allocated.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
+import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreReplacedError
 from ups_store.printable import printable
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
-from ups_store.read.store_file import StoreFile
+from ups_store.read.store_file import StoreFile, cut, read_failed, read_into
 from ups_store.system import files, mappings
 from ups_store.system.memory import available_bytes
 from ups_store.system.progress import Progress
 
-Mode: TypeAlias = Literal["auto", "page-cache", "copy", "pinned", "device"]
+Mode: TypeAlias = Literal["auto", "page-cache", "copy", "device"]
 
-Outcome: TypeAlias = Literal["page-cache", "copy", "pinned", "device", "mapped", "mixed"]
-
+Outcome: TypeAlias = Literal["page-cache", "copy", "device", "mapped", "mixed"]
 
 ReadCatalog: TypeAlias = Callable[[int, Path], Catalog]
 
 logger = logging.getLogger(__name__)
 
-# Each has `budget(job)` and `load(job)`. Found by name: only `ups_store.torch` may import torch.
-_MODULES: dict[Outcome, str] = {
-    "page-cache": "ups_store.read.page_cache",
-    "copy": "ups_store.read.preload_copy",
-    "pinned": "ups_store.torch.pinned",
-    "device": "ups_store.torch.device",
-}
-
-_IN_RAM = ("auto", "page-cache", "copy")
-
-_MEMORY = Path("/proc/meminfo")
+MARGIN = 0.1  # share of the available memory that is left to others
 
 NUM_THREADS = 4  # reads in flight, which a disk needs more of than there may be processors
 
+STEP_BYTES = 64 << 20  # between two steps progress is called and Ctrl-C is heard
+
+PIECE_BYTES = 4 << 20  # of one call; a step is a whole number of them
+
+_DEVICE = "ups_store.torch.device"  # has `budget(job)` and `load(job)`: only `ups_store.torch` imports torch
+
 _USED_BY = {  # arguments that have an effect in some modes only
-    "device": ("auto", "pinned", "device"),
+    "device": ("auto", "device"),
     "samples": ("device",),
     "shared": ("auto", "copy"),
-    "lock": ("auto", "page-cache", "copy"),
 }
+
+_INSTEAD = {"pinned": 'write "device", or "copy" for memory of the host'}  # of modes that there were
+
+_NO_FILES_IN_MEMORY = (errno.ENOSYS, errno.EPERM)  # no memfd: another system, or a sandbox that forbids it
 
 
 @dataclass(frozen=True)
@@ -61,19 +70,15 @@ class Request:
     device: str | None = None
     samples: range | None = None
     shared: bool = False
-    lock: bool = False
-    margin: float = 0.1
+    margin: float = MARGIN
     num_threads: int | None = None
     progress: Progress | None = None
 
     def check(self, num_samples: int, *, path: Path) -> None:
-        """Refuse what has no meaning for a store of `num_samples`.
-
-        Raises:
-            SpecError: Names the argument.
-        """
+        """Refuse what has no meaning for a store of `num_samples`."""
         if self.mode not in get_args(Mode):
-            raise _wrong("mode", f"one of {', '.join(get_args(Mode))}", self.mode, path)
+            hint = _INSTEAD.get(self.mode)
+            raise _wrong("mode", f"one of {', '.join(get_args(Mode))}", self.mode, path, hint)
         for name, modes in _USED_BY.items():
             if getattr(self, name) and self.mode not in modes:
                 raise _wrong(name, f"mode {' or '.join(modes)}, where it has an effect", self.mode, path)
@@ -86,35 +91,36 @@ class Request:
             raise _wrong("samples", f"a range of step 1 within 0..{num_samples}", part, path)
 
 
+def refuse_lock(lock: object, *, path: Path) -> None:
+    """Refuse the argument `lock`, which there was."""
+    if lock:
+        hint = 'leave it out; preload("copy", shared=True) keeps what the page cache may give back'
+        raise _wrong("lock", "none: pages aren't locked any more", lock, path, hint)
+
+
+def _wrong(name: str, expected: str, found: object, path: Path, hint: str | None = None) -> SpecError:
+    problem = f"preload argument {name!r}"
+    return SpecError(problem, kind=name, path=path, expected=expected, found=found, hint=hint)
+
+
 @dataclass(frozen=True)
 class PreloadJob:
-    """A request and what it is about.
-
-    Attributes:
-        file: The store's file.
-        catalog: What it holds.
-        fd: The same file, open for reading.
-        request: What was asked for.
-    """
+    """A request and what it is about."""
 
     file: StoreFile
     catalog: Catalog
     fd: int
     request: Request
 
-    @property
-    def num_threads(self) -> int:
-        """Threads that read."""
-        return self.request.num_threads or NUM_THREADS
-
-    def progress(self, nbytes: int) -> None:
-        """Report that so many bytes more are there."""
-        if self.request.progress is not None:
-            self.request.progress(nbytes)
-
-
-def _wrong(name: str, expected: str, found: object, path: Path) -> SpecError:
-    return SpecError(f"preload argument {name!r}", kind=name, path=path, expected=expected, found=found)
+    def read(self, nbytes: int, *, first: int = 0, target: memoryview | None = None) -> Iterator[int]:
+        """Read part of the file as `read_steps` does, and report each step once it was handled."""
+        path, num_threads = self.file.path, self.request.num_threads or NUM_THREADS
+        steps = read_steps(self.fd, nbytes, first=first, target=target, num_threads=num_threads, path=path)
+        with closing(steps):
+            for length in steps:
+                yield length
+                if self.request.progress is not None:
+                    self.request.progress(length)
 
 
 @dataclass(frozen=True)
@@ -128,8 +134,7 @@ class PreloadReport:
         why: Why this mode, with needed and available bytes, and what the modes before it were refused for.
         nbytes: Bytes that lie there now, also where they did before; 0 for "mapped".
         seconds: How long it took, in seconds.
-        on_device: For "pinned" and "device" an `ups_store.torch.DeviceStore`, whose `gather` returns tensors
-            on the device; None for the others, where the store itself gathers from what was preloaded, and
+        on_device: For "device" an `ups_store.torch.DeviceStore`, whose `gather` returns tensors there; None
             for a store in partitions: each of its `parts` has one.
         partitions: A report for each partition; empty for a store in one file.
     """
@@ -144,7 +149,7 @@ class PreloadReport:
 
     @classmethod
     def joined(cls, path: Path, partitions: Sequence[PreloadReport]) -> PreloadReport:
-        """The report on a store in partitions."""
+        """Make the report on a store in partitions."""
         modes = {report.mode for report in partitions}
         mode: Outcome = modes.pop() if len(modes) == 1 else "mixed"
         why = "; ".join(dict.fromkeys(f"{report.path.name}: {report.why}" for report in partitions))
@@ -158,27 +163,76 @@ class PreloadReport:
         return self.partitions or (self,)
 
 
+@dataclass(frozen=True)
+class Budget:
+    """Memory that a mode needs, and memory that may be used."""
+
+    needed_bytes: int
+    available_bytes: int
+    place: str = "RAM"
+
+    def __str__(self) -> str:
+        return f"{self.needed_bytes:,} bytes needed, {self.available_bytes:,} bytes of {self.place} available"
+
+    def check(self, mode: str, *, margin: float = MARGIN, path: Path | None = None) -> None:
+        """Refuse what doesn't fit, a share of `margin` being left to others."""
+        if self.needed_bytes <= self.available_bytes * (1 - margin):
+            return
+        raise MemoryLimitError(
+            f"the store doesn't fit into {self.place} for preload mode {mode!r}",
+            needed_bytes=self.needed_bytes,
+            available_bytes=self.available_bytes,
+            path=path,
+            expected=f"{self.needed_bytes:,} bytes and a margin of {margin:.0%}",
+            found=f"{self.available_bytes:,} available",
+            hint='free memory, raise the limit, or preload with mode="auto", which takes what fits',
+        )
+
+
+def plan_preload(needed_bytes: int, mode: str = "auto", *, margin: float = MARGIN) -> tuple[Outcome, str]:
+    """Say what preloading so many bytes into RAM would come to now: "mapped" if `auto` finds no room.
+
+    Args:
+        needed_bytes: Bytes of the stores together.
+        mode: "auto", "page-cache" or "copy".
+        margin: Share of the available memory that must be left.
+    Returns:
+        The mode, and why, with the numbers.
+    Raises:
+        MemoryLimitError: If another mode than "auto" doesn't fit.
+    """
+    outcome: Outcome = "copy" if mode == "copy" else "page-cache"
+    budget = ram_budget(needed_bytes, is_new=mode == "copy")
+    try:
+        budget.check(outcome, margin=margin)
+    except MemoryLimitError as error:
+        if mode != "auto":
+            raise
+        return "mapped", _refused("page-cache", error)
+    return outcome, f"{outcome}: {budget}"
+
+
+def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
+    """Compute the budget for RAM; new memory must fit into this process's address space too (`ulimit -v`)."""
+    left = mappings.address_space_left() if is_new and needed_bytes else None
+    available = available_bytes()
+    return Budget(needed_bytes, available if left is None else min(available, left))
+
+
 def preload(
     file: StoreFile, catalog: Catalog, request: Request, *, read_catalog: ReadCatalog = read_finished
 ) -> PreloadReport:
-    """Bring a finished store into memory; see `Store.preload`.
-
-    Args:
-        file: Its file.
-        catalog: What it holds.
-        request: What was asked for.
-        read_catalog: Reads the catalog again, to see that the path still has the same file.
-    """
+    """Bring a finished store into memory; see `Store.preload`."""
     file.check_open()
     request.check(catalog.layout.num_samples, path=file.path)
-    if file.is_copy and request.mode in _IN_RAM and not request.lock:
+    if file.is_copy and request.mode != "device":
         why = "the store gathers from a copy in RAM already"
         return PreloadReport(file.path, "copy", why, file.nbytes, 0.0)
     fd = _open_again(file, catalog, read_catalog)
     files.advise_sequential(fd)  # threads that share a descriptor confuse the kernel's own guess
     try:
         job = PreloadJob(file, catalog, fd, request)
-        report = _choose(job) if request.mode == "auto" else _load(job, request.mode)
+        report = _load_first(job) if request.mode == "auto" else _load(job, request.mode)
     finally:
         files.close(fd)
     done = f"{file.path}: preload mode {report.mode} in {report.seconds:.2f} s: {report.why}"
@@ -186,36 +240,52 @@ def preload(
     return report
 
 
-def candidates(request: Request) -> Sequence[Outcome]:
-    """What "auto" tries, fastest first: a mode that takes more memory only if an argument asks for it."""
-    on_device: list[Outcome] = ["device", "pinned"] if request.device else []
-    shared: list[Outcome] = ["copy"] if request.shared else []
-    return [*on_device, *shared, "page-cache"]
-
-
-def _choose(job: PreloadJob) -> PreloadReport:
+def _load_first(job: PreloadJob) -> PreloadReport:
+    """Take the fastest mode that fits; one that takes more memory only if an argument asks for it."""
+    modes: list[Outcome] = ["device"] if job.request.device else []
+    modes += ["copy", "page-cache"] if job.request.shared else ["page-cache"]
     refusals: list[str] = []
-    for mode in candidates(job.request):
+    for mode in modes:
         try:
             report = _load(job, mode)
         except (MemoryLimitError, DeviceError) as error:
-            if error.kind == "memlock":
-                raise  # which no other mode would be allowed either
-            refusals.append(f"{mode} refused ({error.problem}: {error.found})")
+            refusals.append(_refused(mode, error))
+        except SpecError as error:
+            if error.kind != "unsupported":
+                raise
+            refusals.append(_refused(mode, error))
         else:
             return replace(report, why="; ".join([*refusals, report.why]))
     return PreloadReport(job.file.path, "mapped", "; ".join(refusals), 0, 0.0)
 
 
+def _refused(mode: str, error: Any) -> str:
+    return f"{mode} refused ({error.problem}: {error.found})"
+
+
 def _load(job: PreloadJob, mode: Any) -> PreloadReport:
-    started = time.perf_counter()
-    module = import_module(_MODULES[mode])
-    budget = module.budget(job)
-    budget.check(mode, margin=job.request.margin, path=job.file.path)
-    on_device = module.load(job)
-    nbytes = job.file.nbytes if on_device is None else on_device.nbytes
+    started, file, on_device = time.perf_counter(), job.file, None
+    device = import_module(_DEVICE) if mode == "device" else None
+    budget = _budget(job, mode) if device is None else device.budget(job)
+    budget.check(mode, margin=job.request.margin, path=file.path)
+    if device is not None:
+        on_device = device.load(job)
+    elif mode == "page-cache":
+        _fill_page_cache(job)
+    else:
+        _copy(job)
     seconds = time.perf_counter() - started
-    return PreloadReport(job.file.path, mode, f"{mode}: {budget}", nbytes, seconds, on_device)
+    nbytes = file.nbytes if on_device is None else on_device.nbytes
+    return PreloadReport(file.path, mode, f"{mode}: {budget}", nbytes, seconds, on_device)
+
+
+def _budget(job: PreloadJob, mode: str) -> Budget:
+    """Compute what a mode needs: the file's length; the page cache nothing if all of it is there already."""
+    nbytes = job.file.nbytes
+    if mode == "copy":
+        return ram_budget(nbytes, is_new=True)
+    is_resident = mappings.resident_nbytes(job.file.mapping(), nbytes) == nbytes
+    return ram_budget(0 if is_resident else nbytes, is_new=False)
 
 
 def _open_again(file: StoreFile, catalog: Catalog, read_catalog: ReadCatalog) -> int:
@@ -232,50 +302,134 @@ def _open_again(file: StoreFile, catalog: Catalog, read_catalog: ReadCatalog) ->
     return fd
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Memory that a mode needs, and memory that may be used.
+def _fill_page_cache(job: PreloadJob) -> None:
+    """Read the file, and enter its pages in this process's page table."""
+    file, first = job.file, 0
+    mapping = file.mapping() if file.access == "map" else None
+    for length in job.read(file.nbytes):
+        file.check_length()
+        if mapping is not None:
+            _populate(mapping, first, length, job=job)
+        first += length
 
-    Attributes:
-        needed_bytes: What the mode will fill.
-        available_bytes: What there is of it now.
-        place: Whose memory it is, for messages.
-    """
 
-    needed_bytes: int
-    available_bytes: int
-    place: str = "RAM"
-
-    def __str__(self) -> str:
-        return f"{self.needed_bytes:,} bytes needed, {self.available_bytes:,} bytes of {self.place} available"
-
-    def check(self, mode: str, *, margin: float, path: Path) -> None:
-        """Refuse what doesn't fit, a share of `margin` being left to others.
-
-        Raises:
-            MemoryLimitError: With needed and available bytes.
-        """
-        if self.needed_bytes <= self.available_bytes * (1 - margin):
-            return
+def _copy(job: PreloadJob) -> None:
+    """Copy the file, and have the store gather from the copy."""
+    path = job.file.path
+    try:
+        _copy_shared(job) if job.request.shared else _copy_private(job)
+    except OSError as error:
+        if error.errno in _NO_FILES_IN_MEMORY and job.request.shared:
+            raise SpecError(
+                "no copy that processes share",
+                kind="unsupported",
+                path=path,
+                expected="Linux, with memfd_create allowed",
+                found=os.strerror(error.errno),
+                hint='preload with mode="page-cache", which processes share, too',
+            ) from error
+        if error.errno != errno.ENOMEM:
+            raise
+        needed = _budget(job, "copy")
         raise MemoryLimitError(
-            f"the store doesn't fit into {self.place} for preload mode {mode!r}",
-            needed_bytes=self.needed_bytes,
-            available_bytes=self.available_bytes,
+            "the system refuses the memory for a copy of the store",
+            needed_bytes=needed.needed_bytes,
+            available_bytes=needed.available_bytes,
             path=path,
-            expected=f"{self.needed_bytes:,} bytes and a margin of {margin:.0%}",
-            found=f"{self.available_bytes:,} available",
-            hint='free memory, raise the limit, or preload with mode="auto", which takes what fits',
-        )
+            expected=f"{needed.needed_bytes:,} bytes",
+            found=f"{needed.available_bytes:,} available by its own account",
+            hint='look at `ulimit -a` and the control group, or preload with mode="page-cache"',
+        ) from error
 
 
-def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
-    """Budget for RAM; new memory must fit into this process's address space too (`ulimit -v`)."""
-    left = mappings.address_space_left() if is_new and needed_bytes else None
-    available = available_bytes()
-    return Budget(needed_bytes, available if left is None else min(available, left))
+def _copy_private(job: PreloadJob) -> None:
+    memory = mappings.new_memory(job.file.nbytes, kind=mmap.mmap)
+    for _ in job.read(job.file.nbytes, target=memoryview(memory)):
+        pass
+    job.file.use_copy(memory)
 
 
-def locked_bytes() -> int:
-    """Memory of the machine that some process has locked (mlock): it never counts as available."""
-    lines = (files.system_text(_MEMORY) or "").splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Mlocked:"))
+def _copy_shared(job: PreloadJob) -> None:
+    """Fill a file in RAM, and seal it: others map it too, and it goes with the last process that does."""
+    file, nbytes = job.file, job.file.nbytes
+    fd = files.create_anonymous("ups_store")
+    try:
+        files.truncate(fd, nbytes)
+        memory = mappings.map_to_fill(fd, nbytes)
+        with memoryview(memory) as target:
+            for _ in job.read(nbytes, target=target):
+                pass
+        memory.close()  # nothing is sealed while somebody could write
+        files.seal(fd)
+        mapping = mappings.map_private(fd, nbytes)
+        for first in range(0, nbytes, STEP_BYTES):
+            _populate(mapping, first, min(STEP_BYTES, nbytes - first), job=job)
+        file.use_copy(mapping, fd=fd)
+    finally:
+        files.close(fd)
+
+
+def read_steps(
+    fd: int,
+    nbytes: int,
+    *,
+    first: int = 0,
+    target: memoryview | None = None,
+    num_threads: int,
+    path: Path,
+) -> Generator[int, None, None]:
+    """Read part of a file; threads read on while the caller handles a step. Closing it ends them.
+
+    They read in large calls that let go of the interpreter lock.
+    """
+    own = threading.local()
+
+    def read(offset: int) -> None:
+        length = min(PIECE_BYTES, nbytes - offset)
+        if target is not None:
+            block = target[offset : offset + length]
+        else:
+            if not hasattr(own, "scratch"):  # memory of one thread, used again and again
+                own.scratch = mappings.page_aligned(PIECE_BYTES).data
+            block = own.scratch[:length]
+        got = read_into(fd, first + offset, block)
+        if got < length:
+            raise cut(path, first + nbytes, first + offset + got)
+
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ups-store-preload")
+    try:
+        blocks = _map(pool, read, range(0, nbytes, PIECE_BYTES))
+        for step in range(0, nbytes, STEP_BYTES):
+            length = min(STEP_BYTES, nbytes - step)
+            for _ in range(0, length, PIECE_BYTES):
+                next(blocks)
+            yield length
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _map(
+    pool: ThreadPoolExecutor, function: Callable[[int], None], arguments: Iterable[int]
+) -> Iterator[None]:
+    """Call by threads; one after the other in this one where limits leave no room for their stacks."""
+    try:
+        return pool.map(function, arguments)
+    except RuntimeError:  # can't start new thread
+        pool.shutdown(cancel_futures=True)
+        return map(function, arguments)
+
+
+def _populate(mapping: mmap.mmap, first: int, nbytes: int, *, job: PreloadJob) -> None:
+    """Enter pages of a mapping in the page table, by touching one byte of each where the kernel can't."""
+    try:
+        if not mappings.populate(mapping, first, nbytes):
+            np.frombuffer(mapping, np.uint8)[first : first + nbytes : mmap.PAGESIZE].max()
+    except OSError as error:
+        if error.errno != errno.EFAULT:
+            raise
+        length = files.size(job.fd)
+        if length < job.file.nbytes:
+            raise cut(job.file.path, job.file.nbytes, length) from error
+        # What would have been SIGBUS; which of the pages, and what the disk said, isn't known.
+        failed = OSError(errno.EIO, os.strerror(errno.EIO))
+        raise read_failed(failed, job.fd, first, nbytes) from error

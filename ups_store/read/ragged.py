@@ -1,4 +1,4 @@
-"""Reading ragged arrays: samples as views of their rows (spec 14); `ragged_batch` has them padded.
+"""Ragged arrays: samples as views of their rows, or padded to a batch (spec 14).
 
 What the offsets say is checked before it is used; opening a store reads none of them.
 """
@@ -6,24 +6,26 @@ What the offsets say is checked before it is used; opening a store reads none of
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import CorruptChunkError
-from ups_store.format.checksum import Bytes, crc32c
+from ups_store.errors import CorruptChunkError, SpecError
 from ups_store.format.layout import RaggedLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.format.ragged import Offsets, first_flaw
-from ups_store.read.gather import Indices, Samples, check_indices
-from ups_store.read.offsets import HOW_TO_MEND, bad_offsets, check_offsets, read_offsets
-from ups_store.read.store_file import READS_IN_FLIGHT, StoreFile, read_bytes, read_rows
+from ups_store.format.ragged import LENGTHS, Offsets, first_flaw, wrong_extents
+from ups_store.read.chunks import HOW_TO_MEND, chunk_of
+from ups_store.read.gather import TIME_DIM, Indices, Samples, WindowArguments, check_indices, check_output
+from ups_store.read.store_file import READS_IN_FLIGHT, StoreFile, read_at, read_bytes, read_rows
 from ups_store.system.parallel import for_each
 
+Form: TypeAlias = Literal["views", "padded"]
+
+_MAX_GAP = 512  # offsets that are read between two that are used, sooner than each by itself
 _MAX_SPREAD = 512  # offsets that are read for one that is used, sooner than each by itself
 
 
@@ -201,41 +203,167 @@ def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path
         ) from error
 
 
-class RowChecks:
-    """Which samples of a ragged array were checked against their CRC-32C, and the check of the others.
+def read_offsets(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
+    """All offsets of a ragged array, checked against their CRC-32C and each other, shape (N + 1,)."""
+    chunk = chunk_of(layout.offsets)
+    raw = read_bytes(fd, chunk.first, chunk.end - chunk.first, path=path)
+    payload = chunk.payload_of(raw)
+    if payload is None:
+        raise chunk.damaged(path, "the offsets don't match their checksum")
+    offsets = np.frombuffer(payload, "<i8")
+    check_offsets(offsets, layout, path=path)
+    return offsets
+
+
+def check_offsets(offsets: Offsets, layout: RaggedLayout, *, path: Path) -> None:
+    """Check all offsets: 0 first, never falling, the number of rows last (spec 14)."""
+    for sample, detail in offset_flaws(offsets, layout):
+        raise bad_offsets(path, layout, sample, detail)
+
+
+def offset_flaws(offsets: Offsets, layout: RaggedLayout) -> Iterator[tuple[int, str]]:
+    """Sample and description of the first thing that is wrong with all offsets together, if any."""
+    num_rows = layout.rows.meta.shape[0]
+    wrong = first_flaw(offsets[:-1], offsets[1:], num_rows)
+    if wrong is not None:
+        yield wrong, f"rows {offsets[wrong]}..{offsets[wrong + 1]}"
+    elif offsets[0] != 0 or offsets[-1] != num_rows:
+        yield 0 if offsets[0] else len(offsets) - 2, f"rows {offsets[0]}..{offsets[-1]} in all"
+
+
+def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> CorruptChunkError:
+    """The error for offsets that can't be right."""
+    first = layout.offsets.offset + 8 * sample
+    return CorruptChunkError(
+        "the sample's offsets are wrong",
+        kind="offsets",
+        path=path,
+        array=layout.rows.meta.name,
+        sample=sample,
+        byte_range=(first, first + 16),
+        clause="14.5",
+        expected=f"rows within 0..{layout.rows.meta.shape[0]}, the first not behind the last",
+        found=found,
+        hint=HOW_TO_MEND,
+    )
+
+
+def extents_hold(fd: int, layout: RaggedLayout, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted."""
+    holds = np.zeros(len(samples), bool)
+    for run in np.split(np.arange(len(samples)), np.flatnonzero(np.diff(samples) > _MAX_GAP) + 1):
+        if len(run):
+            first, num = int(samples[run[0]]), int(samples[run[-1]] - samples[run[0]]) + 2
+            raw = read_at(fd, layout.offsets.offset + 8 * first, 8 * num).ljust(8 * num, b"\xff")
+            offsets, within = np.frombuffer(raw, "<i8"), samples[run] - first
+            holds[run] = ~wrong_extents(offsets[within], offsets[within + 1], layout.rows.meta.shape[0])
+    return holds
+
+
+def sample_extent(fd: int, layout: RaggedLayout, sample: int) -> tuple[int, int]:
+    """`(first, past_last)` byte of a sample by the offsets in the file; nothing where they can't be right."""
+    raw = read_at(fd, layout.offsets.offset + 8 * sample, 16)
+    start, end = struct.unpack("<qq", raw) if len(raw) == 16 else (0, 0)
+    return layout.extent(start, end) if 0 <= start <= end <= layout.rows.meta.shape[0] else (0, 0)
+
+
+def check_form(
+    form: object, names: Sequence[str], out: Mapping[str, Any] | None, *, path: Path
+) -> dict[str, Any]:
+    """Check how `gather` shall give ragged arrays, and the memory for them.
 
     Args:
-        layout: Of the array.
-        read: Returns the file's bytes from an offset on, as many as asked for.
+        form: As given to `gather`.
+        names: The ragged arrays that are asked for.
+        out: As given to `gather`.
         path: For messages.
+    Returns:
+        What of `out` isn't theirs.
+    Raises:
+        SpecError: For a form that there isn't, and for memory that it has no use for.
     """
+    if form not in ("views", "padded"):
+        hint = "`ups_store.torch.gather_nested` gives nested tensors" if form == "nested" else None
+        expected = "views or padded"
+        raise SpecError("ragged", kind="argument", path=path, expected=expected, found=repr(form), hint=hint)
+    given = out if isinstance(out, Mapping) else {}
+    theirs = {*names, *(name + LENGTHS for name in names)}
+    if form == "views" and theirs & given.keys():
+        hint = 'views are not copied: leave `out` away, or say ragged="padded"'
+        raise SpecError("out", kind="out", path=path, array=min(theirs & given.keys()), hint=hint)
+    return {name: value for name, value in given.items() if name not in theirs}
 
-    def __init__(self, layout: RaggedLayout, read: Callable[[int, int], Bytes], path: Path) -> None:
-        self._layout, self._read, self._path = layout, read, path
-        self._checked = np.zeros(layout.checks.meta.shape[0], bool)
 
-    def check(self, samples: Samples, starts: Offsets, ends: Offsets) -> None:
-        """Check samples that weren't checked before, which have these rows.
+def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: Path) -> None:
+    """Refuse what isn't there for ragged arrays; `what` names it.
 
-        Raises:
-            CorruptChunkError: Names array, sample and bytes; the sample stays unchecked.
-        """
-        for i in np.flatnonzero(~self._checked[samples]).tolist():
-            sample = int(samples[i])
-            first, end = self._layout.extent(int(starts[i]), int(ends[i]))
-            place = self._layout.checks.offset + 4 * sample
-            (stored,) = struct.unpack("<I", self._read(place, 4))
-            computed = crc32c(self._read(first, end - first)) if first < end else 0
-            if computed != stored:
-                raise CorruptChunkError(
-                    "the bytes don't match their checksum",
-                    path=self._path,
-                    array=self._layout.rows.meta.name,
-                    sample=sample,
-                    byte_range=(first, end),
-                    clause="14.5",
-                    expected=f"crc32c {stored:08x}",
-                    found=f"{computed:08x}",
-                    hint=HOW_TO_MEND,
-                )
-            self._checked[sample] = True
+    Raises:
+        SpecError: Kind "ragged", names the array.
+    """
+    for meta in metas:
+        if meta.is_ragged:
+            problem = f"{what} isn't there for ragged arrays"
+            raise SpecError(problem, kind="ragged", path=path, array=meta.name, clause="14.1", hint=hint)
+
+
+def check_no_window(metas: Sequence[ArrayMeta], window: WindowArguments, *, path: Path) -> None:
+    """Refuse windows over the time of ragged arrays; arrays without time are taken whole."""
+    if not window.is_any:
+        return
+    for meta in metas:
+        if TIME_DIM in meta.dims:
+            problem = "windows over time aren't cut out of a ragged array"
+            hint = "gather whole samples, which are views, and cut them"
+            raise SpecError(problem, kind="unsupported", path=path, array=meta.name, hint=hint)
+
+
+def in_form(form: Form, meta: ArrayMeta, views: list[Any], out: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `gather` gives of a ragged array whose samples are these."""
+    if form == "views":
+        return {meta.name: views}
+    given, name = out or {}, meta.name
+    values, lengths = padded(meta, views, given.get(name), given.get(name + LENGTHS))
+    return {name: values, name + LENGTHS: lengths}
+
+
+def padded(
+    meta: ArrayMeta,
+    views: Sequence[npt.NDArray[Any]],
+    out: npt.NDArray[Any] | None = None,
+    lengths: npt.NDArray[Any] | None = None,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Samples of a ragged array in one array, the rest of each row zeros.
+
+    Args:
+        meta: The array.
+        views: Its samples, shape (rows, ...) each.
+        out: Memory to write to, shape (B, L, ...), where no sample has more than L rows; converted to if it
+            has another dtype. By default new memory, L that of the longest sample.
+        lengths: Likewise for the numbers of rows, shape (B,), integers.
+    Returns:
+        The array and the numbers of rows.
+    Raises:
+        SpecError: If `out` or `lengths` can't take the batch.
+    """
+    sizes = np.array([len(view) for view in views], np.int64)
+    longest = int(sizes.max(initial=0))
+    if out is None:
+        out = np.empty((len(views), longest, *meta.sample_shape), dtype_of(meta.dtype))
+    else:
+        room = out.shape[1] if isinstance(out, np.ndarray) and out.ndim > 1 else longest
+        if room < longest:
+            wrong = int(sizes.argmax())
+            expected, found = f"room for {longest} rows", f"{room}"
+            hint = "make its second axis longer, or leave `out` away"
+            problem = f"out: item {wrong} doesn't fit"
+            raise SpecError(problem, kind="out", array=meta.name, expected=expected, found=found, hint=hint)
+        check_output(meta.name, dtype_of(meta.dtype), (len(views), room, *meta.sample_shape), out)
+    for row, view, size in zip(out, views, sizes.tolist(), strict=True):
+        row[:size] = view
+        if size < len(row):
+            row[size:] = 0
+    if lengths is None:
+        return out, sizes
+    check_output(meta.name + LENGTHS, np.dtype(np.int64), (len(views),), lengths)
+    lengths[...] = sizes
+    return out, lengths

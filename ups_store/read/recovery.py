@@ -21,8 +21,8 @@ from ups_store.format.build_tail import (
 from ups_store.format.checksum import crc32, crc32_each
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout, consecutive_runs
 from ups_store.read.catalog import Catalog, read_building, read_finished
-from ups_store.read.file_reads import read_at, size
-from ups_store.read.offsets import extents_hold, sample_extent
+from ups_store.read.ragged import extents_hold, sample_extent
+from ups_store.read.store_file import read_at, size
 from ups_store.system import files
 from ups_store.system.memory_file import is_in_memory
 from ups_store.system.parallel import for_each

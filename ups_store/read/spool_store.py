@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ups_store.format.layout import RaggedLayout
+from ups_store.format.ragged import Offsets
 from ups_store.read.gather import Samples
-from ups_store.read.offsets import read_offsets_of_spool
 from ups_store.read.ragged import RaggedReader
 from ups_store.read.store import Store
+from ups_store.read.store_file import read_bytes
 from ups_store.system import files
 
 
@@ -57,3 +60,8 @@ class SpoolStore(Store):
 
     def _summary(self) -> list[str]:
         return [f"{self.nbytes:,} bytes", "under construction, its number of samples not known yet"]
+
+
+def read_offsets_of_spool(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
+    """All offsets of a ragged array of a spool, as they stand there: they grow, and have no checksum yet."""
+    return np.frombuffer(read_bytes(fd, layout.offsets.offset, layout.offsets.meta.nbytes, path=path), "<i8")

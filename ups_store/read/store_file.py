@@ -18,11 +18,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import MemoryLimitError, StoreClosedError, TruncatedError
+from ups_store.errors import MemoryLimitError, ReadError, StoreClosedError, TruncatedError
 from ups_store.format.checksum import Bytes
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.read.file_reads import read_at, read_into
+from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.gather import Samples, TimeWindow, runs_of
 from ups_store.system import files, mappings
 from ups_store.system.mappings import page_aligned
@@ -71,7 +71,6 @@ class StoreFile:
         self.file_access = self.access
         self.is_copy = False
         self._copy_fd = -1
-        self._kept: mmap.mmap | None = None
         # A mapping needs no descriptor of ours; commit tables and samples that are read do.
         keeps_fd = keeps_fd or self.access == "pread"
         self._mapping = None if self.access == "pread" else _map_file(fd, nbytes, path)
@@ -121,11 +120,7 @@ class StoreFile:
         self._copy_fd = files.duplicate(fd) if fd >= 0 else -1
         if fd >= 0:
             weakref.finalize(copy, files.close, self._copy_fd)
-        self._mapping, self.access, self.is_copy, self._kept = copy, "map", True, None
-
-    def keep(self, mapping: mmap.mmap) -> None:
-        """Keep a mapping as long as the file is open, for what it locks."""
-        self._kept = mapping
+        self._mapping, self.access, self.is_copy = copy, "map", True
 
     def check_length(self) -> None:
         """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5)."""
@@ -162,7 +157,7 @@ class StoreFile:
 
     def close(self) -> None:
         """Let go of mapping and descriptor; a read under way ends. Closing twice is allowed."""
-        self._mapping = self._kept = self._descriptor = None
+        self._mapping = self._descriptor = None
         self._copy_fd = -1
 
 
@@ -295,3 +290,62 @@ def cut(path: Path, expected: int, found: int) -> TruncatedError:
         found=found,
         hint="open it again; a store is replaced by renaming, never changed in place",
     )
+
+
+def read_at(fd: int, offset: int, nbytes: int) -> bytes:
+    """Read up to `nbytes`; less only at the end of the file.
+
+    Raises:
+        ReadError: If the file system fails.
+    """
+    try:
+        return files.read_at(fd, offset, nbytes)
+    except OSError as error:
+        raise read_failed(error, fd, offset, nbytes) from error
+
+
+def looks_like_store(fd: int) -> bool:
+    """Whether an open file begins or ends as a store does, be it damaged (spec 2.2, 3.6)."""
+    start = read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
+    return may_be_store(start, read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES))
+
+
+def read_into(fd: int, offset: int, target: memoryview) -> int:
+    """Fill `target`, a view of bytes; returns how many there were, fewer only at the end of the file.
+
+    Raises:
+        ReadError: If the file system fails.
+    """
+    try:
+        return files.read_into(fd, offset, target)
+    except OSError as error:
+        raise read_failed(error, fd, offset, len(target)) from error
+
+
+def size(fd: int) -> int:
+    """Length of the open file; raises as `read_at`."""
+    try:
+        return files.size(fd)
+    except OSError as error:
+        raise read_failed(error, fd) from error
+
+
+def mode(fd: int) -> int:
+    """File type and permission bits of the open file; raises as `read_at`."""
+    try:
+        return files.mode(fd)
+    except OSError as error:
+        raise read_failed(error, fd) from error
+
+
+def read_failed(error: OSError, fd: int, offset: int | None = None, nbytes: int = 0) -> ReadError:
+    """The error for bytes, or the length, of an open file that the system couldn't read."""
+    reason = error.strerror or str(error)
+    failed = ReadError(
+        f"it can't be read ({reason.lower()})",
+        path=files.opened_path(fd),
+        byte_range=None if offset is None else (offset, offset + nbytes),
+        hint="check the disk, or the connection to it (`dmesg`), and open it again; or restore a copy",
+    )
+    failed.errno, failed.strerror = error.errno, reason
+    return failed

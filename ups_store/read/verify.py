@@ -6,28 +6,30 @@ and a file that is cut meanwhile is an error, not a signal (spec 7.6). What it f
 
 from __future__ import annotations
 
+import codecs
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ups_store.errors import CorruptChunkError, StoreReplacedError, VersionTooNewError
-from ups_store.format.checksum import combine_crc32, combine_crc32c, crc32, crc32c, crc32c_each
-from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout
+from ups_store.format.checksum import Bytes, combine_crc32, combine_crc32c, crc32, crc32c, crc32c_each
+from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, RaggedLayout
 from ups_store.format.metadata import ArrayMeta
+from ups_store.format.ragged import Offsets
 from ups_store.format.root import FORMAT_VERSION, RootMeta, constant_digest
 from ups_store.format.zip_records import Entry
 from ups_store.printable import one_line
-from ups_store.read.catalog import Catalog, fingerprint_of, read_finished, reads_of
-from ups_store.read.directory import ReadAt
-from ups_store.read.file_reads import read_into
-from ups_store.read.verify_rows import RowVerifier
+from ups_store.read.catalog import Catalog, ReadAt, fingerprint_of, read_finished, reads_of
+from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
+from ups_store.read.ragged import offset_flaws
+from ups_store.read.store_file import read_into
 from ups_store.system import files
 from ups_store.system.memory import num_cores
 from ups_store.system.progress import Progress
@@ -35,8 +37,10 @@ from ups_store.system.runs import Memory, damaged_slots
 
 _BLOCK_BYTES = 4 << 20  # of one task of a thread
 _PIECE_BYTES = 256 << 10  # read at a time: both checksums find it in the second-level cache
+_MAX_SAMPLES = 1 << 16  # of one task, of a ragged array: samples may be empty
+_MAX_SHOWN = 16  # differing runs of bytes of one record that are reported one by one
 
-_MAX_SHOWN = 16  # differing stretches of one record that are reported one by one
+Task = TypeVar("Task")
 
 
 @dataclass(frozen=True)
@@ -149,25 +153,6 @@ class Report:
         return {name: sorted(samples) for name, samples in found.items()}
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Result of one stretch of an entry's data."""
-
-    crc: int
-    nbytes: int
-    problems: tuple[Problem, ...]
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Both checksums of a stretch of payload, and whether it has bytes that no bool has."""
-
-    crc32: int
-    crc32c: int
-    nbytes: int
-    has_wrong_bool: bool
-
-
 def verify_file(
     path: Path,
     *,
@@ -215,184 +200,147 @@ def verify_catalog(
             expected=f"at most {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}",
             found=f"{catalog.root.version[0]}.{catalog.root.version[1]}",
         )
-    with ThreadPoolExecutor(num_threads or num_cores()) as pool:
-        return _Verifier(read, path, catalog, pool, progress or (lambda nbytes: None), fd).run()
+    return _MappedVerifier(read, path, catalog, progress, fd).run(num_threads)
 
 
-class _Verifier:
+@dataclass(frozen=True)
+class Checked:
+    """Consecutive bytes of an entry's data that were checked.
+
+    Attributes:
+        crc: Their CRC-32.
+        nbytes: How many.
+        problems: What is wrong with them.
+    """
+
+    crc: int
+    nbytes: int
+    problems: tuple[Problem, ...] = ()
+
+
+class Sums:
+    """Checks the payload of a chunk block by block: both checksums, and values that its array can't have.
+
+    Args:
+        meta: The array.
+        start: CRC-32 of the bytes before it, which `crc32` continues.
+    """
+
+    def __init__(self, meta: ArrayMeta, start: int = 0) -> None:
+        self.crc32, self.crc32c, self.nbytes = start, 0, 0
+        self._is_bool, self._has_wrong_bool = meta.dtype == "bool", False
+        self._decoder = codecs.getincrementaldecoder("utf-8")() if meta.encoding == "utf-8" else None
+        self._text_error = ""
+
+    def add(self, block: Bytes) -> None:
+        """Take the next bytes."""
+        self.crc32, self.crc32c = crc32(block, self.crc32), crc32c(block, self.crc32c)
+        self.nbytes += len(block)
+        if self._is_bool:
+            self._has_wrong_bool |= bool((np.frombuffer(block, np.uint8) > 1).any())
+        if self._decoder is not None:
+            self._decode(block, final=False)
+
+    def join(self, later: Sums) -> None:
+        """Take what another one has of the bytes behind, of an array that isn't text."""
+        pairs = (self.nbytes, later.nbytes)
+        self.crc32 = combine_crc32(zip((self.crc32, later.crc32), pairs, strict=True))
+        self.crc32c = combine_crc32c(zip((self.crc32c, later.crc32c), pairs, strict=True))
+        self.nbytes += later.nbytes
+        self._has_wrong_bool |= later._has_wrong_bool
+
+    def _decode(self, block: Bytes, *, final: bool) -> None:
+        if self._decoder is None or self._text_error:
+            return
+        try:
+            self._decoder.decode(block, final)
+        except UnicodeDecodeError as error:
+            self._text_error = error.reason
+
+    def problems(self, chunk: Chunk, stored: int) -> Iterator[Problem]:
+        """Say what is wrong with the chunk, all of which was added."""
+        self._decode(b"", final=True)
+        name, sample, where = chunk.array, chunk.sample, (chunk.first, chunk.end)
+        if stored != self.crc32c:
+            detail = f"crc32c stored {stored:08x}, computed {self.crc32c:08x}"
+            yield Problem("chunk_crc", "5.2" if chunk.crc is None else "14.5", where, name, sample, detail)
+        if self._has_wrong_bool:
+            payload = (chunk.first, chunk.first + chunk.nbytes)
+            yield Problem("bool_value", "4.7", payload, name, sample, "expected bytes 0 and 1")
+        if self._text_error:
+            yield Problem("text", "14.5", where, name, sample, f"expected UTF-8: {self._text_error}")
+
+
+class Verifier:
+    """Checks what all kinds of files have in common: records, documents, checksums of entries, constants.
+
+    Args:
+        read: Returns the file's bytes; called by several threads at once.
+        path: For messages.
+        root: Metadata of the root group.
+        nbytes: Length of the file.
+        progress: Called with the number of bytes that were checked since the last call.
+    """
+
     def __init__(
-        self,
-        read: ReadAt,
-        path: Path,
-        catalog: Catalog,
-        pool: ThreadPoolExecutor,
-        progress: Progress,
-        fd: int | None,
+        self, read: ReadAt, path: Path, root: RootMeta, nbytes: int, progress: Progress | None
     ) -> None:
-        self._fd = fd
-        self._read_at, self.path, self.catalog, self.pool, self.progress = read, path, catalog, pool, progress
-        self.layout = catalog.layout
+        self.path, self.root, self.nbytes = path, root, nbytes
+        self.progress: Progress = progress or (lambda nbytes: None)
         self.num_chunks = 0
-        self._buffers = threading.local()
+        self._read_at = read
 
-    def run(self) -> Report:
-        crcs = dict(zip(self.layout.entries, self.catalog.crcs, strict=True))
-        metas = [array.meta for array in self.layout.arrays.values()]
-        root, *entries = self.layout.metadata
-        problems = self._check_metadata(root, self.catalog.root, crcs[root])
-        problems += empty_constant_problems(root, self.catalog.root.identity, metas)
-        for entry, meta in zip(entries, metas, strict=True):
-            problems += self._check_metadata(entry, meta, crcs[entry])
-        for array in self.layout.arrays.values():
-            if array.entry:
-                problems += self._check_header(array.entry, crcs[array.entry])
-                problems += self._check_data(array, array.entry, crcs[array.entry])
-            elif array.meta.is_ragged:  # no rows, but offsets and checksums that must say so
-                problems += [problem for part in self._check_rows(array) for problem in part.problems]
-        self.progress(self.layout.file_nbytes - self.layout.directory_offset)  # compared when it was opened
-        return Report(self.path, self.layout.file_nbytes, self.num_chunks, tuple(problems))
+    def run(self, num_threads: int | None) -> Report:
+        """Check everything, in so many threads; one per processor by default."""
+        with ThreadPoolExecutor(num_threads or num_cores()) as self.pool:
+            problems = sorted(self.check(), key=lambda problem: problem.byte_range[0])
+        return Report(self.path, self.nbytes, self.num_chunks, tuple(problems))
 
-    def _check_header(self, entry: Entry, crc: int) -> list[Problem]:
-        return self._compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
+    def check(self) -> list[Problem]:
+        """Check everything; returns what is wrong."""
+        raise NotImplementedError
 
-    def _check_metadata(self, entry: Entry, document: RootMeta | ArrayMeta, crc: int) -> list[Problem]:
-        text = document.to_json()
-        problems = self._check_header(entry, crc)
-        return problems + self._compare(entry.data_offset, text, "metadata_text", "4.1")
-
-    def _check_data(self, array: ArrayLayout, entry: Entry, stored: int) -> list[Problem]:
-        if array.meta.is_ragged:
-            parts = self._check_rows(array)
-        else:
-            parts = self._check_slots(array) if array.meta.is_sharded else self._check_chunk(array, entry)
-        problems = [problem for part in parts for problem in part.problems]
-        computed = combine_crc32((part.crc, part.nbytes) for part in parts)
-        if computed != stored and not problems:
-            detail = f"stored {stored:08x}, computed {computed:08x}"
-            where = (entry.data_offset, entry.end)
-            problems.append(Problem("entry_crc", "3.2", where, array.meta.name, detail=detail))
+    def check_documents(
+        self, entries: Sequence[Entry], crcs: Sequence[int], texts: Iterable[bytes]
+    ) -> list[Problem]:
+        """Check the `zarr.json` documents, which have exactly one text (spec 4.1)."""
+        problems: list[Problem] = []
+        for entry, crc, text in zip(entries, crcs, texts, strict=False):
+            problems += self.check_header(entry, crc)
+            problems += self.compare(entry.data_offset, text, "metadata_text", "4.1")
         return problems
 
-    def _check_slots(self, array: ArrayLayout) -> list[_Part]:
-        """Every slot of a shard, then its index."""
-        num_samples = array.meta.shape[0]
-        per_block = max(1, _BLOCK_BYTES // array.stride)
-        firsts = range(0, num_samples, per_block)
-        parts = list(self._in_order(lambda first: self._check_block(array, first, per_block), firsts))
-        self.num_chunks += num_samples
-        index = array.pack_index()
-        offset = array.slot(num_samples)[0]
-        problems = self._compare(offset, index, "shard_index", "5.4", array.meta.name)
-        found = self._read(offset, len(index))
-        return [*parts, _Part(crc32(found), len(index), tuple(problems))]
+    def check_header(self, entry: Entry, crc: int) -> list[Problem]:
+        """Check a local header (spec 3.3)."""
+        return self.compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
 
-    def _check_rows(self, array: ArrayLayout) -> list[_Part]:
-        """Every sample of a ragged array, then what follows the last one."""
-        name = array.meta.name
-        verifier = RowVerifier(self.layout.ragged[name], self._read)
-        parts = []
-        for block in self.pool.map(verifier.check, verifier.blocks):
-            self.progress(block.nbytes)
-            flaws = (Problem(f.kind, f.clause, f.byte_range, name, f.sample, f.detail) for f in block.flaws)
-            parts.append(_Part(block.crc, block.nbytes, tuple(flaws)))
-        self.num_chunks += self.layout.num_samples
-        if array.entry is None:
-            return parts
-        trailer, end = array.pack_index(), array.offset + array.meta.nbytes
-        num_fill = array.meta.row_geometry.fill_nbytes
-        problems = self._compare(end, trailer[:num_fill], "fill", "14.5", name)
-        problems += self._compare(end + num_fill, trailer[num_fill:], "shard_index", "5.4", name)
-        return [*parts, _Part(crc32(self._read(end, len(trailer))), len(trailer), tuple(problems))]
+    def check_empty_constants(self, metas: Iterable[ArrayMeta], where: tuple[int, int]) -> list[Problem]:
+        """Check the digests of constants without elements, in the root's document, which lies at `where`."""
+        empty = [meta.name for meta in metas if meta.is_constant and not meta.nbytes]
+        return [problem for name in empty for problem in self.check_constant(name, b"", where)]
 
-    def _in_order(self, check: Callable[[int], _Part], firsts: range) -> Iterator[_Part]:
-        for part in self.pool.map(check, firsts):
-            self.progress(part.nbytes)
-            yield part
+    def check_constant(self, name: str, payload: bytes, where: tuple[int, int]) -> list[Problem]:
+        """Compare a constant's bytes, which lie at `where`, with the digest in the identity (spec 8.1)."""
+        stored, computed = self.root.identity["constants"][name], constant_digest(payload)
+        if stored == computed:
+            return []
+        detail = f"sha256 in the identity {stored}, computed {computed}"
+        return [Problem("constant_digest", "8.1", where, name, detail=detail)]
 
-    def _check_block(self, array: ArrayLayout, first: int, num: int) -> _Part:
-        end, crc, problems = min(first + num, array.meta.shape[0]), 0, list[Problem]()
-        if array.stride > _PIECE_BYTES:
-            parts = [self._check_long_slot(array, sample) for sample in range(first, end)]
-            crc = combine_crc32((part.crc, part.nbytes) for part in parts)
-            return _Part(crc, (end - first) * array.stride, sum((part.problems for part in parts), ()))
-        step = _PIECE_BYTES // array.stride
-        for sample in range(first, end, step):
-            slots = self._piece(array.slot(sample)[0], min(step, end - sample) * array.stride)
-            crc = crc32(slots.data, crc)
-            slots = slots.reshape(-1, array.stride)
-            for wrong in _suspects(array, slots):
-                problems += self._check_slot(array, sample + wrong, slots[wrong])
-        return _Part(crc, (end - first) * array.stride, tuple(problems))
+    def check_entry(self, name: str, entry: Entry, stored: int, checked: Sequence[Checked]) -> list[Problem]:
+        """Collect what is wrong with an entry's data; else compare its CRC-32 (spec 3.2)."""
+        problems = [problem for part in checked for problem in part.problems]
+        computed = combine_crc32((part.crc, part.nbytes) for part in checked)
+        if computed != stored and not problems:
+            detail = f"stored {stored:08x}, computed {computed:08x}"
+            problems.append(Problem("entry_crc", "3.2", (entry.data_offset, entry.end), name, detail=detail))
+        return problems
 
-    def _check_long_slot(self, array: ArrayLayout, sample: int) -> _Part:
-        """A slot that isn't read as a whole unless something is wrong with it."""
-        begin, _ = array.slot(sample)
-        found = self._check_bytes(begin, array.meta.sample_nbytes, array.meta.dtype == "bool")
-        behind = self._read(begin + found.nbytes, array.stride - found.nbytes)
-        problems: tuple[Problem, ...] = ()
-        is_right = behind == struct.pack("<I", found.crc32c).ljust(len(behind), b"\0")
-        if not is_right or found.has_wrong_bool:
-            slot = np.frombuffer(self._read(begin, array.stride), np.uint8)
-            problems = tuple(self._check_slot(array, sample, slot))
-        return _Part(crc32(behind, found.crc32), array.stride, problems)
-
-    def _check_bytes(self, offset: int, nbytes: int, is_bool: bool) -> _Sums:
-        """Both checksums of a stretch of payload."""
-        crc, castagnoli, has_wrong_bool = 0, 0, False
-        for first in range(0, nbytes, _PIECE_BYTES):
-            piece = self._piece(offset + first, min(_PIECE_BYTES, nbytes - first))
-            crc, castagnoli = crc32(piece.data, crc), crc32c(piece.data, castagnoli)
-            has_wrong_bool |= is_bool and bool((piece > 1).any())
-        return _Sums(crc, castagnoli, nbytes, has_wrong_bool)
-
-    def _check_slot(self, array: ArrayLayout, sample: int, slot: npt.NDArray[np.uint8]) -> Iterator[Problem]:
-        nbytes, begin = array.meta.sample_nbytes, array.slot(sample)[0]
-        name, end = array.meta.name, begin + nbytes
-        computed = crc32c(slot[:nbytes].data)
-        stored = struct.unpack("<I", slot[nbytes : nbytes + CHECKSUM_BYTES].tobytes())[0]
-        if stored != computed:
-            detail = f"crc32c stored {stored:08x}, computed {computed:08x}"
-            yield Problem("chunk_crc", "5.2", (begin, end + CHECKSUM_BYTES), name, sample, detail)
-        if slot[nbytes + CHECKSUM_BYTES :].any():
-            where = (end + CHECKSUM_BYTES, begin + array.stride)
-            yield Problem("slot_padding", "5.3", where, name, sample, "expected zeros")
-        if array.meta.dtype == "bool" and (slot[:nbytes] > 1).any():
-            yield Problem("bool_value", "4.7", (begin, end), name, sample, "expected bytes 0 and 1")
-
-    def _check_chunk(self, array: ArrayLayout, entry: Entry) -> list[_Part]:
-        """A plain chunk: payload and the checksum behind it."""
-        self.num_chunks += 1
-        meta, sums = array.meta, list[_Sums]()
-        firsts = range(0, meta.nbytes, _BLOCK_BYTES)
-
-        def check(first: int) -> _Sums:
-            nbytes = min(_BLOCK_BYTES, meta.nbytes - first)
-            return self._check_bytes(entry.data_offset + first, nbytes, meta.dtype == "bool")
-
-        for found in self.pool.map(check, firsts):
-            sums.append(found)
-            self.progress(found.nbytes)
-        crc = combine_crc32((found.crc32, found.nbytes) for found in sums)
-        castagnoli = combine_crc32c((found.crc32c, found.nbytes) for found in sums)
-        trailer = self._read(entry.end - CHECKSUM_BYTES, CHECKSUM_BYTES)
-        self.progress(CHECKSUM_BYTES)
-        where, problems = (entry.data_offset, entry.end), []
-        if trailer != struct.pack("<I", castagnoli):
-            detail = f"crc32c stored {struct.unpack('<I', trailer)[0]:08x}, computed {castagnoli:08x}"
-            problems.append(Problem("chunk_crc", "5.2", where, meta.name, detail=detail))
-        if any(found.has_wrong_bool for found in sums):
-            problems.append(Problem("bool_value", "4.7", where, meta.name, detail="expected bytes 0 and 1"))
-        if meta.is_constant:
-            payload = (array.offset, array.offset + meta.nbytes)
-            identity = self.catalog.root.identity
-            problems += constant_problems(identity, meta.name, self._read(array.offset, meta.nbytes), payload)
-        return [_Part(crc32(trailer, crc), entry.nbytes, tuple(problems))]
-
-    def _compare(
+    def compare(
         self, offset: int, expected: bytes, kind: str, clause: str, array: str | None = None
     ) -> list[Problem]:
-        """Problems for every stretch of bytes at `offset` that differs from `expected`."""
-        found = self._read(offset, len(expected))
+        """Compare bytes of the file with what they must be; a problem for every run that differs."""
+        found = self.read(offset, len(expected))
         self.progress(len(expected))
         if found == expected:
             return []
@@ -400,32 +348,23 @@ class _Verifier:
         edges = np.flatnonzero(np.diff(differs, prepend=False, append=False)).reshape(-1, 2)
         if len(edges) > _MAX_SHOWN:
             edges = np.array([[edges[0, 0], edges[-1, 1]]])
-        return [
-            self._difference(offset, found, expected, edge, kind, clause, array) for edge in edges.tolist()
-        ]
+        problems = []
+        for first, end in edges.tolist():
+            detail = f"expected {expected[first:end][:16].hex()}, found {found[first:end][:16].hex()}"
+            problems.append(Problem(kind, clause, (offset + first, offset + end), array, detail=detail))
+        return problems
 
-    def _difference(
-        self, offset: int, found: bytes, expected: bytes, edge: Any, kind: str, clause: str, array: str | None
-    ) -> Problem:
-        first, end = edge
-        detail = f"expected {expected[first:end][:16].hex()}, found {found[first:end][:16].hex()}"
-        return Problem(kind, clause, (offset + first, offset + end), array, detail=detail)
+    def in_order(self, check: Callable[[Task], Checked], tasks: Iterable[Task]) -> Iterator[Checked]:
+        """Check by the pool; results in the order of the tasks."""
+        for part in self.pool.map(check, tasks):
+            self.progress(part.nbytes)
+            yield part
 
-    def _read(self, offset: int, nbytes: int) -> bytes:
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Read bytes that must be there."""
         raw = self._read_at(offset, nbytes)
         self._check_length(offset, nbytes, len(raw))
         return raw
-
-    def _piece(self, offset: int, nbytes: int) -> Memory:
-        """Bytes in memory that the thread's next call uses again: new memory takes longer to get."""
-        if self._fd is None:
-            return np.frombuffer(self._read(offset, nbytes), np.uint8)
-        buffer: Memory | None = getattr(self._buffers, "buffer", None)
-        if buffer is None:
-            buffer = self._buffers.buffer = np.empty(_PIECE_BYTES, np.uint8)
-        piece = buffer[:nbytes]
-        self._check_length(offset, nbytes, read_into(self._fd, offset, piece.data))
-        return piece
 
     def _check_length(self, offset: int, nbytes: int, found: int) -> None:
         if found < nbytes:
@@ -437,35 +376,184 @@ class _Verifier:
             )
 
 
+class _MappedVerifier(Verifier):
+    def __init__(
+        self, read: ReadAt, path: Path, catalog: Catalog, progress: Progress | None, fd: int | None
+    ) -> None:
+        super().__init__(read, path, catalog.root, catalog.layout.file_nbytes, progress)
+        self.layout, self.crcs, self._fd = catalog.layout, catalog.crcs, fd
+        self._buffers = threading.local()
+
+    def check(self) -> list[Problem]:
+        layout = self.layout
+        arrays = layout.arrays.values()
+        texts = [self.root.to_json(), *(array.meta.to_json() for array in arrays)]
+        problems = self.check_documents(layout.metadata, self.crcs, texts)
+        root = layout.metadata[0]
+        problems += self.check_empty_constants((array.meta for array in arrays), (root.data_offset, root.end))
+        crcs = dict(zip(layout.entries, self.crcs, strict=True))
+        for array in arrays:
+            if array.entry is not None:
+                problems += self.check_header(array.entry, crcs[array.entry])
+                checked = self._check_data(array, array.entry)
+                problems += self.check_entry(array.meta.name, array.entry, crcs[array.entry], checked)
+            elif array.meta.is_ragged:  # no rows, but offsets and checksums that must say so
+                problems += [problem for part in self._check_rows(array) for problem in part.problems]
+        self.progress(layout.file_nbytes - layout.directory_offset)  # compared when it was opened
+        return problems
+
+    def _check_data(self, array: ArrayLayout, entry: Entry) -> list[Checked]:
+        if array.meta.is_ragged:
+            return self._check_rows(array)
+        if array.meta.is_sharded:
+            return self._check_slots(array)
+        return self._check_plain(array, entry)
+
+    def _check_slots(self, array: ArrayLayout) -> list[Checked]:
+        """Check every slot of a shard, then its index."""
+        num_samples = array.meta.shape[0]
+        per_block = max(1, _BLOCK_BYTES // array.stride)
+        check = partial(self._check_block, array, per_block)
+        checked = list(self.in_order(check, range(0, num_samples, per_block)))
+        self.num_chunks += num_samples
+        return [*checked, self._check_trailer(array, array.slot(num_samples)[0], array.pack_index())]
+
+    def _check_trailer(self, array: ArrayLayout, offset: int, index: bytes, num_fill: int = 0) -> Checked:
+        """Check what follows the samples of a shard: zeros of a ragged array, then the index."""
+        name = array.meta.name
+        problems = self.compare(offset, index[:num_fill], "fill", "14.5", name) if num_fill else []
+        problems += self.compare(offset + num_fill, index[num_fill:], "shard_index", "5.4", name)
+        return Checked(crc32(self.read(offset, len(index))), len(index), tuple(problems))
+
+    def _check_block(self, array: ArrayLayout, num: int, first: int) -> Checked:
+        end = min(first + num, array.meta.shape[0])
+        if array.stride > _PIECE_BYTES:
+            slots = [self._check_slot(array, sample) for sample in range(first, end)]
+            crc = combine_crc32((slot.crc, slot.nbytes) for slot in slots)
+            return Checked(crc, (end - first) * array.stride, sum((slot.problems for slot in slots), ()))
+        crc, problems, step = 0, list[Problem](), _PIECE_BYTES // array.stride
+        for sample in range(first, end, step):
+            memory = self._piece(array.slot(sample)[0], min(step, end - sample) * array.stride)
+            crc = crc32(memory.data, crc)
+            for wrong in _suspects(array, memory.reshape(-1, array.stride)):
+                problems += self._check_slot(array, sample + wrong).problems
+        return Checked(crc, (end - first) * array.stride, tuple(problems))
+
+    def _check_slot(self, array: ArrayLayout, sample: int) -> Checked:
+        """Check a slot, its padding included, without reading it as a whole."""
+        chunk = chunk_of(array, sample)
+        begin, end = array.slot(sample)
+        sums = self._sums(array.meta, chunk.first, chunk.nbytes)
+        behind = self.read(begin + chunk.nbytes, array.stride - chunk.nbytes)
+        checksum, padding = behind[:CHECKSUM_BYTES], behind[CHECKSUM_BYTES:]
+        problems = list(sums.problems(chunk, struct.unpack("<I", checksum)[0]))
+        if any(padding):
+            problem = Problem("slot_padding", "5.3", (chunk.end, end), chunk.array, sample, "expected zeros")
+            problems.append(problem)
+        return Checked(crc32(behind, sums.crc32), array.stride, tuple(problems))
+
+    def _check_plain(self, array: ArrayLayout, entry: Entry) -> list[Checked]:
+        """Check a plain chunk by all threads: payload and the checksum behind it."""
+        self.num_chunks += 1
+        meta, chunk = array.meta, chunk_of(array)
+        tasks = [
+            (entry.data_offset + first, min(_BLOCK_BYTES, meta.nbytes - first))
+            for first in range(0, meta.nbytes, _BLOCK_BYTES)
+        ]
+        total = Sums(meta)
+        for sums in self.pool.map(lambda task: self._sums(meta, *task), tasks):
+            total.join(sums)
+            self.progress(sums.nbytes)
+        trailer = self.read(entry.end - CHECKSUM_BYTES, CHECKSUM_BYTES)
+        self.progress(CHECKSUM_BYTES)
+        problems = list(total.problems(chunk, struct.unpack("<I", trailer)[0]))
+        if meta.is_constant:
+            payload = (array.offset, array.offset + meta.nbytes)
+            problems += self.check_constant(meta.name, self.read(array.offset, meta.nbytes), payload)
+        return [Checked(crc32(trailer, total.crc32), entry.nbytes, tuple(problems))]
+
+    def _check_rows(self, array: ArrayLayout) -> list[Checked]:
+        """Check every sample of a ragged array, then what follows the last one."""
+        meta, ragged = array.meta, self.layout.ragged[array.meta.name]
+        raw = self.read(ragged.offsets.offset, ragged.offsets.meta.nbytes)
+        offsets: Offsets = np.frombuffer(raw, "<i8")
+        flaw = next(offset_flaws(offsets, ragged), None)
+        if flaw is None:
+            check = partial(self._check_row_block, ragged, offsets)
+            checked = list(self.in_order(check, _row_blocks(offsets * ragged.rows.stride)))
+        else:  # it isn't known where samples begin
+            at = ragged.offsets.offset + 8 * flaw[0]
+            problem = Problem("offsets", "14.5", (at, at + 16), meta.name, flaw[0], f"found {flaw[1]}")
+            sums, rows = (
+                self._sums(meta, array.offset, meta.nbytes),
+                Chunk(meta.name, None, array.offset, meta.nbytes, 0),
+            )
+            wrong_bool = [each for each in sums.problems(rows, sums.crc32c) if each.kind == "bool_value"]
+            self.progress(meta.nbytes)
+            checked = [Checked(sums.crc32, meta.nbytes, (problem, *wrong_bool))]
+        self.num_chunks += self.layout.num_samples
+        if array.entry is None:
+            return checked
+        end, num_fill = array.offset + meta.nbytes, meta.row_geometry.fill_nbytes
+        return [*checked, self._check_trailer(array, end, array.pack_index(), num_fill)]
+
+    def _check_row_block(self, ragged: RaggedLayout, offsets: Offsets, block: tuple[int, int]) -> Checked:
+        """Check consecutive samples, together at most a block unless it is one."""
+        first, end = block
+        stored = np.frombuffer(self.read(ragged.checks.offset + 4 * first, 4 * (end - first)), "<u4")
+        edges = offsets[first : end + 1].tolist()
+        begin, past = ragged.extent(edges[0], edges[-1])
+        raw = memoryview(self.read(begin, past - begin)) if past - begin <= _BLOCK_BYTES else None
+        crc, problems = 0, list[Problem]()
+        for i, wanted in enumerate(stored.tolist()):
+            chunk = rows_chunk(ragged, first + i, (edges[i], edges[i + 1]), wanted)
+            if raw is None:
+                sums = self._sums(ragged.rows.meta, chunk.first, chunk.nbytes, crc)
+            else:
+                sums = Sums(ragged.rows.meta, crc)
+                sums.add(raw[chunk.first - begin : chunk.end - begin])
+            problems += sums.problems(chunk, wanted)
+            crc = sums.crc32
+        return Checked(crc, past - begin, tuple(problems))
+
+    def _sums(self, meta: ArrayMeta, offset: int, nbytes: int, start: int = 0) -> Sums:
+        """Read a payload, or some of it, piece by piece."""
+        sums = Sums(meta, start)
+        for first in range(0, nbytes, _PIECE_BYTES):
+            sums.add(self._piece(offset + first, min(_PIECE_BYTES, nbytes - first)).data)
+        return sums
+
+    def _piece(self, offset: int, nbytes: int) -> Memory:
+        """Read into memory that the thread's next call uses again: new memory takes longer to get."""
+        if self._fd is None:
+            return np.frombuffer(self.read(offset, nbytes), np.uint8)
+        buffer: Memory | None = getattr(self._buffers, "buffer", None)
+        if buffer is None:
+            buffer = self._buffers.buffer = np.empty(_PIECE_BYTES, np.uint8)
+        piece = buffer[:nbytes]
+        self._check_length(offset, nbytes, read_into(self._fd, offset, piece.data))
+        return piece
+
+
 def _suspects(array: ArrayLayout, slots: Memory) -> list[int]:
-    """Slots, of shape (n, stride), in which something is wrong."""
+    """Find the slots, of shape (n, stride), in which something is wrong."""
     nbytes = array.meta.sample_nbytes
     wrong = damaged_slots(slots, nbytes)
     if wrong is None:
-        found = np.array(crc32c_each([slot[:nbytes].data for slot in slots]), np.uint32)
+        computed = np.array(crc32c_each([slot[:nbytes].data for slot in slots]), np.uint32)
         stored = np.ndarray((len(slots),), "<u4", slots, nbytes, (array.stride,))
-        wrong = (stored != found) | slots[:, nbytes + CHECKSUM_BYTES :].any(axis=1)
+        wrong = (stored != computed) | slots[:, nbytes + CHECKSUM_BYTES :].any(axis=1)
     if array.meta.dtype == "bool":
         wrong |= (slots[:, :nbytes] > 1).any(axis=1)
     suspects: list[int] = np.flatnonzero(wrong).tolist()
     return suspects
 
 
-def empty_constant_problems(
-    root: Entry, identity: Mapping[str, Any], arrays: Iterable[ArrayMeta]
-) -> list[Problem]:
-    """A problem for each constant without elements whose digest, in the entry `root`, is wrong (spec 8.1)."""
-    where = (root.data_offset, root.end)
-    empty = [meta.name for meta in arrays if meta.is_constant and not meta.nbytes]
-    return [problem for name in empty for problem in constant_problems(identity, name, b"", where)]
-
-
-def constant_problems(
-    identity: Mapping[str, Any], name: str, payload: bytes, where: tuple[int, int]
-) -> list[Problem]:
-    """A problem if a constant's bytes, which lie at `where`, aren't those of the identity (spec 8.1)."""
-    stored, computed = identity["constants"][name], constant_digest(payload)
-    if stored == computed:
-        return []
-    detail = f"sha256 in the identity {stored}, computed {computed}"
-    return [Problem("constant_digest", "8.1", where, name, detail=detail)]
+def _row_blocks(begins: Offsets) -> Iterator[tuple[int, int]]:
+    """Cut samples into runs of about `_BLOCK_BYTES`, by the byte at which each begins."""
+    num_samples, first = len(begins) - 1, 0
+    while first < num_samples:
+        end = int(np.searchsorted(begins, begins[first] + _BLOCK_BYTES, side="right")) - 1
+        end = min(max(end, first + 1), num_samples, first + _MAX_SAMPLES)
+        yield first, end
+        first = end

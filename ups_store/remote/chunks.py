@@ -1,23 +1,20 @@
-"""Chunks of a remote store: fetched together where they lie together, each checked before it is used.
-
-A chunk is what has a checksum: a sample of an array with slots, a whole array without, a sample of a ragged
-array. Every chunk has a number of its own in its store, under which the slot cache knows it.
-"""
+"""Chunks of a remote store: fetched together where they lie together, each checked before it is used."""
 
 from __future__ import annotations
 
-import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ups_store.errors import CorruptChunkError
-from ups_store.format.checksum import crc32c
-from ups_store.format.layout import CHECKSUM_BYTES, ArrayLayout, Layout
+from ups_store.format.layout import Layout
+from ups_store.read.chunked import Use
+from ups_store.read.chunks import Chunk
 from ups_store.remote.client import RemoteObject
 from ups_store.remote.slot_cache import Places, SlotCache
 from ups_store.system.parallel import for_each
@@ -26,44 +23,9 @@ REQUESTS_IN_FLIGHT = 16  # of one batch
 _MAX_GAP_BYTES = 64 << 10  # between chunks: less is fetched along, sooner than another request is answered
 _REQUEST_BYTES = 8 << 20  # of neighbours together, and of a large chunk at a time
 
-Use: TypeAlias = Callable[[memoryview], object]  # takes a chunk's payload, which it must not keep
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A chunk.
-
-    Attributes:
-        array: Its array.
-        sample: Its sample; None for a whole array.
-        number: Its own in the store.
-        first: First byte in the object.
-        nbytes: Bytes of its payload.
-        crc: CRC-32C of the payload; None where that follows it.
-    """
-
-    array: str
-    sample: int | None
-    number: int
-    first: int
-    nbytes: int
-    crc: int | None = None
-
-    @property
-    def end(self) -> int:
-        """First byte past it, its checksum included."""
-        return self.first + self.nbytes + (CHECKSUM_BYTES if self.crc is None else 0)
-
-    def payload_of(self, raw: memoryview) -> memoryview | None:
-        """The payload out of the chunk's bytes; None unless they match the checksum."""
-        payload, wanted = raw[: self.nbytes], self.crc
-        if wanted is None:
-            (wanted,) = struct.unpack("<I", raw[self.nbytes :])
-        return payload if crc32c(payload) == wanted else None
-
 
 class Numbering:
-    """Numbers of a store's chunks, in the order of its arrays, and where the chunks lie.
+    """Numbers of a store's chunks, in the order of its arrays, by which the slot cache knows them.
 
     Attributes:
         num_chunks: How many there are.
@@ -82,18 +44,9 @@ class Numbering:
             base += count
         self.num_chunks, self.places = base, tuple(places)
 
-    def whole(self, array: ArrayLayout) -> Chunk:
-        """The chunk that an array without slots is."""
-        return Chunk(array.meta.name, None, self._bases[array.meta.name], array.offset, array.meta.nbytes)
-
-    def slot(self, array: ArrayLayout, sample: int) -> Chunk:
-        """A sample of an array with slots."""
-        name, first = array.meta.name, array.slot(sample)[0]
-        return Chunk(name, sample, self._bases[name] + sample, first, array.meta.sample_nbytes)
-
-    def rows(self, name: str, sample: int, extent: tuple[int, int], crc: int) -> Chunk:
-        """A sample of a ragged array, which has this extent."""
-        return Chunk(name, sample, self._bases[name] + sample, extent[0], extent[1] - extent[0], crc)
+    def of(self, chunk: Chunk) -> int:
+        """The number of a chunk."""
+        return self._bases[chunk.array] + (chunk.sample or 0)
 
 
 class ChunkReader:
@@ -102,11 +55,14 @@ class ChunkReader:
     Args:
         remote: The object.
         cache: Where fetched chunks are kept; None keeps none.
+        numbering: Numbers of its chunks.
         path: For messages.
     """
 
-    def __init__(self, remote: RemoteObject, cache: SlotCache | None, path: Path) -> None:
-        self._remote, self._cache, self._path = remote, cache, path
+    def __init__(
+        self, remote: RemoteObject, cache: SlotCache | None, numbering: Numbering, path: Path
+    ) -> None:
+        self._remote, self._cache, self._numbering, self._path = remote, cache, numbering, path
 
     def read(self, wanted: Sequence[tuple[Chunk, Use]], *, num_threads: int | None = None) -> None:
         """Give every chunk to its use, in any order, in several threads.
@@ -120,60 +76,54 @@ class ChunkReader:
         """
         missing = [pair for pair in wanted if not self._is_cached(*pair)]
         missing.sort(key=lambda pair: pair[0].first)
-        pieces = [piece for block in _blocks(missing) for piece in block.pieces()]
-        for_each(self._fetch, pieces, num_threads=num_threads or REQUESTS_IN_FLIGHT)
+        ranges = [piece for block in _blocks(missing) for piece in block.ranges()]
+        for_each(self._fetch, ranges, num_threads=num_threads or REQUESTS_IN_FLIGHT)
 
     def _is_cached(self, chunk: Chunk, use: Use) -> bool:
         """Use what the cache has, if that is right."""
         if self._cache is None:
             return False
-        raw = self._cache.get(chunk.number, chunk.first, chunk.end - chunk.first)
+        number = self._numbering.of(chunk)
+        raw = self._cache.get(number, chunk.first, chunk.end - chunk.first)
         if raw is None:
             return False
-        payload = chunk.payload_of(memoryview(raw))
+        payload = chunk.payload_of(raw)
         if payload is None:
-            self._cache.drop(chunk.number)
+            self._cache.drop(number)
             return False
-        use(payload)
+        use(partial(_copy, payload))
         return True
 
-    def _fetch(self, piece: _Piece) -> None:
+    def _fetch(self, piece: _Range) -> None:
         block = piece.block
         raw = block.add(piece, self._remote.read(piece.first, piece.nbytes))
         if raw is None:  # other threads have the rest
             return
         for chunk, use in block.wanted:
             begin = chunk.first - block.first
-            use(self._checked(chunk, raw[begin : begin + chunk.end - chunk.first]))
+            use(partial(_copy, self._checked(chunk, raw[begin : begin + chunk.end - chunk.first])))
 
     def _checked(self, chunk: Chunk, raw: memoryview) -> memoryview:
-        """The payload of a fetched chunk; fetched once more if it doesn't match its checksum."""
+        """Check a fetched chunk; it is fetched once more if it doesn't match its checksum."""
         payload = chunk.payload_of(raw)
         if payload is None:
             raw = self._remote.read(chunk.first, chunk.end - chunk.first)
             payload = chunk.payload_of(raw)
         if payload is None:
-            raise CorruptChunkError(
-                "the bytes don't match their checksum, twice",
-                path=self._path,
-                array=chunk.array,
-                sample=chunk.sample,
-                byte_range=(chunk.first, chunk.end),
-                clause="5.2" if chunk.crc is None else "14.5",
-                hint="`ups-store verify` shows all damage; put a sound copy in its place",
-            )
+            hint = "`ups-store verify` shows all damage; put a sound copy in its place"
+            raise chunk.damaged(self._path, "the bytes don't match their checksum, twice", hint=hint)
         if self._cache is not None:
-            self._cache.put(chunk.number, chunk.first, raw)
+            self._cache.put(self._numbering.of(chunk), chunk.first, raw)
         return payload
+
+
+def _copy(payload: memoryview, out: npt.NDArray[Any]) -> None:
+    out.reshape(-1).view(np.uint8)[:] = np.frombuffer(payload, np.uint8)
 
 
 @dataclass
 class _Block:
-    """Neighbouring chunks that are fetched together, or a part at a time if they are large.
-
-    Attributes:
-        wanted: The chunks, by their place, and what takes them.
-    """
+    """Neighbouring chunks, by their first byte, and what takes them; fetched together."""
 
     wanted: list[tuple[Chunk, Use]]
     _left: int = 0
@@ -190,15 +140,15 @@ class _Block:
         """Bytes from the first chunk to the end of the last."""
         return self.wanted[-1][0].end - self.first
 
-    def pieces(self) -> Iterator[_Piece]:
-        """The requests that it takes."""
+    def ranges(self) -> Iterator[_Range]:
+        """Cut it into the requests that it takes."""
         firsts = range(self.first, self.first + self.nbytes, _REQUEST_BYTES)
         self._left = len(firsts)
         for first in firsts:
-            yield _Piece(self, first, min(_REQUEST_BYTES, self.first + self.nbytes - first))
+            yield _Range(self, first, min(_REQUEST_BYTES, self.first + self.nbytes - first))
 
-    def add(self, piece: _Piece, raw: memoryview) -> memoryview | None:
-        """Take a piece; returns all bytes to whichever thread has brought the last of them."""
+    def add(self, piece: _Range, raw: memoryview) -> memoryview | None:
+        """Take a range; returns all bytes to whichever thread has brought the last of them."""
         if piece.nbytes == self.nbytes:
             return raw
         with self._lock:
@@ -213,7 +163,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Range:
     """One request."""
 
     block: _Block
@@ -222,7 +172,7 @@ class _Piece:
 
 
 def _blocks(wanted: Sequence[tuple[Chunk, Use]]) -> Iterator[_Block]:
-    """Neighbours of sorted chunks together, up to the bytes of a request."""
+    """Group neighbours of sorted chunks, up to the bytes of a request."""
     block: list[tuple[Chunk, Use]] = []
     for pair in wanted:
         chunk = pair[0]

@@ -156,9 +156,9 @@ class RemoteObject:
             answer = self._open({})
         from email.message import Message
 
-        said = Message()
-        said["Content-Disposition"] = answer.attributes.get("Content-Disposition", "")
-        return Version.of(answer.meta, said.get_filename() or "")
+        headers = Message()
+        headers["Content-Disposition"] = answer.attributes.get("Content-Disposition", "")
+        return Version.of(answer.meta, headers.get_filename() or "")
 
     def _open(self, options: Any) -> Any:
         import obstore
@@ -167,11 +167,11 @@ class RemoteObject:
             options = {**options, "if_match": self._version.condition}
         return obstore.get(client_of(self.url, self.deadline_s), self.url.key, options=options)
 
-    def _get(self, wanted: Any, nbytes: int) -> memoryview:
-        answer = self._open({"range": wanted})
+    def _get(self, range_: Any, nbytes: int) -> memoryview:
+        answer = self._open({"range": range_})
         version, (first, end) = Version.of(answer.meta), answer.range
-        is_end = isinstance(wanted, dict)
-        expected = (max(0, version.nbytes - nbytes), version.nbytes) if is_end else wanted
+        is_end = isinstance(range_, dict)
+        expected = (max(0, version.nbytes - nbytes), version.nbytes) if is_end else range_
         self._pin(version)
         if (first, end) != expected:
             raise _WrongAnswerError(f"bytes {first}..{end} for {expected[0]}..{expected[1]}")
@@ -235,8 +235,8 @@ def list_objects(
         pages = obstore.list(client_of(folder, deadline_s), prefix=f"{root}{prefix}" or None)
         return [each for page in pages for each in page]
 
-    found = ask(listed, url=folder, deadline_s=deadline_s)
-    return [(each["path"].removeprefix(root), Version.of(each)) for each in found]
+    objects = ask(listed, url=folder, deadline_s=deadline_s)
+    return [(each["path"].removeprefix(root), Version.of(each)) for each in objects]
 
 
 def put_file(
@@ -400,7 +400,7 @@ def _explained(error: Exception, url: Url, took_s: float, deadline_s: float) -> 
     else:
         problem, kind = f"no answer in {took_s:.1f} s ({problem})", "unreachable"
         expected = f"bytes within {deadline_s:g} s, attempts beginning in the first half"
-        hint = "check the network and the place, and try again"
+        hint = "check the network and the URL, and try again"
     return RemoteError(problem, kind=kind, path=url.path, expected=expected, hint=hint)
 
 

@@ -17,7 +17,6 @@ import pickle
 import random
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -36,11 +35,12 @@ from ups_store.errors import (
 from ups_store.remote.client import DEADLINE_S, RemoteObject, Version, list_objects
 from ups_store.sources.file_state import changed
 from ups_store.system import files, locks
+from ups_store.system.parallel import in_order
 from ups_store.system.replacement import replace_text
 from ups_store.system.urls import SCHEMES, Url
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    pass
 
 EXPECTED = "s3://BUCKET/..., gs://..., az://... or https://HOST/..."
 RETRIES = 2  # of what brings no byte
@@ -224,19 +224,8 @@ def _in_order(read: Callable[[int, int], memoryview], ranges: list[tuple[int, in
     """Read ranges in order, while the next ones are on their way."""
     from concurrent.futures import ThreadPoolExecutor
 
-    waiting = iter(ranges)
-    under_way: deque[Future[memoryview]] = deque()
     with ThreadPoolExecutor(_RANGES_IN_FLIGHT, thread_name_prefix="ups_store fetch") as pool:
-        try:
-            under_way.extend(
-                pool.submit(read, *each) for each in itertools.islice(waiting, _RANGES_IN_FLIGHT)
-            )
-            while under_way:
-                yield under_way.popleft().result()
-                under_way.extend(pool.submit(read, *each) for each in itertools.islice(waiting, 1))
-        finally:
-            for future in under_way:
-                future.cancel()
+        yield from in_order(pool, lambda each: read(*each), ranges, ahead=_RANGES_IN_FLIGHT)
 
 
 def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original:
@@ -251,8 +240,8 @@ def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original
     """
     if isinstance(text, Path):
         return LocalFile(text)
-    place, _, fragment = text.partition("#")
-    url = checked_url(place)
+    address, _, fragment = text.partition("#")
+    url = checked_url(address)
     words = dict(parse_qsl(fragment, keep_blank_values=True))
     name = words.pop("name", "")
     digests = [
@@ -262,9 +251,9 @@ def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original
     ]
     if len(words) > 1 or len(digests) < len(words) or (fragment and not (words or name)):
         raise ConfigError(
-            "what follows # in a source's place",
+            "what follows # in the URL of a source",
             kind="bad_fragment",
-            path=place,
+            path=address,
             expected="sha256=64 hexadecimal digits, or md5=32; name=a file's name",
             found=repr(fragment),
         )
@@ -532,13 +521,13 @@ class _Fetch:
 
     def _check_digest(self) -> None:
         kind, _, expected = self._original.digest.partition(":")
-        if kind and (found := self._hashers[kind].hexdigest()) != expected:
+        if kind and (digest := self._hashers[kind].hexdigest()) != expected:
             raise DownloadError(
                 f"its {kind} isn't the one that was expected",
                 kind="wrong_digest",
                 path=self._original.location,
                 expected=expected,
-                found=found,
+                found=digest,
                 hint="check the digest, and that nothing on the way changes what is fetched",
             )
 
@@ -589,7 +578,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def look(original: Original, *, is_guess: bool, progress: Progress) -> Version | None:
+def look(progress: Progress, original: Original, is_guess: bool) -> Version | None:
     """Find out what is there, in a reader process; some servers say "forbidden" instead of "not found"."""
     progress.doing("asking")
     try:
@@ -600,42 +589,27 @@ def look(original: Original, *, is_guess: bool, progress: Progress) -> Version |
         raise
 
 
-def list_sources(root: Url, *, deadline_s: float, progress: Progress) -> list[tuple[str, Version]]:
+def list_sources(progress: Progress, root: Url, deadline_s: float) -> list[tuple[str, Version]]:
     """List the HDF5 files below a remote folder, to four folders deep, in a reader process."""
     progress.doing("listing")
-    found = [
+    sources = [
         (path, version)
         for path, version in list_objects(root, deadline_s=deadline_s)
         if path.endswith(_SUFFIXES) and len(PurePosixPath(path).parts) <= _MAX_DEPTH
     ]
-    if len(pickle.dumps(found)) > _MAX_LISTED_BYTES:
+    if len(pickle.dumps(sources)) > _MAX_LISTED_BYTES:
         raise SourceError(
             "too many files to look through",
             kind="too_many_files",
             path=root.path,
-            found=f"{len(found):,} files",
+            found=f"{len(sources):,} files",
             hint="name a folder further below by data.root, or files by data.files",
         )
-    return found
+    return sources
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a function in a reader process, which is ended where it doesn't get on.
-
-    Attributes:
-        path: What it is about, for messages.
-        subject: What of that, for messages.
-        function: Importable there; gets the arguments, and the reader as `progress`.
-        arguments: By name.
-    """
-
-    path: str
-    subject: str
-    function: Callable[..., object]
-    arguments: dict[str, Any]
-    first_sample = None
-
-    def run(self, reader: Progress) -> object:
-        """Make the call."""
-        return self.function(**self.arguments, progress=reader)
+def fetch_in_reader(
+    progress: Progress, original: Original, version: Version, folder: Path, retries: int
+) -> int:
+    """Fetch; see `fetch`."""
+    return fetch(original, version, folder, retries=retries, progress=progress)

@@ -19,8 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from ups_store.errors import FormatError, RemoteError, SpecError, StoreNotFoundError, check_installed
 from ups_store.format.zip_records import ROOT_NAME
-from ups_store.read.catalog import read_root
-from ups_store.read.directory import read_directory
+from ups_store.read.catalog import read_directory, read_root
 from ups_store.read.open import open_any
 from ups_store.remote.client import (
     DEADLINE_S,
@@ -254,13 +253,13 @@ class ObjectCache:
         """See `SharedCache`."""
         if not self._url.is_http:
             return self._listed(f"{config_hash}/")[0]
-        found = []
+        entries = []
         for name in names:
             url = self._url.below(f"{config_hash}/{name}")
             with contextlib.suppress(StoreNotFoundError):
                 version = RemoteObject(url, **self._deadline).version
-                found.append(SharedFile(config_hash, name, version.nbytes, version.modified_s))
-        return found
+                entries.append(SharedFile(config_hash, name, version.nbytes, version.modified_s))
+        return entries
 
     def entries(self) -> tuple[list[SharedFile], list[Stray]]:
         """See `SharedCache`."""
@@ -305,8 +304,8 @@ class ObjectCache:
         remove_object(self._url.below(key), **self._deadline)
 
     def _listed(self, prefix: str) -> tuple[list[SharedFile], list[Stray]]:
-        found = list_objects(self._url, prefix, **self._deadline)
-        return _sorted_out((key, version.nbytes, version.modified_s) for key, version in found)
+        objects = list_objects(self._url, prefix, **self._deadline)
+        return _sorted_out((key, version.nbytes, version.modified_s) for key, version in objects)
 
     def _check_writable(self) -> None:
         if self._url.is_http:
@@ -314,10 +313,10 @@ class ObjectCache:
             raise RemoteError("https is read only", kind="read_only", path=self.location, hint=hint)
 
 
-def _sorted_out(found: Iterator[tuple[str, int, float]]) -> tuple[list[SharedFile], list[Stray]]:
+def _sorted_out(objects: Iterator[tuple[str, int, float]]) -> tuple[list[SharedFile], list[Stray]]:
     """Tell files of stores from others by their keys."""
     entries, strays = [], []
-    for key, nbytes, modified_s in found:
+    for key, nbytes, modified_s in objects:
         if match := _KEY.fullmatch(key):
             entries.append(SharedFile(match["hash"], match["name"], nbytes, modified_s))
         else:
@@ -325,61 +324,45 @@ def _sorted_out(found: Iterator[tuple[str, int, float]]) -> tuple[list[SharedFil
     return entries, strays
 
 
-def open_shared(place: str | Path, *, deadline_s: float = DEADLINE_S) -> SharedCache:
+def open_shared(location: str | Path, *, deadline_s: float = DEADLINE_S) -> SharedCache:
     """Give the shared cache at a URL or in a folder; nothing is asked yet.
 
     Args:
-        place: See `EXPECTED`.
+        location: See `EXPECTED`.
         deadline_s: For one request to a server, with all its attempts.
     Raises:
         SpecError: For another kind of URL.
         MissingExtraError: For an object store, where obstore isn't installed.
     """
-    url = _url_of(place)
+    url = _url_of(location)
     if url is None:
-        return FolderCache(_folder(place))
+        return FolderCache(_folder(location))
     check_installed("obstore", extra="s3")
     return ObjectCache(url, deadline_s)
 
 
-def check_place(place: str) -> str:
+def check_location(location: str) -> str:
     """Check that it can name a shared cache; returns it, a folder absolute.
 
     Raises:
         SpecError: Kind "url".
     """
-    return place if _url_of(place) else str(_folder(place))
+    return location if _url_of(location) else str(_folder(location))
 
 
-def name_of_place(place: str) -> str:
-    """Say what a shared cache is called in messages, without secrets."""
-    return shown_url(place) if _url_of(place) else str(_folder(place))
-
-
-def is_read_only(place: str) -> bool:
-    """Say whether nothing can be pushed there: to a web server."""
-    url = _url_of(place)
-    return url is not None and url.is_http
-
-
-def needs_client(place: str) -> bool:
-    """Say whether it takes `obstore`: anything but a folder."""
-    return _url_of(place) is not None
-
-
-def _url_of(place: str | Path) -> Url | None:
-    """Give the URL of a place; None for a folder, also for one that is given as file:///..."""
-    text = url_of(place)
+def _url_of(location: str | Path) -> Url | None:
+    """Give the URL of a location; None for a folder, also for one that is given as file:///..."""
+    text = url_of(location)
     if text is None or text.lower().startswith("file:"):
         return None
     url = Url(text)
     if url.scheme not in SCHEMES or not urlsplit(text).netloc:
-        raise SpecError("shared cache", kind="url", path=shown_url(place), expected=EXPECTED)
+        raise SpecError("shared cache", kind="url", path=shown_url(location), expected=EXPECTED)
     return url
 
 
-def _folder(place: str | Path) -> Path:
-    text = os.fspath(place)
+def _folder(location: str | Path) -> Path:
+    text = os.fspath(location)
     if text.lower().startswith("file:"):
         text = unquote(urlsplit(text).path)
     return path_of(os.path.expanduser(text))

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from ups_store.errors import CorruptChunkError, StoreClosedError
-from ups_store.format.layout import ArrayLayout
-from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.format.ragged import Offsets
-from ups_store.packed.decoded import DecodedSamples
+from ups_store.errors import FormatError, SpecError, StoreClosedError
 from ups_store.read.base import AnyStore
-from ups_store.read.catalog import Catalog, fingerprint_of
-from ups_store.read.gather import Samples, TimeWindow, WindowArguments, batch_shape, window_of
-from ups_store.read.offsets import check_offsets
-from ups_store.read.picking import pick, target_of
+from ups_store.read.catalog import Catalog, catalog_of, fingerprint_of, read_directory
+from ups_store.read.chunked import ChunkedStore, Use
+from ups_store.read.chunks import Chunk
 from ups_store.read.preload import PreloadReport, Request
-from ups_store.read.ragged import decoded
-from ups_store.read.verify import Report
-from ups_store.remote.chunks import REQUESTS_IN_FLIGHT, Chunk, ChunkReader, Numbering, Use
-from ups_store.remote.client import RemoteObject
-from ups_store.remote.slot_cache import SlotCache
-from ups_store.system.runs import cast_into
+from ups_store.read.several import PartitionedStore
+from ups_store.read.verify import Report, verify_catalog
+from ups_store.remote.chunks import REQUESTS_IN_FLIGHT, ChunkReader, Numbering
+from ups_store.remote.client import DEADLINE_S, RemoteObject
+from ups_store.remote.slot_cache import SlotCache, limit_of
+from ups_store.system.parallel import MAX_THREADS, for_each
+from ups_store.system.paths import check_no_manifest
+from ups_store.system.urls import Url
 
-KEPT_BYTES = 256 << 20  # of samples that windows were cut out of, in memory
-PRELOAD_BYTES = 64 << 20  # between two calls of `progress`
+CACHE_DIR, CACHE_BYTES, DEADLINE = "UPS_STORE_CACHE_DIR", "UPS_STORE_CACHE_BYTES", "UPS_STORE_DEADLINE_S"
 
-Reopen = Callable[..., "RemoteStore"]
+_END_BYTES = 64 << 10  # of the object: end records and directory, of all but stores of hundreds of arrays
+_MAX_METADATA_BYTES = 32 << 20  # of a store; one document has at most half of it
+_PARTITIONS = re.compile(r"(.+)-\*-of-(\d{5})(\.zarr\.zip)")
 
 
-class RemoteStore(AnyStore):
+class RemoteStore(ChunkedStore):
     """A store that is read where it is: `sample` and `gather` fetch chunks, and check every one of them.
 
     Opened by `ups_store.open(url)`. An array of small samples is one chunk, fetched whole with its first
@@ -42,9 +41,7 @@ class RemoteStore(AnyStore):
     Args:
         remote: The object, pinned to the version that the catalog was read from.
         catalog: What it holds and where.
-        cache: Chunks of it on this machine; None for none.
-        reopen: What a pickled store becomes, given its fingerprint and `options`.
-        options: Arguments for that.
+        options: How it is read.
 
     Attributes:
         path: The URL, without what is secret; `str` of it is the URL again.
@@ -53,25 +50,18 @@ class RemoteStore(AnyStore):
     """
 
     access: Literal["remote"] = "remote"
+    _why_no_array = (
+        "its samples are fetched when they are asked for",
+        "use gather or sample, or copy the store here",
+    )
 
-    def __init__(
-        self,
-        remote: RemoteObject,
-        catalog: Catalog,
-        *,
-        cache: SlotCache | None,
-        reopen: Reopen,
-        options: Mapping[str, Any],
-    ) -> None:
-        metas = [array.meta for array in catalog.layout.arrays.values()]
-        super().__init__(remote.url.path, catalog.root, metas, catalog.layout.num_samples)
-        self.remote, self.cache, self._catalog = remote, cache, catalog
+    def __init__(self, remote: RemoteObject, catalog: Catalog, options: RemoteOptions) -> None:
+        super().__init__(remote.url.path, catalog.root, catalog.layout)
+        numbering = Numbering(catalog.layout)
+        self.remote, self.cache = remote, _cache_of(catalog, numbering, options)
         self.network, self.nbytes = remote.url.scheme, catalog.layout.file_nbytes
-        self._numbering = Numbering(catalog.layout)
-        self._chunks = ChunkReader(remote, cache, self.path)
-        self._wholes: dict[str, npt.NDArray[Any]] = {}
-        self._kept = DecodedSamples(KEPT_BYTES)
-        self._reopen, self._options = reopen, dict(options)
+        self._catalog, self._options = catalog, options
+        self._chunks = ChunkReader(remote, self.cache, numbering, self.path)
         self._is_closed = False
 
     def _summary(self) -> list[str]:
@@ -87,148 +77,11 @@ class RemoteStore(AnyStore):
         """Digest of the content: see `Store.fingerprint`."""
         return fingerprint_of(self._catalog)
 
-    def whole(self, name: str) -> npt.NDArray[Any]:
-        """A constant, fetched once, read-only.
-
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For an array with a sample axis, kind "unsupported".
-            CorruptChunkError: If the chunk is damaged.
-        """
-        meta = self._meta(name)
-        self.check_open()
-        if meta.is_constant:
-            return self._whole(self._catalog.layout.arrays[name])
-        hint = "use gather or sample, or copy the store here"
-        raise self._unsupported("its samples are fetched when they are asked for", hint, array=name)
-
-    def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, npt.NDArray[Any]] | None,
-        num_threads: int | None,
-    ) -> dict[str, Any]:
-        """Neighbouring samples are fetched together."""
-        batch: dict[str, npt.NDArray[Any]] = {}
-        wanted: list[tuple[Chunk, Use]] = []
-        whole: list[tuple[ArrayLayout, TimeWindow | None]] = []
-        for meta in metas:
-            array = self._catalog.layout.arrays[meta.name]
-            times = window_of(meta, len(samples), window)
-            shape = batch_shape(meta, len(samples), times)
-            target = batch[meta.name] = target_of(meta, shape, out)
-            if not target.size:
-                continue
-            if meta.is_sharded:
-                wanted += self._slots(array, samples, times, target)
-            else:
-                wanted += self._missing(array)
-                whole.append((array, times))
+    def _read_chunks(self, wanted: Sequence[tuple[Chunk, Use]], num_threads: int | None) -> None:
         self._chunks.read(wanted, num_threads=num_threads)
-        for array, times in whole:
-            pick(self._whole(array), samples, times, batch[array.meta.name])
-        return batch
-
-    def _slots(
-        self, array: ArrayLayout, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]
-    ) -> list[tuple[Chunk, Use]]:
-        """The slots that a batch needs, and what copies each into its rows; those in memory are copied."""
-        rows: dict[int, list[int]] = {}
-        for row, number in enumerate(samples.tolist()):
-            rows.setdefault(number, []).append(row)
-        shape, dtype, name = array.meta.sample_shape, dtype_of(array.meta.dtype), array.meta.name
-
-        def copy(sample: int, values: npt.NDArray[Any]) -> None:
-            for row in rows[sample]:
-                cast_into(values if window is None else values[window.steps(row)], out[row, ...])
-
-        def user(sample: int) -> Use:
-            def use(payload: memoryview) -> None:
-                values = np.ndarray(shape, dtype, payload)
-                if window is not None:
-                    values = values.copy()
-                    self._kept.put((self, name, sample), values)
-                copy(sample, values)
-
-            return use
-
-        wanted = []
-        for sample in sorted(rows):
-            kept = None if window is None else self._kept.get((self, name, sample))
-            if kept is None:
-                wanted.append((self._numbering.slot(array, sample), user(sample)))
-            else:
-                copy(sample, kept)
-        return wanted
-
-    def _missing(self, array: ArrayLayout) -> list[tuple[Chunk, Use]]:
-        """The chunk of an array without slots, and what keeps it in memory, unless it is there."""
-        meta = array.meta
-        if meta.name in self._wholes:
-            return []
-
-        def keep(payload: memoryview) -> None:
-            values = np.ndarray(meta.shape, dtype_of(meta.dtype), bytearray(payload))
-            values.flags.writeable = False
-            self._wholes[meta.name] = values
-
-        if array.entry is None:
-            keep(memoryview(b""))
-            return []
-        return [(self._numbering.whole(array), keep)]
-
-    def _whole(self, array: ArrayLayout) -> npt.NDArray[Any]:
-        self._chunks.read(self._missing(array))
-        return self._wholes[array.meta.name]
-
-    def _views_of(
-        self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
-    ) -> list[Any]:
-        layout = self._catalog.layout.ragged[name]
-        meta, offsets = layout.rows.meta, self._offsets(name)
-        checks, dtype = self._whole(layout.checks), dtype_of(meta.dtype)
-        values: dict[int, npt.NDArray[Any]] = {}
-        wanted: list[tuple[Chunk, Use]] = []
-
-        def user(target: npt.NDArray[Any]) -> Use:
-            def use(payload: memoryview) -> None:
-                target[...] = np.ndarray(target.shape, dtype, payload)
-                target.flags.writeable = False
-
-            return use
-
-        for sample in set(samples.tolist()):
-            start, end = int(offsets[sample]), int(offsets[sample + 1])
-            values[sample] = np.empty((end - start, *meta.sample_shape), dtype)
-            if values[sample].size:
-                chunk = self._numbering.rows(name, sample, layout.extent(start, end), int(checks[sample]))
-                wanted.append((chunk, user(values[sample])))
-        self._chunks.read(wanted, num_threads=num_threads)
-        found = [(sample, values[sample]) for sample in samples.tolist()]
-        if meta.encoding is None or not decode:
-            return [value for _, value in found]
-        return [decoded(value, meta, sample, path=self.path) for sample, value in found]
-
-    def _offsets(self, name: str) -> Offsets:
-        """All offsets of a ragged array, checked when they come."""
-        layout = self._catalog.layout.ragged[name]
-        is_new = layout.offsets.meta.name not in self._wholes
-        offsets: Offsets = self._whole(layout.offsets)
-        if is_new:
-            try:
-                check_offsets(offsets, layout, path=self.path)
-            except CorruptChunkError:
-                del self._wholes[layout.offsets.meta.name]
-                raise
-        return offsets
-
-    def _lengths_of(self, name: str) -> Samples:
-        return np.diff(self._offsets(name))
 
     def _preload(self, request: Request) -> PreloadReport:
-        """Refused for every mode but "auto", which leaves the store as it is."""
+        """Refuse every mode but "auto", which leaves the store as it is."""
         if request.mode != "auto":
             hint = "open it with a cache, which an epoch fills, or copy it here"
             raise self._unsupported(f"a remote store can't be preloaded by mode {request.mode!r}", hint)
@@ -244,15 +97,14 @@ class RemoteStore(AnyStore):
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Report:
         """Fetch and check every byte of the object; the cache isn't asked. See `AnyStore.verify`."""
-        from ups_store.read.verify import verify_catalog
-
         self.check_open()
-        num_threads = num_threads or REQUESTS_IN_FLIGHT
-        read = self._read
-        return verify_catalog(read, self.path, self._catalog, num_threads=num_threads, progress=progress)
-
-    def _read(self, offset: int, nbytes: int) -> bytes:
-        return bytes(self.remote.read(offset, nbytes))
+        return verify_catalog(
+            lambda offset, nbytes: bytes(self.remote.read(offset, nbytes)),
+            self.path,
+            self._catalog,
+            num_threads=num_threads or REQUESTS_IN_FLIGHT,
+            progress=progress,
+        )
 
     def check_open(self) -> None:
         """Fail after `close`, with `StoreClosedError`."""
@@ -262,10 +114,141 @@ class RemoteStore(AnyStore):
     def close(self) -> None:
         """Let go of memory and cache; a read under way ends. Closing twice is allowed."""
         self._is_closed = True
-        self._wholes = {}
-        self._kept.forget(self)
+        super().close()
         if self.cache is not None:
             self.cache.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._reopen, (self.remote.url.text, self.fingerprint, self._options)
+        options = asdict(self._options)
+        return self._reopened(self.remote.url.text, {**options, "cache_dir": options["cache_dir"] or ""})
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How stores are read from URLs.
+
+    Attributes:
+        cache_dir: Folder that keeps fetched chunks, shared by all stores and processes; None keeps none.
+        cache_bytes: What that folder may take on its disk; None: half of what is free there.
+        deadline_s: Seconds until a request with all its attempts is an error.
+    """
+
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+    deadline_s: float = DEADLINE_S
+
+    @classmethod
+    def of(
+        cls,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: float | None = None,
+        deadline_s: float | None = None,
+    ) -> RemoteOptions:
+        """Take what arguments say, else the environment, else the defaults.
+
+        Raises:
+            SpecError: For a number that is none, or isn't positive; names the variable.
+        """
+        folder = os.environ.get(CACHE_DIR, "") if cache_dir is None else os.fspath(cache_dir)
+        nbytes = _number(cache_bytes, "cache_bytes", CACHE_BYTES)
+        seconds = _number(deadline_s, "deadline_s", DEADLINE)
+        return cls(
+            str(Path(folder).absolute()) if folder else None,
+            None if nbytes is None else int(nbytes),
+            DEADLINE_S if seconds is None else seconds,
+        )
+
+
+def _number(given: float | None, name: str, variable: str) -> float | None:
+    text: Any = given
+    if given is None:
+        name, text = variable, os.environ.get(variable) or None
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise SpecError(name, kind="remote", expected="a positive number", found=repr(text))
+    return value
+
+
+def open_url(path: str | os.PathLike[str], options: RemoteOptions) -> AnyStore:
+    """Open a store, or the partitions of a split, `NAME-*-of-00016.zarr.zip`.
+
+    Raises:
+        StoreNotFoundError: If there is no such object; also a FileNotFoundError.
+        FormatError: If it isn't a store, or is damaged; if it is packed, kind "packed".
+        SpecError: For a URL of another scheme, kind "url".
+        RemoteError: If the object store refuses, or doesn't answer before the deadline.
+        MissingExtraError: Without obstore.
+    """
+    url = Url.of(path)
+    check_no_manifest(url.path)
+    match = _PARTITIONS.fullmatch(url.path.name)
+    if match:
+        stem, count, suffix = match.groups()
+        urls = [url.beside(f"{stem}-{number:05d}-of-{count}{suffix}") for number in range(int(count))]
+        return PartitionedStore(url.path, _open_all(urls, options))
+    return _open_one(url, options)
+
+
+def _open_one(url: Url, options: RemoteOptions) -> RemoteStore:
+    """Open one store: reads its end with the directory, then the metadata, which pins its version."""
+    remote = RemoteObject(url, deadline_s=options.deadline_s)
+    try:
+        catalog = _read_catalog(remote)
+    except FormatError as error:
+        if error.kind == "packed":
+            error.hint = "copy it here, where it can be read as it is; or upload it unpacked"
+        raise
+    return RemoteStore(remote, catalog, options)
+
+
+def _read_catalog(remote: RemoteObject) -> Catalog:
+    """Read what the object holds and where, by two requests, one if it is small."""
+    end = bytes(remote.read_end(_END_BYTES))
+    nbytes, path = remote.version.nbytes, remote.url.path
+    known = [(nbytes - len(end), end)]
+
+    def read(offset: int, wanted: int) -> bytes:
+        for first, raw in known:
+            if first <= offset and offset + wanted <= first + len(raw):
+                return raw[offset - first :][:wanted]
+        num = max(0, min(wanted, nbytes - offset))
+        return bytes(remote.read(offset, num))
+
+    directory = read_directory(read, nbytes, path)
+    if directory.metadata_end() > _MAX_METADATA_BYTES:
+        expected = f"documents of at most {_MAX_METADATA_BYTES:,} bytes together, where a server sends them"
+        hint = "if you trust it, copy the file here, and open that"
+        found = f"{directory.metadata_end():,}"
+        raise FormatError("metadata", path=path, kind="limits", expected=expected, found=found, hint=hint)
+    known.append((0, read(0, directory.metadata_end())))
+    return catalog_of(directory, read, path)
+
+
+def _cache_of(catalog: Catalog, numbering: Numbering, options: RemoteOptions) -> SlotCache | None:
+    if options.cache_dir is None:
+        return None
+    folder = Path(options.cache_dir)
+    return SlotCache(
+        folder,
+        limit_of(options.cache_bytes, folder),
+        fingerprint=fingerprint_of(catalog),
+        file_nbytes=catalog.layout.file_nbytes,
+        num_chunks=numbering.num_chunks,
+        places=numbering.places,
+    )
+
+
+def _open_all(urls: Sequence[Url], options: RemoteOptions) -> list[RemoteStore]:
+    """Open several stores, several at once."""
+    opened: dict[int, RemoteStore] = {}
+
+    def open_one(number: int) -> None:
+        opened[number] = _open_one(urls[number], options)
+
+    for_each(open_one, range(len(urls)), num_threads=MAX_THREADS)
+    return [opened[number] for number in range(len(urls))]

@@ -26,7 +26,7 @@ from ups_store.errors import (
 )
 from ups_store.format.zip_records import END_BYTES, parse_end
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import PartitionedStore, parts_of
+from ups_store.read.several import PartitionedStore, parts_of
 from ups_store.remote.client import Version
 from ups_store.remote.fetch import (
     RETRIES,
@@ -104,14 +104,14 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
 
 
 def _check_same(fingerprint: str, cache: SharedCache, key: str) -> None:
-    found = cache.fingerprint(key)
-    if found != fingerprint:
+    there = cache.fingerprint(key)
+    if there != fingerprint:
         raise IdentityMismatchError(
             "another store of the same identity is there",
             kind="other_content",
             path=f"{cache.location}/{key}",
             expected=f"fingerprint {fingerprint[:12]}",
-            found=found[:12],
+            found=there[:12],
             hint="have what tells them apart in the identity, or replace it there with --force",
         )
 
@@ -208,25 +208,25 @@ def _shown(target: Path) -> Iterator[None]:
 def _fetch(cache: SharedCache, entry: SharedFile, folder: Path, retries: int, progress: Progress) -> Path:
     """Have a copy that is sound, under its own name in a folder of its own."""
     original = cache.original(entry.key)
-    own = folder_of_copy(folder / PULLS, original)
+    copy_folder = folder_of_copy(folder / PULLS, original)
     version = original.look()
     if version is None:
         hint = "look with `ups-store ls-remote`"
         raise StoreNotFoundError("it isn't there any more", path=original.location, hint=hint)
     try:
-        with files.disk_full_as_error(own.parent, version.nbytes):
-            if version.nbytes - num_there(own, version) > files.free_bytes(folder):
+        with files.disk_full_as_error(copy_folder.parent, version.nbytes):
+            if version.nbytes - num_there(copy_folder, version) > files.free_bytes(folder):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _check_end(original, version)
-        fetch(original, version, own, retries=retries, progress=progress)
+        fetch(original, version, copy_folder, retries=retries, progress=progress)
     except DiskFullError:  # others need the room
-        forget_copy(own)
+        forget_copy(copy_folder)
         raise
-    copy = own / version.name
+    copy = copy_folder / version.name
     try:
         _verify(copy, progress)
     except StoreError as error:
-        forget_copy(own)
+        forget_copy(copy_folder)
         error.path = original.location
         error.hint = "replace it there by `ups-store push --force`"
         raise
@@ -252,14 +252,14 @@ def _verify(path: Path, progress: Progress) -> None:
 def _check_identity(copies: Sequence[Path], cache: SharedCache, entries: Sequence[SharedFile]) -> None:
     """Refuse what isn't what its key says, and forget it."""
     try:
-        found, wanted = _hash_of(copies), entries[0].config_hash
-        if found != wanted:
+        config_hash, expected = _hash_of(copies), entries[0].config_hash
+        if config_hash != expected:
             raise IdentityMismatchError(
-                "it was made from something else than its place says",
+                "it was made from something else than its name there says",
                 kind="other_identity",
                 path=f"{cache.location}/{entries[0].key}",
-                expected=wanted[:12],
-                found=found[:12],
+                expected=expected[:12],
+                found=config_hash[:12],
                 hint="remove it there, and push what belongs there",
             )
     except StoreError:
@@ -290,15 +290,15 @@ def _check_may_replace(copy: Path, path: Path) -> None:
     """Refuse to replace a store of another identity than the copy's, or what is none."""
     if not files.exists(path):
         return
-    wanted, found = _hash_of([copy])[:12], "what is no store"
+    expected, there = _hash_of([copy])[:12], "what is no store"
     with contextlib.suppress(FormatError):
-        found = _hash_of([path])[:12]
-    if found != wanted:
+        there = _hash_of([path])[:12]
+    if there != expected:
         raise IdentityMismatchError(
             "something else is in its place",
             path=path,
-            expected=wanted,
-            found=found,
+            expected=expected,
+            found=there,
             hint="move it away, or replace it with --force",
         )
 
@@ -307,19 +307,19 @@ def _check_may_replace(copy: Path, path: Path) -> None:
 
 
 def find_there(
-    place: str, deadline_s: float, config_hash: str, name: str, progress: Progress
+    progress: Progress, location: str, deadline_s: float, config_hash: str, name: str
 ) -> list[SharedFile]:
     """Find a store's files; see `find_store`."""
     progress.doing("asking")
-    return find_store(open_shared(place, deadline_s=deadline_s), config_hash, name)
+    return find_store(open_shared(location, deadline_s=deadline_s), config_hash, name)
 
 
 def compare_there(
-    place: str, deadline_s: float, path: Path, entries: Sequence[SharedFile], progress: Progress
+    progress: Progress, location: str, deadline_s: float, path: Path, entries: Sequence[SharedFile]
 ) -> None:
     """Compare a store with what is there, where it has the same files; raises as `push_store`."""
     progress.doing("asking")
-    cache, names = open_shared(place, deadline_s=deadline_s), {entry.name for entry in entries}
+    cache, names = open_shared(location, deadline_s=deadline_s), {entry.name for entry in entries}
     with open_any(path) as store:
         for part in parts_of(store):
             if part.path.name in names:
@@ -327,16 +327,16 @@ def compare_there(
 
 
 def pull_from(
-    place: str, deadline_s: float, entries: Sequence[SharedFile], folder: Path, progress: Progress
+    progress: Progress, location: str, deadline_s: float, entries: Sequence[SharedFile], folder: Path
 ) -> str:
     """Pull a store; see `pull_store`. One of another identity is replaced, as a build does."""
-    cache = open_shared(place, deadline_s=deadline_s)
+    cache = open_shared(location, deadline_s=deadline_s)
     return str(pull_store(cache, entries, folder, progress=_Paced(progress), replace=True))
 
 
-def push_to(place: str, deadline_s: float, path: Path, progress: Progress) -> bool:
+def push_to(progress: Progress, location: str, deadline_s: float, path: Path) -> bool:
     """Push a store; see `push_store`."""
-    cache = open_shared(place, deadline_s=deadline_s)
+    cache = open_shared(location, deadline_s=deadline_s)
     return any(file.is_new for file in push_store(path, cache, progress=_Paced(progress)))
 
 
@@ -441,23 +441,23 @@ def choose_stores(cache: SharedCache, words: Sequence[str]) -> list[SharedStore]
 
 
 def _exactly(cache: SharedCache, config_hash: str, name: str) -> SharedStore:
-    found = find_store(cache, config_hash, name)
-    if not found:
+    entries = find_store(cache, config_hash, name)
+    if not entries:
         raise _not_there(cache, f"{config_hash}/{name}", [])
-    return SharedStore(config_hash, name, tuple(found))
+    return SharedStore(config_hash, name, tuple(entries))
 
 
 def _matching(cache: SharedCache, stores: Sequence[SharedStore], word: str) -> list[SharedStore]:
     first, slash, name = word.rpartition("/")
     named = [each for each in stores if each.name == _with_suffix(name)]
     if slash:
-        found = [each for each in named if each.config_hash.startswith(first)]
+        chosen = [each for each in named if each.config_hash.startswith(first)]
     else:
         is_hash = _HASH.fullmatch(word)
-        found = named or [each for each in stores if is_hash and each.config_hash.startswith(word)]
-    if not found:
+        chosen = named or [each for each in stores if is_hash and each.config_hash.startswith(word)]
+    if not chosen:
         raise _not_there(cache, word, stores)
-    hashes = sorted({each.config_hash for each in found})
+    hashes = sorted({each.config_hash for each in chosen})
     if len(hashes) > 1:
         raise SpecError(
             f"{word} is the name of {len(hashes)} stores",
@@ -467,7 +467,7 @@ def _matching(cache: SharedCache, stores: Sequence[SharedStore], word: str) -> l
             found=", ".join(each[:12] for each in hashes[:_SHOWN]),
             hint="say which one, as HASH/NAME",
         )
-    return found
+    return chosen
 
 
 def _with_suffix(name: str) -> str:
@@ -517,15 +517,15 @@ def find_remote_garbage(cache: SharedCache, *, older_than_s: float | None = None
     entries, strays = cache.entries()
     whole = {file.key for store in _stores_among(entries) for file in store.files}
     now_s = time.time()
-    found = []
+    garbage = []
     for stray in strays:
         age_s = max(0.0, now_s - stray.modified_s)
         kind: Literal["temporary", "foreign"] = "temporary" if stray.is_temporary else "foreign"
-        found.append(RemoteGarbage(stray.key, kind, stray.nbytes, age_s))
+        garbage.append(RemoteGarbage(stray.key, kind, stray.nbytes, age_s))
     for entry in entries:
         age_s = max(0.0, now_s - entry.modified_s)
         if entry.key not in whole:
-            found.append(RemoteGarbage(entry.key, "incomplete", entry.nbytes, age_s))
+            garbage.append(RemoteGarbage(entry.key, "incomplete", entry.nbytes, age_s))
         elif older_than_s is not None and age_s > older_than_s:
-            found.append(RemoteGarbage(entry.key, "old", entry.nbytes, age_s))
-    return sorted(found, key=lambda garbage: garbage.key)
+            garbage.append(RemoteGarbage(entry.key, "old", entry.nbytes, age_s))
+    return sorted(garbage, key=lambda each: each.key)

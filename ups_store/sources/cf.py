@@ -32,11 +32,7 @@ class CfEncoding:
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any], dtype: np.dtype[Any]) -> CfEncoding | None:
-        """The encoding that attributes describe; None where the numbers are what they say.
-
-        Raises:
-            ValueError: If an attribute makes no sense; names it.
-        """
+        """The encoding that attributes describe; None where the numbers are what they say."""
         said = {name: np.asarray(attrs[name]) for name in ATTRIBUTES if name in attrs}
         numbers = {
             name: _number(name, said[name], neutral) if name in said else neutral

@@ -172,11 +172,7 @@ class Contents:
 
 
 def check_same_grid(infos: Sequence[SourceInfo]) -> None:
-    """Raise unless the files can make one store: one grid, the same arrays, channels and parameters.
-
-    Raises:
-        SourceError: Kind "grids_differ", naming both files and what differs.
-    """
+    """Raise unless the files can make one store: one grid, the same arrays, channels and parameters."""
     for other in infos[1:]:
         first_facts, other_facts = _facts(infos[0]), _facts(other)
         for what in {**first_facts, **other_facts}:

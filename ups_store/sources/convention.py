@@ -32,18 +32,10 @@ class Convention(ABC):
 
     @abstractmethod
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
-        """Where the file keeps what. `source.measure` checks that it is so.
-
-        Raises:
-            SourceError: If something that the description depends on is missing or makes no sense.
-        """
+        """Where the file keeps what. `source.measure` checks that it is so."""
 
     def parameters(self, file: h5py.File) -> dict[str, float]:
-        """Numbers that hold for all samples of the file.
-
-        Raises:
-            SourceError: Kind "bad_parameter" or "ambiguous_parameter".
-        """
+        """Numbers that hold for all samples of the file."""
         return root_parameters(file)
 
     def boundary(self, file: h5py.File, task: Task | None) -> Mapping[str, str]:

@@ -202,11 +202,7 @@ CONVENTIONS: tuple[Convention, ...] = (
 
 
 def recognise(file: h5py.File, task: Task | None = None) -> Convention:
-    """The convention that the task's configuration declares, else the first that matches.
-
-    Raises:
-        SourceError: Kind "unknown_layout", with what the file holds; "wrong_rank" of sample groups.
-    """
+    """The convention that the task's configuration declares, else the first that matches."""
     if task is not None and task.layout is not None:
         return Declared(task.name, task.layout)
     for convention in CONVENTIONS:

@@ -52,12 +52,7 @@ class Declared(Convention):
         return True
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
-        """As declared; that it is there is checked in the first sample's group.
-
-        Raises:
-            SourceError: Kind "missing_dataset", "missing_group", "missing_attribute", "wrong_rank",
-                "shapes_differ" or "bad_parameter".
-        """
+        """As declared; that it is there is checked in the first sample's group."""
         declared = self._declaration
         groups = sample_groups(file, declared.groups, key=f"{self._key}.groups") if declared.groups else ()
         lookup = Lookup(file, groups=groups, key=self._key)

@@ -94,13 +94,7 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         return self._find(self._path, str(name), asked=str(name)) is not None
 
     def get(self, name: str, default: Any = None, getclass: bool = False, **others: Any) -> Any:
-        """Give the object of a path, or its class; `default` if there is none.
-
-        Raises:
-            ExternalDataError: If its data isn't in the file alone, and that isn't allowed.
-            SourceError: Kind "link_loop", "truncated", "shapes_differ", "not_written", "virtual_unsupported"
-                or "source_changed".
-        """
+        """Give the object of a path, or its class; `default` if there is none."""
         asked = name.strip("/")
         spot = self._find(self._path, name, asked=asked)
         if spot is None:
@@ -121,11 +115,7 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         return item
 
     def check_links(self, name: str) -> None:
-        """Follow the links to an object without opening it; what isn't there is no matter.
-
-        Raises:
-            ExternalDataError: If one leads into another file, and that isn't allowed.
-        """
+        """Follow the links to an object without opening it; what isn't there is no matter."""
         self._find(self._path, name, asked=name)
 
     def changed_one(self) -> Path | None:

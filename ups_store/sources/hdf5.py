@@ -87,9 +87,6 @@ def open_hdf5(path: Path) -> h5py.File:
     The library's own locking is used first, since it notices a simulation that is still writing the file
     (and two openings of one file in one process must agree on it). Where the file system has no locks, as
     some network mounts, the file is opened without. `HDF5_USE_FILE_LOCKING` decides over both.
-
-    Raises:
-        SourceError: Kind "missing_file", "not_hdf5", "truncated", "being_written" or "unreadable".
     """
     if not path.exists():
         raise source_error(
@@ -175,11 +172,7 @@ def _hex(data: bytes) -> str:
 
 
 def get_dataset(file: h5py.File, name: str, *, sample: int | None = None) -> h5py.Dataset:
-    """A dataset by its HDF5 path.
-
-    Raises:
-        SourceError: Kind "missing_dataset", with what the file holds instead.
-    """
+    """A dataset by its HDF5 path."""
     with translated("can't open", path=file.filename, dataset=name, sample=sample):
         found = file.get(name)
     if isinstance(found, h5py.Dataset):
@@ -245,8 +238,6 @@ def checked_dataset(
         axes: A letter for each of its axes (`contents.AXIS_NAMES`).
         kinds: NumPy's letters of the kinds of dtype that it may have, such as "fiu".
         sample: For messages, where the dataset belongs to one.
-    Raises:
-        SourceError: Kind "missing_dataset", "wrong_rank" or "wrong_dtype".
     """
     dataset = get_dataset(file, name, sample=sample)
     dtype, bad = dataset.dtype, partial(source_error, path=file.filename, dataset=name, sample=sample)
@@ -298,11 +289,7 @@ def _is_lacking(dataset: h5py.Dataset, index: int, number: int) -> bool:
 
 
 def encoding_of(dataset: h5py.Dataset, name: str, *, path: str | Path) -> CfEncoding | None:
-    """How the numbers of a dataset are encoded; None where they are as they stand.
-
-    Raises:
-        SourceError: Kind "bad_encoding", if an attribute makes no sense.
-    """
+    """How the numbers of a dataset are encoded; None where they are as they stand."""
     if not h5py.h5a.get_num_attrs(dataset.id):
         return None
     try:
@@ -316,11 +303,7 @@ def encoding_of(dataset: h5py.Dataset, name: str, *, path: str | Path) -> CfEnco
 
 
 def read_whole(dataset: h5py.Dataset, name: str, *, path: str | Path, sample: int | None = None) -> Any:
-    """All of a small dataset, decoded, in native byte order.
-
-    Raises:
-        SourceError: Kind "not_written", "bad_encoding" or "read_failed".
-    """
+    """All of a small dataset, decoded, in native byte order."""
     check_written(dataset, name, (slice(None),) * dataset.ndim, path=path, sample=sample)
     encoding = encoding_of(dataset, name, path=path)
     with translated("can't read", path=path, dataset=name, sample=sample):
@@ -380,9 +363,6 @@ def check_written(
         box: The part, a slice for each axis.
         path: The file, for messages.
         sample: Number of the sample, likewise.
-
-    Raises:
-        SourceError: Kind "not_written".
     """
     with translated("can't tell what was written", path=path, dataset=name, sample=sample):
         if is_complete(dataset):

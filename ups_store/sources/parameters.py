@@ -52,12 +52,7 @@ class NumberPart(Part):
 
 
 def root_parameters(file: h5py.File) -> dict[str, float]:
-    """The root attributes that PDEBench has for parameters, by our names for them.
-
-    Raises:
-        SourceError: Kind "bad_parameter", if one isn't a single number; "ambiguous_parameter", if two are
-            spelled as the same one, such as `Nu` and `nu`, or the file's name has another number.
-    """
+    """The root attributes that PDEBench has for parameters, by our names for them."""
     spelled: dict[str, str] = {}
     for attribute in sorted(file.attrs):
         name = _PARAMETERS.get(attribute.lower())
@@ -103,9 +98,6 @@ def read_attribute(
         attribute: Its name.
         asked_by: What asks for it, for messages.
         sample: Sample that it belongs to, where it belongs to one.
-
-    Raises:
-        SourceError: Kind "missing_dataset", "missing_attribute", "bad_parameter" or "read_failed".
     """
     with translated("can't read attributes", path=file.filename, dataset=owner, sample=sample):
         found = file.get(owner)

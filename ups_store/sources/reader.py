@@ -285,13 +285,8 @@ class Reader:
         follow: Path | None = None,
         state: FileState | None = None,
     ) -> Iterator[Source]:
-        """A source, which is opened unless it still is, for the duration of a block.
-
-        Raises:
-            SourceError: As `open_source`; kind "source_changed", if the path isn't the file that was opened,
-                as it was then, or as `state` says: HDF5 reads zeros where an open file was cut off, and a
-                reader may be younger than a change.
-        """
+        """A source, which is opened unless it still is, for the duration of a block."""
+        # HDF5 reads zeros where an open file was cut off, and a reader may be younger than a change.
         source, opened_state = self._source((path, task.name if task else None, selection, follow), task)
         if state not in (None, opened_state + outer_state(source.info.outer)):
             self.close()

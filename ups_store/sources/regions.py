@@ -60,9 +60,6 @@ def read_samples(
         extent: Where the dataset lies in its file; None where HDF5 is needed to read it.
         encoding: How its numbers are encoded.
         progress: Called after every part of it.
-
-    Returns:
-        What the cast lost.
     """
     loss = CastLoss()
     if extent and not encoding and extent.fits(out, axes=axes, to_axes=to_axes, selection=selection):

@@ -107,14 +107,7 @@ class ReadRequest:
         return int(self.indices[0])
 
     def run(self, reader: Reader) -> dict[str, ValueRange]:
-        """Read, cast and check.
-
-        Returns:
-            The range of values of each array, if that is wanted.
-
-        Raises:
-            SourceError: As `open_source` and `Source.read_into`; kind "source_changed"; kind "not_finite".
-        """
+        """Read, cast and check."""
         with reader.opened(
             self.path, task=self.task, selection=self.selection, follow=self.follow, state=self.state
         ) as source:

@@ -77,8 +77,8 @@ def open_source(
         The open source, to be closed by the caller; usable as a context manager.
 
     Raises:
-        SourceError: With `path`, `dataset` where one is concerned, and a `kind` named by
-            `hdf5.open_hdf5`, `conventions.recognise`, `measure` or `describe`.
+        SourceError: With `path`, `dataset` where one is concerned, and a `kind`, such as "missing_file",
+            "truncated", "unknown_layout", "missing_dataset", "wrong_rank" or "task_mismatch".
         ExternalDataError: If data lies in other files, and isn't allowed to, or one of them is missing.
         ConfigError: If `follow` isn't a folder.
     """
@@ -386,12 +386,7 @@ def _reading(run: range) -> str:
 
 
 def measure(file: h5py.File, contents: Contents) -> dict[str, int]:
-    """Length of every axis but those of components, by its letter; all datasets have to agree about it.
-
-    Raises:
-        SourceError: Kind "missing_dataset", "wrong_rank", "wrong_dtype", "shapes_differ", "no_samples" or
-            "empty_axis".
-    """
+    """Length of every axis but those of components, by its letter; all datasets have to agree about it."""
     lengths: dict[str, int] = {"s": len(contents.groups)} if contents.groups else {}
     for name, array in contents.arrays.items():
         for part in array.parts:
@@ -440,13 +435,7 @@ def describe(
     task: Task | None,
     selection: Selection,
 ) -> SourceInfo:
-    """What the file holds after the selection.
-
-    Raises:
-        SourceError: Kind "wrong_rank", "wrong_dtype", "wrong_length", "grids_differ", "not_finite",
-            "name_clash" or "task_mismatch", or as `Convention.parameters` says.
-        ConfigError: Kind "bad_reduction" if the selection leaves one point of many.
-    """
+    """What the file holds after the selection."""
     path = Path(file.filename)
     _check_some_left(path, lengths, selection)
     info = SourceInfo(
@@ -590,11 +579,7 @@ def _check_task(info: SourceInfo, task: Task, *, ndim: int, num_times: int) -> N
 def read_coordinates(
     file: h5py.File, contents: Contents, lengths: Mapping[str, int], *, sample: int = 0
 ) -> dict[str, np.ndarray]:
-    """Every coordinate as it is stored, from the group of a sample where there are groups.
-
-    Raises:
-        SourceError: Kind "missing_dataset", "wrong_rank", "wrong_dtype" or "wrong_length".
-    """
+    """Every coordinate as it is stored, from the group of a sample where there are groups."""
     coordinates = {}
     for axis, part in contents.coordinates.items():
         name = contents.dataset_path(part, sample=sample)
@@ -623,11 +608,7 @@ def _check_lengths(
 def stored_coordinates(
     file: h5py.File, contents: Contents, lengths: Mapping[str, int], selection: Selection
 ) -> dict[str, np.ndarray]:
-    """Coordinates of the file after the selection, as long as their axes, one row for all samples.
-
-    Raises:
-        SourceError: As `read_coordinates`, or kind "grids_differ" or "not_finite".
-    """
+    """Coordinates of the file after the selection, as long as their axes, one row for all samples."""
     constants = {}
     for axis, values in read_coordinates(file, contents, lengths).items():
         row = values

@@ -18,7 +18,6 @@ from ups_store.system.files import libc, system_text
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MADV_POPULATE_READ = 22  # Linux 5.14
-_MLOCK_ONFAULT = 1
 
 _Mapping = TypeVar("_Mapping", bound=mmap.mmap)
 
@@ -72,20 +71,6 @@ def populate(mapping: mmap.mmap, first: int, nbytes: int) -> bool:
             return False
         raise
     return True
-
-
-def lock_on_fault(mapping: mmap.mmap) -> None:
-    """Have the pages of a mapping stay in RAM from when they are used first (mlock2, MLOCK_ONFAULT).
-
-    Raises:
-        OSError: ENOMEM, EPERM or EAGAIN where RLIMIT_MEMLOCK is lower.
-    """
-    _memory_call("mlock2", mapping, 0, len(mapping), ctypes.c_uint(_MLOCK_ONFAULT))
-
-
-def memory_lock_limit() -> int:
-    """RLIMIT_MEMLOCK in bytes; -1 for none."""
-    return resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
 
 
 def address_space_left() -> int | None:

@@ -7,15 +7,17 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 MAX_THREADS = 16
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threads: int) -> None:
@@ -98,6 +100,27 @@ def _end_all(shares: Sequence[_Share[Item]]) -> None:
             shares[0].end()
         finally:
             _end_all(shares[1:])
+
+
+def in_order(
+    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], *, ahead: int
+) -> Iterator[Result]:
+    """Call `work` for every item by a pool's threads, so many ahead of the caller; results in their order.
+
+    Items are taken when their turn comes, so that they may be an endless stream. Where the caller stops, or a
+    call fails, those that haven't begun never do.
+    """
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def parts_of(num_items: int, num_parts: int) -> list[slice]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import importlib
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,58 +21,9 @@ from ups_store.system.memory import last_cache_bytes
 Memory = npt.NDArray[np.uint8]
 
 
-class Compiled(Protocol):
-    """What `_runs.c` has."""
-
-    def copy(self, memory: Memory, firsts: npt.NDArray[np.int64], nbytes: int, out: Memory, /) -> None:
-        """Copy runs of `nbytes` bytes that begin at `firsts` one behind the other; see `copy_runs`."""
-
-    def gather(
-        self,
-        memory: Memory,
-        num_samples: int,
-        sample_nbytes: int,
-        num_starts: int,
-        step_nbytes: int,
-        within: npt.NDArray[np.int64],
-        run_nbytes: int,
-        samples: object,
-        starts: object,
-        out: npt.NDArray[Any],
-        checked: npt.NDArray[np.bool_] | None,
-        payload_nbytes: int,
-        /,
-    ) -> bool:
-        """Copy the runs of samples, or windows; False, and nothing of use copied, unless all is sound.
-
-        Args:
-            memory: The samples.
-            num_samples: How many there are.
-            sample_nbytes: From one sample to the next.
-            num_starts: See `gather.Pattern`; likewise `step_nbytes`, `within` and `run_nbytes`.
-            samples: Sample numbers, int64, shape (n,).
-            starts: First time steps, int64, shape (n,); None for whole samples.
-            out: C-contiguous, as long as the runs.
-            checked: Which samples needn't be compared with the CRC-32C behind their payload, shape (N,);
-                those that were sound are marked. None where none is to be checked.
-            payload_nbytes: Bytes of a sample's payload.
-        """
-
-    def damaged(self, slots: Memory, stride: int, nbytes: int, marks: npt.NDArray[np.bool_], /) -> bool:
-        """See `damaged_slots`; False, and nothing marked, where the processor has no instruction for it."""
-
-    def seal(
-        self, memory: Memory, firsts: npt.NDArray[np.int64], nbytes: int, slots: Memory, stride: int, /
-    ) -> bool:
-        """See `seal_slots`; False, and nothing copied, where the processor has no instruction for it."""
-
-    def stream_from(self, nbytes: int, /) -> None:
-        """Have batches from this size on written past the caches."""
-
-
-compiled: Compiled | None
+compiled: ModuleType | None
 try:
-    compiled = cast(Compiled, importlib.import_module("ups_store._runs"))
+    compiled = importlib.import_module("ups_store._runs")  # its functions are described in `_runs.c`
 except ImportError:  # no C compiler, or no headers of Python, when it was installed
     compiled = None
 
@@ -160,7 +112,8 @@ def seal_slots(memory: Memory, runs: Runs, slots: Memory) -> bool:
     Returns:
         Whether it was done: not where there is no compiled code, or no instruction, for it.
     """
-    return compiled is not None and compiled.seal(memory, runs.firsts, runs.nbytes, slots, slots.shape[1])
+    arguments = (memory, runs.firsts, runs.nbytes, slots, slots.shape[1])
+    return compiled is not None and bool(compiled.seal(*arguments))
 
 
 def _convert(memory: Memory, dtype: np.dtype[Any], runs: Runs, rows: npt.NDArray[Any]) -> None:

@@ -6,19 +6,22 @@ The only part of the package that imports torch.
 from ups_store.errors import needs
 
 with needs("torch"):
+    from ups_store.read.assemble import Order
+    from ups_store.read.loader import EpochReport
     from ups_store.read.order import DataOrder, Step
-    from ups_store.torch.assembler import EpochReport, Order
+    from ups_store.read.windows import Window, WindowIndex
     from ups_store.torch.batch import Batch, Sample, map_tensors
-    from ups_store.torch.dataset import BatchSource, StoreDataset
-    from ups_store.torch.device_store import DeviceStore
-    from ups_store.torch.fallback import OpenedDataset, open_dataset
-    from ups_store.torch.loader import Loader, make_batch_sampler, make_loader
-    from ups_store.torch.memory import Allocate, new_tensor
-    from ups_store.torch.mixed import MixedDataset
-    from ups_store.torch.ragged import gather_nested
-    from ups_store.torch.ranks import ranks_of_torch
+    from ups_store.torch.dataset import (
+        BatchSource,
+        MixedDataset,
+        OpenedDataset,
+        StoreDataset,
+        open_dataset,
+    )
+    from ups_store.torch.device import DeviceStore
+    from ups_store.torch.loader import Loader, make_batch_sampler, make_loader, ranks_of_torch
+    from ups_store.torch.memory import Allocate, gather_nested, new_tensor
     from ups_store.torch.sampler import StoreBatchSampler
-    from ups_store.torch.windows import Window, WindowIndex
 
 __all__ = [
     "Allocate",

@@ -18,6 +18,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ups_store.errors import SpecError
 from ups_store.format.ragged import LENGTHS
+from ups_store.read.items import one_or_all, split
 from ups_store.torch.memory import as_array, as_tensor, shared_copy
 
 # Smaller tensors go to another process by value: sharing one takes a file, two descriptors and a connection.
@@ -35,7 +36,7 @@ class _Tensors(dict[str, Any]):
     padded: Collection[str] = ()
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """A new object with `function` of every tensor; everything else is taken over."""
+        """Make a new object with `function` of every tensor; everything else is taken over."""
         changed: Self = map_tensors(self, function)
         return changed
 
@@ -45,18 +46,13 @@ class _Tensors(dict[str, Any]):
         return [value for group in groups for value in group if isinstance(value, Tensor)]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """The same values on another device; tensors that are there already are not copied."""
+        """Move to another device; tensors that are there already are not copied."""
         return self.apply(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(nbytes_of(tensor) for tensor in self.tensors())
-
-
-def nbytes_of(tensor: Tensor) -> int:
-    """Bytes of a tensor; of a nested one of what it holds."""
-    return tensor.values().nbytes if tensor.is_nested else tensor.nbytes
+        return sum((tensor.values() if tensor.is_nested else tensor).nbytes for tensor in self.tensors())
 
 
 class Sample(_Tensors):
@@ -98,35 +94,34 @@ class Batch(_Tensors):
         return sample
 
     def split(self, num: int) -> list[Batch]:
-        """The `num` consecutive batches that it is made of, as views; of as many samples each, not ragged."""
-        columns = [_split(value, num) for value in self.values()]
-        return [Batch(zip(self, row, strict=True)) for row in zip(*columns, strict=True)]
+        """Cut into `num` consecutive batches, as views; of as many samples each, not ragged."""
+        # By NumPy: each tensor is all of its storage, as of a batch that was made alone.
+        return [Batch(part) for part in split(map_tensors(dict(self), as_array), num, as_tensor)]
 
     def __missing__(self, key: object) -> Any:
         raise KeyError(f"no {key!r} in this batch; it has {', '.join(map(str, self))}")
 
 
-def _split(value: Any, num: int) -> Sequence[Any]:
-    if isinstance(
-        value, Tensor
-    ):  # by NumPy: each part is all of its storage, as of a batch that was made alone
-        return [as_tensor(part) for part in as_array(value).reshape(num, -1, *value.shape[1:])]
-    if isinstance(value, Mapping):
-        columns = [_split(item, num) for item in value.values()]
-        return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * num
-    if isinstance(value, list):  # tasks, where stores are mixed
-        size = len(value) // num
-        return [one_or_all(value[i : i + size]) for i in range(0, len(value), size)]
-    return [value] * num
+def tensors_of(values: Mapping[str, Any]) -> Batch:
+    """Make a batch of tensors over the memory of arrays."""
+    return Batch(_as_tensors(values))
+
+
+def _as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: as_tensor(value)
+        if isinstance(value, np.ndarray)
+        else _as_tensors(value)
+        if isinstance(value, Mapping)
+        else value
+        for key, value in values.items()
+    }
 
 
 class BatchRows(Sequence[Sample]):
     """The samples of a batch that was gathered as a whole, as views: what a `collate_fn` is given.
 
     Each is as the dataset gives it alone: what a ragged array was padded with is left out.
-
-    Args:
-        batch: The batch, which default collate takes as it is.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -150,17 +145,17 @@ class BatchRows(Sequence[Sample]):
 
     def transformed(self, transform: Callable[[Sample], Any]) -> list[Any]:
         """Transform every sample; where a dictionary comes back, default collate will know what to pad."""
-        items = [transform(sample) for sample in self]
+        samples = [transform(sample) for sample in self]
         if self.batch.padded:
-            items = [Sample(item) if type(item) is dict else item for item in items]
-            for item in items:
-                if isinstance(item, Sample):
-                    item.padded = self.batch.padded
-        return items
+            samples = [Sample(sample) if type(sample) is dict else sample for sample in samples]
+            for sample in samples:
+                if isinstance(sample, Sample):
+                    sample.padded = self.batch.padded
+        return samples
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """`value` with `function` of every tensor in mappings, lists, tuples, dataclasses; all else as it is."""
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply `function` to every tensor in mappings, lists, tuples and dataclasses; all else stays."""
     return _map(value, Tensor, function)
 
 
@@ -245,13 +240,8 @@ def _check_lengths(name: str, arrays: Sequence[Tensor], lengths: Sequence[Any]) 
 
 
 def _as_sent(tensor: Tensor) -> Tensor:
-    """In shared memory where it is large: a worker writes it there once."""
+    """Write a large tensor to shared memory: a worker does so once."""
     return tensor if tensor.is_nested or tensor.nbytes < SENT_BYTES else shared_copy(tensor)
-
-
-def one_or_all(tasks: Sequence[str]) -> str | list[str]:
-    """The task if all are the same, else the list of them."""
-    return tasks[0] if len(set(tasks)) == 1 else list(tasks)
 
 
 default_collate_fn_map[Sample] = _collate

@@ -1,32 +1,36 @@
-"""`StoreDataset`: stores as a map-style dataset of samples, or of windows over their trajectories."""
+"""`StoreDataset`: stores as a dataset of samples, or of windows; `MixedDataset`: several in a batch."""
 
 from __future__ import annotations
 
 import functools
-import html
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from ups_store.errors import SampleIndexError, SpecError
-from ups_store.printable import one_line
+from ups_store.errors import NotCommittedError, SpecError, StoreNotFoundError
+from ups_store.printable import printable
 from ups_store.read.base import AnyStore
-from ups_store.read.gather import Samples, check_indices, names_of
-from ups_store.read.numbered import NumberedStores
+from ups_store.read.gather import Samples
+from ups_store.read.items import BufferPool, StoreItems, StoreLike, Where, as_table, in_words, interleave
 from ups_store.read.open import open_any
-from ups_store.read.partitioned import parts_of
-from ups_store.torch.batch import Batch, BatchRows, Sample, one_or_all
-from ups_store.torch.deadline import Where, check_timeout, in_time
-from ups_store.torch.memory import Allocate, BufferPool, as_array, new_tensor
-from ups_store.torch.ragged import RaggedForm, join_ragged
-from ups_store.torch.source import SourceSelection, StoreSource
-from ups_store.torch.windows import Window
+from ups_store.read.order import MixedOrder, expect
+from ups_store.read.prefetch import check_timeout, in_time
+from ups_store.read.windows import Window
+from ups_store.torch.batch import Batch, BatchRows, Sample, tensors_of
+from ups_store.torch.memory import Allocate, arrays_by, convert, nested, new_tensor, numpy_dtype
 
-StoreLike = AnyStore | str | os.PathLike[str]
+RaggedForm: TypeAlias = Literal["padded", "nested"]
+
+SOURCE = "source"  # key of a mixed batch
+
+logger = logging.getLogger(__name__)
 
 
 class BatchSource(Protocol):
@@ -41,13 +45,13 @@ class BatchSource(Protocol):
         """Most tensors of a batch that have the same shape and dtype."""
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Any:
-        """A batch of one source; called by several threads at a time. See `StoreDataset.fetch`.
+        """Make a batch of one source; called by several threads at a time. See `StoreDataset.fetch`.
 
         A method `where`, as that of `StoreDataset`, gives a `BatchTimeoutError` what it names.
         """
 
 
-class StoreDataset(Dataset[Any]):
+class StoreDataset(StoreItems, Dataset[Any]):
     """Samples of one or several stores, one after the other.
 
     `dataset[i]` is a `Sample`, `dataset[2:5]` and `dataset[[4, 2]]` a `Batch`; negative numbers count from
@@ -105,81 +109,33 @@ class StoreDataset(Dataset[Any]):
         transform: Callable[[Sample], Any] | None = None,
         timeout: float | None = None,
     ) -> None:
-        single = isinstance(stores, AnyStore | str | os.PathLike)
-        given: list[StoreLike] = [stores] if single else list(stores)  # type: ignore[list-item, arg-type]
-        if not given:
-            raise SpecError("no store given", kind="stores", expected="at least one", found=0)
-        if state is not None and window is None:
-            hint = "give `window=Window(...)` too; `names` says which arrays whole samples have"
-            raise SpecError("`state` without `window`", kind="state", found=repr(state), hint=hint)
-        _check_dtype(dtype, views=views)
+        check_timeout(timeout)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            expected = "a floating-point torch.dtype"
+            raise SpecError("dtype", kind="dtype", expected=expected, found=repr(dtype))
+        if dtype is not None and views:
+            raise SpecError("views keep their dtype", kind="dtype", hint="leave out `views` or `dtype`")
         if ragged not in (None, "padded", "nested"):
             raise SpecError("ragged", kind="ragged", expected="padded or nested", found=repr(ragged))
-        chosen = None if names is None else names_of(names)
-        self._selection = SourceSelection(chosen, state, window, dtype, ragged)
-        check_timeout(timeout)
         self._views, self.transform, self._timeout = views, transform, timeout
-        self.epoch = 0
-        self._open([store for each in given for store in _opened(each)])
+        super().__init__(
+            stores,
+            names=names,
+            window=window,
+            state=state,
+            dtype=None if dtype is None else numpy_dtype(dtype),
+            ragged="views" if ragged == "nested" else ragged,
+        )
 
     def _open(self, stores: Iterable[AnyStore]) -> None:
-        self.sources = tuple(StoreSource(store, self._selection) for store in stores)
-        self._ends: Samples = np.cumsum([len(source) for source in self.sources])
-        self._first = [0, *self._ends[:-1].tolist()]
+        super()._open(stores)
+        for source in self.sources:
+            source.convert, source.num_threads = convert, _num_threads
         self._pool = BufferPool(limit=2 * self.num_tensors)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __repr__(self) -> str:
-        return in_words("StoreDataset", self.facts())
-
-    def _repr_html_(self) -> str:
-        return as_table("StoreDataset", self.facts())
-
-    def facts(self) -> dict[str, object]:
-        """What `repr` shows."""
-        window, first = self._selection.window, self.sources[0]
-        tasks = ", ".join(sorted({source.task for source in self.sources}))
-        is_decoded = any(source.store.codec != "none" for source in self.sources)
-        tensors = [f"{field.key} {field.shape} {str(field.dtype)[6:]}" for field in first.fields]
-        tensors += [f"{f.key} {'text' if f.is_text else (None, *f.tail)}" for f in first.ragged]
-        return {
-            "items": f"{len(self):,} {'samples' if window is None else 'windows'}",
-            "stores": f"{len(self.sources)} ({tasks})" + (", decoded" if is_decoded else ""),
-            **({} if window is None else {"window": window}),
-            "tensors": ", ".join(tensors),
-        }
-
-    @property
-    def stores(self) -> tuple[AnyStore, ...]:
-        """The stores that the samples lie in."""
-        return tuple(source.store for source in self.sources)
-
-    @property
-    def num_tensors(self) -> int:
-        """Tensors of a batch that are gathered."""
-        return max(len(source.fields) + len(source.ragged) for source in self.sources)
-
-    @property
-    def first_items(self) -> list[int]:
-        """Number of each store's first item."""
-        return list(self._first)
 
     def set_epoch(self, epoch: int) -> None:
         """Draw the windows of another epoch; call it before workers start. Our loaders need no call."""
         self.epoch = epoch
-
-    def locate(self, indices: Sequence[int] | Samples) -> tuple[Samples, Samples, Samples]:
-        """Number of the store, sample in it, and first time step of items; int64, shape (B,) each."""
-        items = self._check(indices)
-        numbers = np.searchsorted(self._ends, items, side="right")
-        samples, starts = np.empty_like(items), np.empty_like(items)
-        for number in np.unique(numbers).tolist():
-            mine = numbers == number
-            local = items[mine] - self._first[number]
-            samples[mine], starts[mine] = self.sources[number].locate(local, epoch=self.epoch)
-        return numbers, samples, starts
 
     def __getitem__(self, index: int | slice | Sequence[int] | Samples) -> Any:
         """One item, whose tensors are new, or views; of a slice or several numbers a `Batch`, or what default
@@ -192,11 +148,10 @@ class StoreDataset(Dataset[Any]):
             index = range(*index.indices(len(self)))
         if not isinstance(index, int) and np.ndim(index):
             return default_collate(self.__getitems__(index))
-        items = self._check([index])  # type: ignore[list-item]
-        return self._in_time(items, functools.partial(self._item, items))
+        return self._in_time(self.check([index]), self._item)  # type: ignore[list-item]
 
     def _item(self, items: Samples) -> Any:
-        sample = self._view(int(items[0])) if self._views else BatchRows(self._fetch(items, new_tensor))[0]
+        sample = self._view(int(items[0])) if self._views else BatchRows(self._batch(items, new_tensor))[0]
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int] | Samples) -> Any:
@@ -206,35 +161,40 @@ class StoreDataset(Dataset[Any]):
             SampleIndexError: For an index outside the dataset.
             SpecError: If samples come from stores whose arrays differ.
         """
-        items = self._check(indices)
-        return self._in_time(items, functools.partial(self._items, items))
+        return self._in_time(self.check(indices), self._items)
 
     def _items(self, items: Samples) -> Any:
-        rows = BatchRows(self._fetch(items, self._pool.empty))
+        rows = BatchRows(self._batch(items))
         return rows if self.transform is None else rows.transformed(self.transform)
 
     def batch(self, indices: Sequence[int] | Samples) -> Batch:
-        """A whole batch in memory that nothing else refers to; `transform` isn't applied.
+        """Copy a whole batch to memory that nothing else refers to; `transform` isn't applied.
 
         Raises:
             SampleIndexError: For an index outside the dataset.
             SpecError: If samples come from stores whose arrays differ.
         """
-        return self._fetch(self._check(indices), self._pool.empty)
+        return self._batch(self.check(indices))
 
-    def _in_time(self, items: Samples, work: Callable[[], Any]) -> Any:
+    def _batch(self, items: Samples, allocate: Allocate | None = None) -> Batch:
+        arrays = self._pool.empty if allocate is None else arrays_by(allocate)
+        values = self.fetch_mixed(items, epoch=self.epoch, allocate=arrays)
+        first = int(np.searchsorted(self._ends, items[0], side="right"))
+        return batch_of(values, self.sources[first], allocate=arrays)
+
+    def _in_time(self, items: Samples, work: Callable[[Samples], Any]) -> Any:
         if self._timeout is None:
-            return work()
-        return in_time(work, self._timeout, functools.partial(self._where, items))
+            return work(items)
+        return in_time(lambda: work(items), self._timeout, lambda: self._where_first(items))
 
-    def _where(self, items: Samples) -> Where:
-        """The first store that items are of, and the samples of theirs that lie there."""
-        number = int(np.searchsorted(self._ends, items[0], side="right"))
-        mine = items[np.searchsorted(self._ends, items, side="right") == number] - self._first[number]
-        return self.where(number, mine, epoch=self.epoch)
+    def _where_first(self, items: Samples) -> Where:
+        """Name the first store that items are of, and the samples of theirs that lie there."""
+        numbers = np.searchsorted(self._ends, items, side="right")
+        number = int(numbers[0])
+        return self.where(number, items[numbers == number] - self._firsts[number], epoch=self.epoch)
 
-    def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
-        """A batch of one source.
+    def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:  # type: ignore[override]
+        """Make a batch of one source.
 
         Args:
             number: Which source.
@@ -242,127 +202,236 @@ class StoreDataset(Dataset[Any]):
             epoch: What windows are drawn for.
             allocate: Makes each tensor of the batch.
         """
-        source = self.sources[number]
-        values = source.fetch(items, epoch=epoch, allocate=allocate)
-        values["index"] = torch.from_numpy(items + self._first[number])
+        source, arrays = self.sources[number], arrays_by(allocate)
+        values = super().fetch(number, items, epoch=epoch, allocate=arrays)
         values["task"] = source.task
-        batch = Batch(values)
-        batch.padded = source.padded
-        return batch
-
-    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """For people: path of a source's store, and the samples there that its items are of."""
-        return self.sources[number].where(items, epoch=epoch)
+        return batch_of(values, source, allocate=arrays)
 
     def _view(self, item: int) -> Sample:
         number = int(np.searchsorted(self._ends, item, side="right"))
         source = self.sources[number]
-        values = source.view(item - self._first[number], epoch=self.epoch)
-        sample = Sample({**values, "index": torch.tensor(item), "task": source.task})
+        values = source.view(item - self._firsts[number], epoch=self.epoch)
+        sample = Sample({**tensors_of(values), "index": torch.tensor(item), "task": source.task})
         sample.padded = source.padded
         return sample
 
-    def _fetch(self, items: Samples, allocate: Allocate) -> Batch:
-        numbers = np.searchsorted(self._ends, items, side="right")
-        present = np.unique(numbers).tolist()
-        if len(present) == 1:
-            local = items - self._first[present[0]]
-            return self.fetch(present[0], local, epoch=self.epoch, allocate=allocate)
-        self._check_alike(present)
-        rows = [np.flatnonzero(numbers == number) for number in present]
-        parts = [
-            self.fetch(number, items[mine] - self._first[number], epoch=self.epoch, allocate=new_tensor)
-            for number, mine in zip(present, rows, strict=True)
-        ]
-        ragged = {field.key for field in self.sources[present[0]].ragged}
-        return interleave(parts, rows, allocate, ragged)
 
-    def _check(self, indices: Sequence[int] | Samples) -> Samples:
-        path = self.sources[0].store.path
-        items = check_indices(indices, len(self), path=path)
-        if not items.size:
-            raise SampleIndexError("no items", path=path, expected="at least one", found=0)
-        return items
-
-    def _check_alike(self, numbers: Sequence[int]) -> None:
-        first = self.sources[numbers[0]]
-        for other in (self.sources[number] for number in numbers[1:]):
-            if other.signature != first.signature:
-                raise SpecError(
-                    f"samples of {first.task!r} and {other.task!r} don't fit into one batch",
-                    kind="mixed",
-                    path=other.store.path,
-                    expected=first.signature,
-                    found=other.signature,
-                    hint="use make_loader, or make_batch_sampler with a DataLoader: they keep stores apart",
-                )
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {
-            key: value
-            for key, value in vars(self).items()
-            if key not in ("sources", "_ends", "_first", "_pool")
-        }
-        return {**state, "stores": [source.store for source in self.sources]}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        stores = state.pop("stores")
-        vars(self).update(state)
-        self._open(stores)
-
-
-def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
-    """The store, or its partitions: each is a source of the dataset; appended stores are one together."""
-    found = open_any(store) if isinstance(store, str | os.PathLike) else store
-    return (found,) if isinstance(found, NumberedStores) else parts_of(found)
-
-
-def interleave(
-    parts: Sequence[Batch], rows: Sequence[Samples], allocate: Allocate, ragged: Set[str]
-) -> Batch:
-    """One batch of several.
-
-    Args:
-        parts: Batches with the same keys, shapes and dtypes.
-        rows: Where the rows of each part go, int64; all rows of the batch together.
-        allocate: Makes each tensor of the batch, ragged ones left out.
-        ragged: Keys of ragged arrays.
-    """
-    num, order = sum(map(len, rows)), np.concatenate(rows).argsort().tolist()
-
-    def join(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], dict):
-            return {key: join([value[key] for value in values]) for key in values[0]}
-        joined = allocate((num, *values[0].shape[1:]), values[0].dtype)
-        target = as_array(joined)
-        for mine, value in zip(rows, values, strict=True):
-            target[mine] = as_array(value)
-        return joined
-
-    tasks = [part["task"] for part in parts for _ in range(part.num_samples)]
-    values = {key: join([part[key] for part in parts]) for key in parts[0].keys() - ragged - {"task"}}
-    values |= {key: join_ragged([part[key] for part in parts], order) for key in ragged}
-    batch = Batch(values | {"task": one_or_all([tasks[row] for row in order])})
-    batch.padded = parts[0].padded
+def batch_of(values: dict[str, Any], source: Any, *, allocate: Any) -> Batch:
+    """Make tensors of a batch's arrays, nested ones of lists of them."""
+    lists = [] if source.padded else [name for name in source.ragged if not source.is_text(name)]
+    views = {name: values.pop(name) for name in lists}
+    batch = tensors_of(values)
+    for name in lists:
+        array = source.store.arrays[name]
+        batch[name] = nested(views[name], source.dtype_of(name), tuple(array.shape[2:]), allocate)
+    batch.padded = source.padded
     return batch
 
 
-def _check_dtype(dtype: object, *, views: bool) -> None:
-    if dtype is None:
-        return
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        expected = "a floating-point torch.dtype"
-        raise SpecError("dtype", kind="dtype", expected=expected, found=repr(dtype))
-    if views:
-        raise SpecError("views keep their dtype", kind="dtype", hint="leave out `views` or `dtype`")
+def _num_threads() -> int | None:
+    """Give the threads that decode: a worker of a loader, thread or process, is one; others are all."""
+    return None if torch.get_num_threads() > 1 else 1
 
 
-def in_words(name: str, facts: Mapping[str, object]) -> str:
-    """What `repr` gives for an object of which these facts are known."""
-    return one_line(f"<{name}: {'; '.join(f'{key}: {value}' for key, value in facts.items())}>")
+Mixable = StoreDataset | StoreLike
 
 
-def as_table(name: str, facts: Mapping[str, object]) -> str:
-    """The same as HTML, for notebooks."""
-    rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
-    return one_line(f"<table><caption>{html.escape(name)}</caption>{''.join(rows)}</table>")
+class MixedDataset:
+    """Several datasets for one loader, every batch of which has samples of all in the shares of `weights`.
+
+    `make_loader(MixedDataset([a, b], weights=[3, 1]), batch_size=64)` gives batches with 48 samples of `a`
+    and 16 of `b`. `batch["source"]`, int64, shape (B,), says of which dataset a sample is, and
+    `batch["index"]` which item of that. Picklable.
+
+    Which samples a step takes depends on the seed, the epoch and the step alone, not on the number of ranks.
+    Each dataset is read through, over the ends of epochs, before a sample of it comes again; then it begins
+    again, in a new order where the loader shuffles. An epoch ends after `epoch_size` samples.
+
+    Args:
+        datasets: What is mixed, perhaps by name: datasets, or stores, paths, or several of them, which stand
+            for a `StoreDataset`. Their arrays have the same names, shapes and dtypes.
+        weights: Shares of the samples, one per dataset; by default in proportion to their lengths.
+        epoch_size: Samples of an epoch over all ranks, filled up to whole batches, or with `drop_last` cut
+            down to them; by default as many as the datasets have together.
+        transform: Called with every `Sample`, which has `source`, too.
+
+    Attributes:
+        datasets: The datasets, in order.
+        names: Their names; "0", "1", ... where they have none.
+        sources: Their stores, one after the other.
+
+    Raises:
+        SpecError: If the datasets' samples don't fit into one batch, kind "mixed"; if one of them has a
+            transform of its own, kind "transform", or an array named "source", kind "names".
+    """
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Mixable | Iterable[StoreLike]] | Sequence[Mixable | Iterable[StoreLike]],
+        *,
+        weights: Sequence[float] | None = None,
+        epoch_size: int | None = None,
+        transform: Callable[[Sample], Any] | None = None,
+    ) -> None:
+        named = dict(datasets) if isinstance(datasets, Mapping) else dict(enumerate(datasets))
+        if not named:
+            raise SpecError("no dataset given", kind="stores", expected="at least one", found=0)
+        self.names = tuple(map(str, named))
+        self.datasets = tuple(
+            given if isinstance(given, StoreDataset) else StoreDataset(given) for given in named.values()
+        )
+        self.weights, self.epoch_size, self.transform = weights, epoch_size, transform
+        self.sources = tuple(source for dataset in self.datasets for source in dataset.sources)
+        self._check()
+        counts = [len(dataset.sources) for dataset in self.datasets]
+        self._dataset_of = np.repeat(np.arange(len(counts)), counts)  # by source
+        self._ends: Samples = np.cumsum([len(source) for source in self.sources])
+        self._firsts = np.cumsum([0, *map(len, self.datasets[:-1])])
+        self._pool = BufferPool(limit=4 * self.num_tensors * len(self.sources))
+
+    def __repr__(self) -> str:
+        return in_words("MixedDataset", self._facts())
+
+    def _repr_html_(self) -> str:
+        return as_table("MixedDataset", self._facts())
+
+    @property
+    def stores(self) -> tuple[AnyStore, ...]:
+        """The stores that the samples lie in."""
+        return tuple(source.store for source in self.sources)
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of a batch that are gathered."""
+        return max(dataset.num_tensors for dataset in self.datasets)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of items of each dataset."""
+        return [len(dataset) for dataset in self.datasets]
+
+    def make_order(
+        self, *, pad_last: bool = False, weights: Sequence[float] | None = None, **options: Any
+    ) -> MixedOrder:
+        """Make the order in which a loader takes the items; see `MixedOrder`."""
+        expect("weights", weights is None, "none: the MixedDataset has its own", weights)
+        expect("pad_last", not pad_last, "False: batches of a MixedDataset are full", pad_last)
+        return MixedOrder(self.sizes, weights=self.weights, epoch_size=self.epoch_size, **options)
+
+    def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
+        """Make a batch of all datasets together."""
+        numbers = np.searchsorted(self._ends, items, side="right")
+        present, arrays = np.unique(numbers).tolist(), arrays_by(allocate)
+        rows = [np.flatnonzero(numbers == number) for number in present]
+        own = arrays if len(present) == 1 else self._pool.empty
+        batches = [
+            self._fetch_source(number, items[mine], epoch=epoch, allocate=own)
+            for number, mine in zip(present, rows, strict=True)
+        ]
+        source = self.sources[present[0]]
+        values = batches[0] if len(present) == 1 else interleave(batches, rows, arrays, source)
+        return batch_of(values, source, allocate=arrays)
+
+    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
+        """Path of the first store that items are of, and the samples of theirs that lie there."""
+        numbers = np.searchsorted(self._ends, items, side="right")
+        first = int(numbers[0])
+        source = self.sources[first]
+        mine = items[numbers == first] - (int(self._ends[first]) - len(source))
+        return source.where(mine, epoch=epoch)
+
+    def _fetch_source(self, number: int, items: Samples, *, epoch: int, allocate: Any) -> dict[str, Any]:
+        """Copy the samples of a batch that lie in one store."""
+        source, dataset = self.sources[number], int(self._dataset_of[number])
+        first = int(self._ends[number]) - len(source)
+        values = source.fetch(items - first, epoch=epoch, allocate=allocate)
+        values["index"] = items - self._firsts[dataset]
+        values[SOURCE] = np.full(len(items), dataset)
+        return {**values, "task": source.task}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options: dict[str, Any] = {"weights": self.weights, "epoch_size": self.epoch_size}
+        options["transform"] = self.transform
+        named = dict(zip(self.names, self.datasets, strict=True))
+        return functools.partial(MixedDataset, **options), (named,)
+
+    def _check(self) -> None:
+        first = self.sources[0]
+        for name, dataset in zip(self.names, self.datasets, strict=True):
+            if dataset.transform is not None:
+                hint = 'give one to MixedDataset: sample["source"] says of which dataset a sample is'
+                raise SpecError(f"dataset {name} has a transform", kind="transform", hint=hint)
+            for source in dataset.sources:
+                if source.signature != first.signature:
+                    raise SpecError(
+                        f"samples of {self.names[0]} and {name} don't fit into one batch",
+                        kind="mixed",
+                        path=source.store.path,
+                        expected=first.signature,
+                        found=source.signature,
+                        hint="choose arrays with `names`, or give the stores to make_loader unmixed",
+                    )
+        if SOURCE in first.signature:
+            hint = "leave it out with `names`"
+            problem = "the array's name is a key of mixed batches"
+            raise SpecError(problem, kind="names", path=first.store.path, array=SOURCE, hint=hint)
+
+    def _facts(self) -> dict[str, object]:
+        sizes = [f"{name} ({size:,} items)" for name, size in zip(self.names, self.sizes, strict=True)]
+        weights = "by their lengths" if self.weights is None else list(self.weights)
+        return {"datasets": ", ".join(sizes), "weights": weights}
+
+
+@dataclass(frozen=True)
+class OpenedDataset:
+    """A dataset, and how its samples will come.
+
+    Attributes:
+        dataset: A `StoreDataset`, or what the encoder gave for a store that isn't complete.
+        rung: "preloaded": the store is in memory; "mapped": it is read when it is used; "decoded": it is
+            packed, and samples are decoded when they are used; "on-demand": samples are encoded when they
+            are asked for.
+        reason: Why, with the numbers.
+    """
+
+    dataset: Dataset[Any]
+    rung: Literal["preloaded", "mapped", "decoded", "on-demand"]
+    reason: str
+
+
+def open_dataset(
+    store: StoreLike, *, encode: Callable[[Path], Dataset[Any]] | None = None, **options: Any
+) -> OpenedDataset:
+    """Open a store as a dataset: preloaded if it fits into memory, else mapped; the choice is logged.
+
+    Args:
+        store: A store, or its path.
+        encode: Gives the dataset for a store that isn't there or isn't complete, from its path.
+        options: Of `StoreDataset`.
+    Raises:
+        NotCommittedError: If the store is incomplete and there is no `encode`.
+        StoreNotFoundError: If there is nothing at the path and there is no `encode`.
+    """
+    try:
+        opened = open_any(store, partial=True) if isinstance(store, str | os.PathLike) else store
+        if opened.is_partial:
+            raise NotCommittedError(
+                "the store is incomplete",
+                path=opened.path,
+                expected=f"a finished store of {len(opened)} samples",
+                found=f"{int(opened.committed.sum())} committed",
+                hint="run `ups-store build` again to finish it, or pass `encode` to make samples on demand",
+            )
+    except (StoreNotFoundError, NotCommittedError) as error:
+        if encode is None:
+            raise
+        path = Path(store) if isinstance(store, str | os.PathLike) else store.path
+        found = OpenedDataset(encode(path), "on-demand", str(error))
+    else:
+        path, report = opened.path, opened.preload("auto")
+        is_decoded = opened.codec != "none" and report.mode != "copy"
+        way = "decoded" if is_decoded else "mapped" if report.mode == "mapped" else "preloaded"
+        reason = f"{opened.nbytes:,} bytes; {report.why}"
+        found = OpenedDataset(StoreDataset(opened, **options), way, reason)  # type: ignore[arg-type]
+    logger.info(printable(f"{path}: {found.rung}: {found.reason}"))
+    return found

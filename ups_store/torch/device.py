@@ -1,4 +1,4 @@
-"""What goes to a device: samples that are preloaded there (`budget`, `load`), and batches (`DeviceFeed`).
+"""What lies on a device: batches on their way (`DeviceFeed`), and preloaded samples (`DeviceStore`).
 
 A file is staged through two buffers, one being filled while the other is copied; batches go on a stream of
 their own.
@@ -7,31 +7,293 @@ their own.
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups_store.errors import DeviceError, MemoryLimitError
+from ups_store.errors import DeviceError, MemoryLimitError, SampleIndexError, StoreClosedError
 from ups_store.format.layout import ArrayLayout
-from ups_store.read.page_cache import STEP_BYTES, read_steps
-from ups_store.read.preload import Budget, PreloadJob, ram_budget
+from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.read.base import AnyStore
+from ups_store.read.catalog import fingerprint_of
+from ups_store.read.gather import (
+    Indices,
+    Samples,
+    TimeWindow,
+    WindowArguments,
+    batch_shape,
+    runs_of,
+    window_of,
+)
+from ups_store.read.preload import STEP_BYTES, Budget, PreloadJob, PreloadReport, Request, ram_budget
+from ups_store.read.ragged import Form
+from ups_store.read.verify import Report
 from ups_store.torch.batch import map_tensors
-from ups_store.torch.device_store import DeviceRows, DeviceStore
+from ups_store.torch.memory import torch_dtype
 
-_DEFAULT = "cuda"
+_NUM_BUFFERS = 2
+
+# What rows are copied as: the widest word that divides them, so the device computes the fewest addresses.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+_WIDEST_BYTES = 16
+
+
+class DeviceFeed:
+    """Copies batches to a CUDA device while the device computes.
+
+    `send` runs in the background thread, `receive` in the training loop. Page-locked memory comes from
+    torch's own pool, which hands a block out again only after the copies from it are done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._can_pin = True
+
+    def __reduce__(self) -> tuple[type[DeviceFeed], tuple[torch.device]]:
+        return DeviceFeed, (self._device,)  # a copy has a stream of its own
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Uninitialised page-locked memory; ordinary memory where the system refuses to lock it."""
+        if self._can_pin:
+            try:
+                return torch.empty(shape, dtype=dtype, pin_memory=True)
+            except RuntimeError as error:
+                self._can_pin = False
+                warnings.warn(f"no page-locked memory ({error}): copies wait for the device", stacklevel=2)
+        return torch.empty(shape, dtype=dtype)
+
+    def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
+        """Start the copy of all tensors of a batch; the event comes when it is done."""
+        with torch.cuda.stream(self._stream):
+            there = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+            return there, self._stream.record_event()
+
+    def receive(self, batch: Any, copied: torch.cuda.Event) -> None:
+        """Have the current stream wait for the copy; the memory stays until that stream is done with it."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(copied)
+
+        def keep(tensor: Tensor) -> Tensor:
+            tensor.record_stream(current)
+            return tensor
+
+        map_tensors(batch, keep)
+
+
+class DeviceStore(AnyStore):
+    """Samples of a store in memory that a device reads; `gather` runs on the device.
+
+    `Store.preload` makes it, by mode "device". It doesn't need the store any more. Samples have
+    the numbers that they have in the store, also where it holds a part of them; negative ones count from the
+    store's end. Constants are NumPy's arrays on the host.
+
+    Args:
+        job: What was preloaded.
+        rows: The samples by array.
+        device: Where batches are.
+        samples: Numbers of the samples that it holds.
+
+    Attributes:
+        path: The file of the store that it was made of; likewise `identity`, `attrs`, `fingerprint`, ...
+        device: Where batches are.
+        samples: Numbers of the samples that it holds, as they are counted in the store.
+        nbytes: Bytes of the memory.
+    """
+
+    access: Literal["device"] = "device"
+
+    def __init__(
+        self, job: PreloadJob, rows: Mapping[str, DeviceRows], device: torch.device, *, samples: range
+    ) -> None:
+        layout = job.catalog.layout
+        metas = [array.meta for array in layout.arrays.values()]
+        here = [meta if meta.is_constant else _part_of(meta, len(samples)) for meta in metas]
+        super().__init__(job.file.path, job.catalog.root, here, layout.num_samples)
+        self.device = device
+        self.samples = samples
+        self.nbytes = sum(rows.memory.nbytes for rows in rows.values())
+        self._catalog = job.catalog
+        self._rows: dict[str, DeviceRows] | None = dict(rows)
+        constants = (array for array in layout.arrays.values() if array.meta.is_constant)
+        self._constants = {array.meta.name: job.file.view(array).copy() for array in constants}
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the store that it was made of."""
+        return fingerprint_of(self._catalog)
+
+    def __len__(self) -> int:
+        """Number of samples that it holds."""
+        return len(self.samples)
+
+    def _summary(self) -> list[str]:
+        return [f"{self.samples} on {self.device}", f"{self.nbytes:,} bytes"]
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays with a sample axis."""
+        return list(self._per_sample)
+
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """A constant, on the host.
+
+        Raises:
+            ArrayNotFoundError: Also a KeyError.
+            SpecError: For an array with a sample axis, kind "unsupported": its slots lie apart.
+        """
+        meta = self._meta(name)
+        self.check_open()
+        if meta.is_constant:
+            return self._constants[name]
+        raise self._unsupported("its samples are no single tensor", "use gather or sample", array=name)
+
+    def sample(self, index: int) -> dict[str, Tensor]:
+        """All arrays of one sample by name: new tensors, shape () for a number."""
+        return {name: values[0] for name, values in self.gather([index]).items()}
+
+    def gather(
+        self,
+        indices: Indices | slice | Tensor,
+        names: Sequence[str] | None = None,
+        *,
+        start: int | Indices | None = None,
+        length: int | None = None,
+        stride: int = 1,
+        out: Mapping[str, Any] | None = None,
+        num_threads: int | None = None,
+        ragged: Form = "views",
+    ) -> dict[str, Tensor]:
+        """Copy samples, or windows of them, into new tensors on the device.
+
+        The device may still be at it on return, as with every kernel on its current stream.
+
+        The other arguments are those of `AnyStore.gather`.
+
+        Args:
+            indices: As of any store. They are checked on the host: those of a tensor on the device are
+                fetched first, which waits for the device.
+            out: None: batches are new tensors, for torch keeps memory by itself.
+            num_threads: Without effect: the device copies.
+        Returns:
+            Contiguous tensors of shape (B, ...) by name, on the device, which the caller owns.
+        Raises:
+            SampleIndexError: For a sample or window outside of what it holds.
+            ArrayNotFoundError: Also a KeyError.
+            SpecError: For a window without time steps, or one that no array has an axis for; for an `out`,
+                kind "unsupported".
+        """
+        if out is not None:
+            raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
+        raw = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
+        return super().gather(raw, names, start=start, length=length, stride=stride, ragged=ragged)
+
+    def _gather(
+        self,
+        samples: Samples,
+        metas: list[ArrayMeta],
+        window: WindowArguments,
+        out: Mapping[str, Any] | None,
+        num_threads: int | None,
+    ) -> dict[str, Tensor]:
+        self._check_held(samples)
+        rows = self._open_rows()
+        return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), window)) for m in metas}
+
+    def _check_held(self, samples: Samples) -> None:
+        outside = np.flatnonzero((samples < self.samples.start) | (samples >= self.samples.stop))
+        if outside.size:
+            expected = f"{self.samples.start} <= index < {self.samples.stop}"
+            found = int(samples[outside[0]])
+            raise SampleIndexError("no such sample here", path=self.path, expected=expected, found=found)
+
+    def _open_rows(self) -> dict[str, DeviceRows]:
+        if self._rows is None:
+            hint = "preload the store again"
+            raise StoreClosedError("the device store is closed", path=self.path, hint=hint)
+        return self._rows
+
+    def _preload(self, request: Request) -> PreloadReport:
+        """Nothing to do: the samples are where the device reads them. Another mode is refused."""
+        if request not in (Request("auto"), Request("device")):
+            raise self._unsupported("it is in a device's memory", "preload the store that it was made of")
+        why = "the samples are in memory that the device reads"
+        return PreloadReport(self.path, "device", why, self.nbytes, 0.0, self)
+
+    def residency(self) -> float:
+        """1.0: all of it is in memory."""
+        self.check_open()
+        return 1.0
+
+    def verify(
+        self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> Report:
+        """Refused: memory has no checksums."""
+        raise self._unsupported("memory has no checksums to verify", "verify the store that it was made of")
+
+    def check_open(self) -> None:
+        """Fail after `close`, with `StoreClosedError`."""
+        self._open_rows()
+
+    def close(self) -> None:
+        """Let go of the memory. Closing twice is allowed."""
+        self._rows = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise self._unsupported(
+            "a device's memory can't be pickled", "pickle the store, and preload it there"
+        )
+
+
+def _part_of(meta: ArrayMeta, num_samples: int) -> ArrayMeta:
+    return replace(meta, shape=(num_samples, *meta.sample_shape))
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """Part of one array in memory that a device reads."""
+
+    layout: ArrayLayout
+    first_sample: int
+    memory: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The array's dtype."""
+        return torch_dtype(dtype_of(self.layout.meta.dtype))
+
+    def gather(self, samples: npt.NDArray[np.int64], window: TimeWindow | None) -> Tensor:
+        """Copy samples, or one window of each; the plain twin is `gather_array`."""
+        shape = batch_shape(self.layout.meta, len(samples), window)
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=self.dtype, device=self.memory.device)
+        runs = runs_of(self.layout, samples - self.first_sample, window)
+        # Every run begins at a multiple of what divides slots and time steps.
+        steps = window.length if window is not None and window.stride == 1 else 1
+        unit = math.gcd(self.layout.stride, 0 if window is None else runs.nbytes // steps)
+        index = torch.from_numpy(runs.firsts // unit).to(self.memory.device, non_blocking=True)
+        taken = torch.index_select(self._table(unit, runs.nbytes), 0, index)
+        return taken.view(self.dtype).view(shape)
+
+    def _table(self, unit: int, nbytes: int) -> Tensor:
+        """Rows of `nbytes` that begin at every multiple of `unit`, and overlap: shape (rows, words)."""
+        word = math.gcd(unit, nbytes, _WIDEST_BYTES)
+        size = ((len(self.memory) - nbytes) // unit + 1, nbytes // word)
+        return self.memory.view(_WORDS[word]).as_strided(size, (unit // word, 1))
 
 
 def find_device(job: PreloadJob) -> torch.device:
-    """The device that was asked for, with its index.
-
-    Raises:
-        DeviceError: If it isn't there, or is neither a CUDA device nor the CPU.
-    """
-    name = job.request.device or _DEFAULT
+    """The device that was asked for, with its index."""
+    name = job.request.device or "cuda"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -47,11 +309,7 @@ def find_device(job: PreloadJob) -> torch.device:
 
 
 def budget(job: PreloadJob) -> Budget:
-    """Bytes of the samples' slots, and what the device has left.
-
-    Raises:
-        DeviceError: If there is no such device.
-    """
+    """Bytes of the samples' slots, and what the device has left."""
     device = find_device(job)
     needed = sum(_nbytes(array, job) for array in job.catalog.layout.per_sample)
     if device.type == "cpu":
@@ -65,14 +323,14 @@ def load(job: PreloadJob) -> DeviceStore:
     """Move the samples to the device; slots lie there as they lie in the file."""
     device, samples = find_device(job), _samples(job)
     arrays = job.catalog.layout.per_sample
-    staging = Staging(job, device, max((_nbytes(array, job) for array in arrays), default=0))
+    stage = _Staging(job, device, max((_nbytes(array, job) for array in arrays), default=0))
     there = {}
     for array in arrays:
         with _out_of_memory_as_error(job, device):
             memory = torch.empty(_nbytes(array, job), dtype=torch.uint8, device=device)
-        staging.fill(memory, array.slot(samples.start)[0])
+        stage.fill(memory, array.slot(samples.start)[0])
         there[array.meta.name] = DeviceRows(array, samples.start, memory)
-    staging.finish()
+    stage.finish()
     return DeviceStore(job, there, device, samples=samples)
 
 
@@ -113,21 +371,11 @@ def _out_of_memory_as_error(job: PreloadJob, device: torch.device) -> Iterator[N
         ) from error
 
 
-_NUM_BUFFERS = 2
-
-
-class Staging:
-    """Reads parts of a file to a device.
-
-    Args:
-        job: The file, and what takes progress.
-        device: A CUDA device, which copies from page-locked memory meanwhile; or the CPU.
-        nbytes: Length of the largest part.
-    """
+class _Staging:
+    """Reads parts of a file to a device."""
 
     def __init__(self, job: PreloadJob, device: torch.device, nbytes: int) -> None:
-        self._job = job
-        self._device = device
+        self._job, self._device = job, device
         size = min(nbytes, STEP_BYTES)
         self._buffers = [_buffer(size, device) for _ in range(_NUM_BUFFERS)]
         self._copied: list[torch.cuda.Event | None] = [None] * _NUM_BUFFERS
@@ -142,7 +390,8 @@ class Staging:
             if copied is not None:
                 copied.synchronize()  # else it would be filled again before it is copied
             buffer = self._buffers[turn][: len(part)]
-            self._read(buffer, first + offset)
+            for _ in self._job.read(len(buffer), first=first + offset, target=buffer.numpy().data):
+                pass
             part.copy_(buffer, non_blocking=True)
             if self._device.type == "cuda":
                 self._copied[turn] = torch.cuda.current_stream(self._device).record_event()
@@ -153,20 +402,6 @@ class Staging:
             if copied is not None:
                 copied.synchronize()
 
-    def _read(self, buffer: Tensor, first: int) -> None:
-        job = self._job
-        steps = read_steps(
-            job.fd,
-            len(buffer),
-            first=first,
-            target=buffer.numpy().data,
-            num_threads=job.num_threads,
-            path=job.file.path,
-        )
-        with closing(steps):
-            for length in steps:
-                job.progress(length)
-
 
 def _buffer(nbytes: int, device: torch.device) -> Tensor:
     """Page-locked memory; ordinary memory, from which copies take longer, where that is refused."""
@@ -174,49 +409,3 @@ def _buffer(nbytes: int, device: torch.device) -> Tensor:
         with contextlib.suppress(RuntimeError):
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     return torch.empty(nbytes, dtype=torch.uint8)
-
-
-class DeviceFeed:
-    """Copies batches to a CUDA device while the device computes.
-
-    `send` runs in the background thread, `receive` in the training loop. Page-locked memory comes from
-    torch's own pool, which hands a block out again only after the copies from it are done.
-
-    Args:
-        device: A CUDA device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._can_pin = True
-
-    def __reduce__(self) -> tuple[type[DeviceFeed], tuple[torch.device]]:
-        return DeviceFeed, (self._device,)  # a copy has a stream of its own
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Uninitialised page-locked memory; ordinary memory where the system refuses to lock it."""
-        if self._can_pin:
-            try:
-                return torch.empty(shape, dtype=dtype, pin_memory=True)
-            except RuntimeError as error:
-                self._can_pin = False
-                warnings.warn(f"no page-locked memory ({error}): copies wait for the device", stacklevel=2)
-        return torch.empty(shape, dtype=dtype)
-
-    def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
-        """Start the copy of all tensors of a batch; the event comes when it is done."""
-        with torch.cuda.stream(self._stream):
-            there = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-            return there, self._stream.record_event()
-
-    def receive(self, batch: Any, copied: torch.cuda.Event) -> None:
-        """Have the current stream wait for the copy; the memory stays until that stream is done with it."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(copied)
-
-        def keep(tensor: Tensor) -> Tensor:
-            tensor.record_stream(current)
-            return tensor
-
-        map_tensors(batch, keep)

@@ -1,16 +1,9 @@
-"""Tensors over a store's memory, and memory for new ones.
-
-`BufferPool`: memory of batches that is used again once nothing refers to it any more.
-
-New memory costs more than the copy into it: the kernel clears every page first.
-"""
+"""Tensors over the memory of arrays, and arrays over that of tensors."""
 
 from __future__ import annotations
 
 import functools
-import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.format.metadata import dtype_of
+from ups_store.read import items
+from ups_store.read.base import AnyStore
+from ups_store.read.gather import Indices
 from ups_store.system import files
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -26,18 +23,58 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 @functools.cache  # NumPy works the name of a dtype out each time, for 3 µs
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """The torch dtype of the same name; every dtype of the format has one."""
-    found: torch.dtype = getattr(torch, dtype.name)
-    return found
+    """Give the torch dtype of the same name; every dtype of the format has one."""
+    same: torch.dtype = getattr(torch, dtype.name)
+    return same
+
+
+@functools.cache
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Give NumPy's dtype of the same name."""
+    return np.dtype(dtype_of(str(dtype).removeprefix("torch.")))
 
 
 def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uninitialised memory of this process."""
+    """Make an uninitialised tensor in this process' memory."""
     return torch.empty(shape, dtype=dtype)
 
 
+class TensorPool(items.BufferPool):
+    """A `BufferPool` that makes tensors when it is called, as `Allocate`."""
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Make an uninitialised tensor in this process' memory."""
+        return as_tensor(self.empty(shape, numpy_dtype(dtype)))
+
+
+def arrays_by(allocate: Allocate) -> items.Allocate:
+    """Make arrays over the memory that tensors are made of."""
+    if isinstance(allocate, TensorPool):
+        return allocate.empty
+    return lambda shape, dtype: as_array(allocate(shape, torch_dtype(dtype)))
+
+
+def as_tensor(array: npt.NDArray[Any]) -> Tensor:
+    """Give a writable array as a tensor over the same memory."""
+    if torch_dtype(array.dtype) == torch.bfloat16:  # which torch doesn't take from NumPy
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Give a contiguous tensor as an array over the same memory."""
+    if tensor.dtype == torch.bfloat16:  # which torch doesn't give to NumPy
+        return tensor.view(torch.int16).numpy().view(dtype_of("bfloat16"))
+    return tensor.numpy()
+
+
+def convert(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Copy an array into one of another dtype: several times faster than NumPy's conversion of float16."""
+    as_tensor(target).copy_(as_tensor(source))
+
+
 def shared_copy(tensor: Tensor) -> Tensor:
-    """A copy in memory that other processes can map, made by a write call.
+    """Copy to memory that other processes can map, by a write call.
 
     Filling new shared memory through a mapping faults once per page, which takes twice as long as this.
     """
@@ -50,94 +87,41 @@ def shared_copy(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
 
 
-def as_tensor(array: npt.NDArray[Any]) -> Tensor:
-    """A writable array as a tensor over the same memory."""
-    dtype = torch_dtype(array.dtype)
-    if dtype == torch.bfloat16:  # which torch doesn't take from NumPy
-        return torch.from_numpy(array.view(np.int16)).view(dtype)
-    return torch.from_numpy(array)
-
-
-def as_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """A contiguous tensor as an array over the same memory."""
-    if tensor.dtype == torch.bfloat16:  # which torch doesn't give to NumPy
-        return tensor.view(torch.int16).numpy().view(dtype_of("bfloat16"))
-    return tensor.numpy()
-
-
-def writable(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An array of a store over the same memory without the read-only flag, which torch doesn't know.
-
-    What is changed there is seen by this process only: the mapping is private and the file stays as it is.
-    """
-    if view.size == 0:
-        return np.empty(view.shape, view.dtype)
-    return np.ndarray(view.shape, view.dtype, view.base, offset_in_base(view), view.strides)
-
-
-def offset_in_base(view: npt.NDArray[Any]) -> int:
-    """First byte of a view in the buffer that it lies in."""
-    assert view.base is not None
-    return int(view.ctypes.data - np.frombuffer(view.base, np.uint8).ctypes.data)
-
-
-SMALL_BYTES = 64 << 10  # below, malloc reuses memory itself, and an `index` that is kept keeps nothing else
-
-Memory = npt.NDArray[Any]
-
-
-class _Lent(np.ndarray[Any, np.dtype[Any]]):
-    """A view of a buffer that gives it back when the last tensor over it is gone.
-
-    Attributes:
-        home: Where the buffer goes.
-    """
-
-    # Not `weakref.finalize`: between two copies the caches hold nothing of ours, and then it takes 30 µs.
-    home: deque[Memory]
-
-    def __del__(self) -> None:
-        if self.base is not None:
-            self.home.append(self.base)  # the newest is handed out first: some of it is still in a cache
-
-
-class BufferPool:
-    """Hands out uninitialised tensors; their memory comes back when the last tensor over it is gone.
-
-    Slices, detached tensors, NumPy views and what autograd saved for backward all keep it. When nothing has
-    come back there is new memory, so holding on to every batch is allowed. Usable from several threads.
+def gather_nested(
+    store: AnyStore, indices: Indices | slice, name: str, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Copy samples of a ragged array into a nested tensor of jagged layout, shape (B, rows, ...).
 
     Args:
-        limit: Buffers of one shape and dtype that are kept for later; more are given back to the system.
+        store: An open store.
+        indices: Sample numbers, as for `gather`.
+        name: A ragged array of numbers.
+        dtype: What floating-point numbers are converted to; the array's by default.
+    Raises:
+        ArrayNotFoundError: If there is no such array; also a KeyError.
+        SpecError: If the array isn't ragged, or is text, kind "ragged".
     """
-
-    def __init__(self, *, limit: int) -> None:
-        self._limit = limit
-        self._free: dict[tuple[tuple[int, ...], torch.dtype], deque[Memory]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the buffers: threads may be giving some back meanwhile.
-        return {"_limit": self._limit, "_free": {}}
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor in this process' memory."""
-        if math.prod(shape) * dtype.itemsize < SMALL_BYTES:
-            return torch.empty(shape, dtype=dtype)
-        free = self._free.get((shape, dtype))
-        if free is None:  # `setdefault`: two threads may come here at the same time
-            free = self._free.setdefault((shape, dtype), deque(maxlen=self._limit))
-        try:
-            memory = free.pop()
-        except IndexError:
-            memory = _new_memory(shape, dtype)
-        # The storage of the tensor, and so every tensor that shares it, holds `lent` and nothing else does.
-        lent = memory.view(_Lent)
-        lent.home = free
-        tensor = torch.from_numpy(lent)
-        return tensor if tensor.dtype == dtype else tensor.view(dtype)
+    arrays = store.arrays
+    if not isinstance(name, str) or name not in arrays:
+        expected = f"one of {', '.join(arrays)}"
+        raise ArrayNotFoundError(f"no array {name!r} of samples", path=store.path, expected=expected)
+    spec = arrays[name]
+    if not spec.is_ragged:
+        raise SpecError("it isn't ragged", kind="ragged", path=store.path, array=name)
+    if spec.encoding is not None:
+        hint = "text comes as a list of str; its bytes from gather(..., ragged='padded')"
+        raise SpecError("text", kind="ragged", path=store.path, array=name, hint=hint)
+    stored = torch_dtype(np.dtype(spec.dtype))
+    wanted = dtype if dtype is not None and stored.is_floating_point else stored
+    return nested(store.gather(indices, [name])[name], numpy_dtype(wanted), tuple(spec.shape[2:]), np.empty)
 
 
-def _new_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Memory:
-    stored = torch.int16 if dtype == torch.bfloat16 else dtype  # which NumPy doesn't have
-    memory: Memory = torch.empty(shape, dtype=stored).numpy()
-    return memory
+def nested(
+    views: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any], row: tuple[int, ...], allocate: items.Allocate
+) -> Tensor:
+    """Copy samples, arrays of any number of rows of shape `row`, into a nested tensor."""
+    ends = np.cumsum([0, *map(len, views)])
+    values = items.allocate_any((int(ends[-1]), *row), dtype, allocate)
+    for first, end, view in zip(ends[:-1].tolist(), ends[1:].tolist(), views, strict=True):
+        values[first:end] = view
+    return torch.nested.nested_tensor_from_jagged(as_tensor(values), torch.from_numpy(ends))

@@ -1,31 +1,19 @@
-"""`StoreBatchSampler`: the agreed order for torch's own `DataLoader`, stores apart per batch.
-
-`shuffle="auto"`: random access where it is free, blocks of neighbours where samples come from a disk.
-"""
+"""`StoreBatchSampler`: the agreed order for torch's own `DataLoader`, stores apart per batch."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils.data import Sampler
 
 from ups_store.errors import ConfigError
-from ups_store.read.order import DataOrder, Shuffle
-from ups_store.system.memory import available_bytes
-from ups_store.torch.dataset import StoreDataset, in_words
-from ups_store.torch.mixed import MixedDataset
-from ups_store.torch.ranks import RankedOrder, has_group
+from ups_store.read.items import in_words
+from ups_store.read.order import DataOrder
+from ups_store.read.ranks import RankedOrder
 
 _CALLERS = 8  # from a sampler through Accelerate's to what makes a loop's iterator
-
-RESIDENT_SHARE = 0.99  # from here on nothing worth mentioning is read from the disk
-
-logger = logging.getLogger(__name__)
 
 
 class StoreBatchSampler(Sampler[list[int]]):
@@ -165,65 +153,3 @@ def _is_asked_ahead(world_size: int) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-@dataclass(frozen=True)
-class ShuffleChoice:
-    """What "auto" chose.
-
-    Attributes:
-        shuffle: True or "block".
-        reason: Why, with the numbers.
-    """
-
-    shuffle: Shuffle
-    reason: str
-
-
-def choose_shuffle(dataset: StoreDataset | MixedDataset, *, world_size: int) -> ShuffleChoice:
-    """Decide between a full shuffle and one in blocks, alike on all ranks.
-
-    Args:
-        dataset: Where the samples come from.
-        world_size: Processes that share a batch; more than one must be able to talk to each other.
-    Returns:
-        "block" if any rank needs it: a store is larger than the memory, or lies on a network file system, and
-        isn't in RAM already; or windows are cut out of packed samples, which aren't in RAM decoded.
-    Raises:
-        ConfigError: If there are several ranks and torch.distributed isn't initialised: they might differ.
-    """
-    choice = _choose_here(dataset)
-    if world_size > 1:
-        choice = _agree(choice)
-    logger.info("shuffle: %s: %s", choice.shuffle, choice.reason)
-    return choice
-
-
-def _choose_here(dataset: StoreDataset | MixedDataset) -> ShuffleChoice:
-    stores = [source.store for source in dataset.sources]
-    nbytes, available = sum(store.nbytes for store in stores), available_bytes()
-    resident = sum(store.residency() * store.nbytes for store in stores) / nbytes
-    sizes = f"{nbytes:,} bytes of stores, {resident:.0%} resident, {available:,} bytes of RAM available"
-    if any(source.decodes_windows for source in dataset.sources):
-        return ShuffleChoice("block", f"windows of one sample are decoded together ({sizes})")
-    if resident >= RESIDENT_SHARE:
-        return ShuffleChoice(True, f"all in RAM ({sizes})")
-    networks = sorted({store.network for store in stores if store.network})
-    if networks:
-        return ShuffleChoice("block", f"on {', '.join(networks)} ({sizes})")
-    if nbytes > available:
-        return ShuffleChoice("block", f"larger than RAM ({sizes})")
-    return ShuffleChoice(True, f"fits into RAM ({sizes})")
-
-
-def _agree(mine: ShuffleChoice) -> ShuffleChoice:
-    if not has_group():
-        raise ConfigError(
-            'shuffle="auto" with several ranks',
-            kind="shuffle",
-            expected="torch.distributed to be initialised, so that the ranks can agree",
-            hint='initialise it, or say True or "block"',
-        )
-    found: list[ShuffleChoice] = [mine] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, mine)
-    return next((choice for choice in found if choice.shuffle == "block"), found[0])

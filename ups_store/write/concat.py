@@ -17,7 +17,7 @@ from ups_store.errors import SpecError, StoreError
 from ups_store.format.metadata import ArraySpec
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_store
-from ups_store.read.partitioned import parts_of
+from ups_store.read.several import parts_of
 from ups_store.system.paths import path_of
 from ups_store.system.progress import Progress
 from ups_store.write.create import create, identity_of

@@ -38,8 +38,7 @@ from ups_store.format.layout import Layout, RaggedLayout
 from ups_store.format.metadata import ArraySpec
 from ups_store.format.ragged import Offsets
 from ups_store.format.root import describe_differences, differences, identity_document
-from ups_store.read.file_reads import looks_like_store
-from ups_store.read.offsets import read_offsets, read_offsets_of_spool
+from ups_store.read.ragged import read_offsets
 from ups_store.read.recovery import (
     BUILDING_SUFFIX,
     Building,
@@ -48,6 +47,8 @@ from ups_store.read.recovery import (
     read_building_file,
     read_is_spool,
 )
+from ups_store.read.spool_store import read_offsets_of_spool
+from ups_store.read.store_file import looks_like_store
 from ups_store.system import files, locks
 from ups_store.system.memory_file import (
     IN_MEMORY,

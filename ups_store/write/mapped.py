@@ -61,13 +61,7 @@ class Mapped:
 
 
 def map_inputs(job: MapJob, *, first: int, on_error: OnError) -> Iterator[Mapped]:
-    """Call the function for the inputs from number `first` on; results in the order of the inputs.
-
-    Raises:
-        SourceError: If the function fails, kind "function_failed", or its worker is lost, unless `on_error`
-            is "skip"; `ReadTimeoutError` if it takes too long. Names the input.
-        SpecError: If the function or an input can't be sent to a worker, or gives what is no sample.
-    """
+    """Call the function for the inputs from number `first` on; results in the order of the inputs."""
     if not job.num_workers:  # in this process, without deadlines, for debugging
         for number, each in enumerate(job.inputs):
             if number >= first:
@@ -208,11 +202,7 @@ def _main_of(function: Callable[[Any], Any]) -> dict[str, str]:
 
 
 def check_not_importing() -> None:
-    """Refuse to write where a worker only runs the script for its functions.
-
-    Raises:
-        SpecError: Kind "main".
-    """
+    """Refuse to write where a worker only runs the script for its functions."""
     if _is_importing_main:
         raise SpecError(
             "a worker runs this script to find the function",

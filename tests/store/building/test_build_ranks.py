@@ -18,8 +18,8 @@ from build_helpers import BURGERS, build, plan, settings, write_burgers
 
 import ups_store
 from ups_store.building.fill import Filling
-from ups_store.read.partitioned import PartitionedStore
 from ups_store.read.recovery import building_path
+from ups_store.read.several import PartitionedStore
 
 pytestmark = pytest.mark.multi_process
 

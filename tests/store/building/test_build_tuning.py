@@ -11,8 +11,8 @@ from build_helpers import BURGERS, Recorder, build, settings, write_burgers
 from ups_store.building import fill, tuning
 from ups_store.building.config import BuildConfig, load_config
 from ups_store.building.ranks import BuildRank
-from ups_store.building.tuning import Trial, rate_of
-from ups_store.errors import ConfigError
+from ups_store.building.tuning import rate_of
+from ups_store.errors import ConfigError, StoreError
 
 N = 600
 
@@ -42,16 +42,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "batch_size_of", lambda plan: 4)
 
 
-def rates(monkeypatch: pytest.MonkeyPatch, by_setting: dict[tuple[int, int], float]) -> None:
-    """Have trials be as fast as is said, by readers and batch size."""
-    plain = tuning.Tuner._try
+def rates(monkeypatch: pytest.MonkeyPatch, by_size: dict[int, float | Exception]) -> list[int]:
+    """Have trials be as fast as is said, by batch size, or fail; returns the sizes that are filled with."""
+    plain, sizes = fill.Filling.fill, list[int]()
 
-    def tried(self: Any, num_workers: Any, batch_size: int, samples: Any) -> Trial:
-        trial = plain(self, num_workers, batch_size, samples)
-        rate = by_setting.get((trial.num_workers, batch_size), 1.0)
-        return Trial(trial.num_workers, batch_size, trial.num_samples, rate)
+    def filled(self: Any, *arguments: Any, **options: Any) -> None:
+        sizes.append(self.batch_size)
+        if isinstance(error := by_size.get(self.batch_size), Exception):
+            raise error
+        plain(self, *arguments, **options)
 
-    monkeypatch.setattr(tuning.Tuner, "_try", tried)
+    monkeypatch.setattr(fill.Filling, "fill", filled)
+    monkeypatch.setattr(tuning, "rate_of", lambda progress, seconds: by_size.get(sizes[-1], 1.0))
+    return sizes
 
 
 def test_tuned_build_makes_the_same_bytes_and_loses_nothing_of_the_trials(
@@ -63,52 +66,59 @@ def test_tuned_build_makes_the_same_bytes_and_loses_nothing_of_the_trials(
     assert store.path.read_bytes() == plain.path.read_bytes()
     assert store.config_hash == plain.config_hash
     assert store.tuning is not None
-    assert len(store.tuning["trials"]) == 3
+    assert len(store.tuning["trials"]) > 1
     assert sum(trial["num_samples"] for trial in store.tuning["trials"]) < store.num_committed == N * 8 // 10
     assert watcher.stages[-1][3] == N * 8 // 10  # each was committed once
     assert store.seconds["probe"] > 0
 
 
-def test_fastest_candidate_is_used_for_the_rest_and_told(
+def test_batch_is_doubled_as_long_as_that_is_faster(
     source: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates(monkeypatch, {(1, 4): 10.0, (1, 1): 10.4, (1, 16): 20.0})
-    sizes: list[int | None] = []
-    plain = fill.Filling.fill
-    monkeypatch.setattr(
-        fill.Filling, "fill", lambda self, *a, **k: sizes.append(self.batch_size) or plain(self, *a, **k)
-    )
+    sizes = rates(monkeypatch, {4: 10.0, 8: 20.0, 16: 20.4})
     watcher = Recorder()
     (store,) = build(tuned(tmp_path), watcher).stores
     assert store.tuning is not None
-    assert (store.tuning["batch_size"], sizes) == (16, [4, 1, 16, 16])
+    assert (store.tuning["batch_size"], sizes) == (8, [4, 8, 16, 8])
     assert store.tuning["why"] == "20 samples/s, the best of 3 tries"
     assert any(
-        note.startswith("reading 16 samples at a time with 1 reader process, chosen automatically (20 ")
+        note.startswith("reading 8 samples at a time with 1 reader process, chosen automatically (20 ")
         for note in watcher.notes
     )
 
 
-def test_candidate_that_is_hardly_faster_is_not_chosen(
-    source: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+class OutOfMemoryError(RuntimeError):
+    """As of a device."""
+
+
+@pytest.mark.parametrize(
+    ("by_size", "size", "filled"),
+    [
+        ({4: StoreError("full", kind="no_memory"), 2: MemoryError(), 1: 5.0}, 1, [4, 2, 1, 2, 1]),
+        ({4: 5.0, 8: OutOfMemoryError()}, 4, [4, 8, 4]),
+    ],
+)
+def test_batch_is_halved_where_memory_does_not_suffice(
+    by_size: dict[int, Any],
+    size: int,
+    filled: list[int],
+    source: Path,
+    tmp_path: Path,
+    quick: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rates(monkeypatch, {(0, 4): 10.0, (0, 1): 10.4, (0, 16): 10.4})
+    sizes = rates(monkeypatch, by_size)
     (store,) = build(tuned(tmp_path)).stores
     assert store.tuning is not None
-    assert store.tuning["batch_size"] == 4
+    assert (store.tuning["batch_size"], sizes) == (size, filled)
 
 
-@pytest.mark.multi_process
-def test_numbers_of_readers_are_tried_where_they_are_not_given(
+def test_other_errors_of_a_trial_are_errors(
     source: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "num_cores", lambda: 2)
-    rates(monkeypatch, {(1, 4): 10.0, (2, 4): 30.0, (2, 1): 5.0, (2, 16): 5.0})
-    (store,) = build(tuned(tmp_path, num_workers="auto")).stores
-    assert store.tuning is not None
-    tried = [(trial["num_workers"], trial["batch_size"]) for trial in store.tuning["trials"]]
-    assert tried == [(1, 4), (2, 4), (2, 1), (2, 16)]
-    assert (store.tuning["num_workers"], store.tuning["batch_size"]) == (2, 4)
+    rates(monkeypatch, {4: ValueError("of the source")})
+    with pytest.raises(ValueError, match="of the source"):
+        build(tuned(tmp_path))
 
 
 def test_small_build_is_not_tuned_and_says_so(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from ups_store.building.decide import count_files
 from ups_store.building.stores import open_builds
 from ups_store.check.doctor import Status, examine
 from ups_store.errors import BuildInterruptedError, ConfigError, MissingExtraError, TruncatedError
-from ups_store.packed import chunk_codecs
+from ups_store.packed import codecs
 from ups_store.read.base import AnyStore
-from ups_store.read.partitioned import parts_of
+from ups_store.read.several import parts_of
 from ups_store.system import files
 
 N = 8  # of the split: 10 samples, 0.8 of them
@@ -231,7 +231,7 @@ def test_damaged_packed_file_is_removed_and_made_again_alone(folder: Path) -> No
 def test_sample_that_no_codec_takes_is_refused_before_anything_is_built(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_codecs, "MAX_CHUNK_BYTES", 8)
+    monkeypatch.setattr(codecs, "MAX_CHUNK_BYTES", 8)
     with pytest.raises(ConfigError, match=r"cache\.codec.*at most 8 bytes"):
         built(folder, cache_codec="blosc")
     assert not list((folder / "cache").glob("*.zip*"))

@@ -20,8 +20,8 @@ from ups_store.build import BuildConfig, load_config, stage_sources
 from ups_store.building.staging import Sources
 from ups_store.building.stores import explain_all
 from ups_store.errors import ConfigError, DiskFullError, SourceError
-from ups_store.remote.fetch import Call, LocalFile
-from ups_store.sources.reader import Reader
+from ups_store.remote.fetch import LocalFile
+from ups_store.sources.reader import Call, Reader
 from ups_store.sources.tasks import get_task
 
 BURGERS = get_task("burgers1d")
@@ -202,7 +202,8 @@ def test_a_copy_that_is_changed_right_after_it_was_made_is_not_read(
 
     def overtaken(call: Call, reader: Reader) -> object:
         fetched = really(call, reader)
-        (call.arguments["folder"] / call.arguments["version"].name).write_bytes(b"by another program")
+        _, version, folder, _ = call.arguments
+        (folder / version.name).write_bytes(b"by another program")
         return fetched
 
     monkeypatch.setattr(Call, "run", overtaken)

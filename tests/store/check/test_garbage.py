@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -161,18 +159,6 @@ def test_gc_removes_what_a_killed_export_began(tmp_path: Path, start: bytes) -> 
     assert found.kind == "temporary"
     assert remove_garbage(found)
     assert not path.exists()
-
-
-def test_gc_passes_over_folders(tmp_path: Path) -> None:
-    (tmp_path / "a.zarr.zip.building").mkdir()
-    assert find_garbage(tmp_path) == []
-
-
-def test_gc_command_that_finds_nothing_says_so_on_stderr(tmp_path: Path) -> None:
-    code = ["-m", "ups_store", "gc", str(tmp_path)]
-    told = subprocess.run([sys.executable, *code], capture_output=True, text=True, check=True)
-    assert told.stdout == ""
-    assert told.stderr == f"{tmp_path}: nothing that a dead builder left\n"
 
 
 def test_gc_command_deletes_unfinished_only_on_demand(tmp_path: Path) -> None:

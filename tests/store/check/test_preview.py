@@ -79,12 +79,6 @@ def test_space_time_sample_is_an_image_a_channel_with_time_upwards(path: Path) -
     assert labels_of(figure) == [("", "t [s]"), ("x [m]", "t [s]"), ("", "u [m/s]"), ("", "p [-]")]
 
 
-def test_axes_are_found_by_name_not_by_order(path: Path) -> None:
-    store = make_fields(path, ("sample", "channel", "x", "time"))
-    image = images_of(draw(label_sample(store)))[1]
-    np.testing.assert_array_equal(image.get_array(), store["fields"][0, 1].T)
-
-
 def test_title_names_task_sample_and_parameters(path: Path) -> None:
     extra = {"nu": np.array([0.1, 0.01]), "beta": np.array([1, 4])}
     store = make_fields(path, SPACE_TIME, extra=extra, task="burgers1d", split="val")
@@ -103,15 +97,6 @@ def test_frames_are_six_of_the_time_steps_with_one_scale_a_channel(path: Path) -
         assert image.get_extent() == pytest.approx([0, 8, -0.25, 2.75])
     assert len({image.get_clim() for image in images[:6]}) == 1
     assert labels_of(figure)[6] == ("x [m]", "y [-]")
-
-
-def test_steady_field_without_time_and_channel_is_one_image(path: Path) -> None:
-    store = make_fields(path, ("sample", "y", "x"), name="coefficient", channels=())
-    figure = draw(label_sample(store))
-    (image,) = images_of(figure)
-    np.testing.assert_array_equal(image.get_array(), store["coefficient"][0])
-    assert labels_of(figure) == [("x [-]", "y [-]"), ("", "coefficient [-]")]
-    assert figure.axes[0].get_title() == ""
 
 
 def test_steady_sample_is_shown_with_its_coefficient(path: Path) -> None:
@@ -138,14 +123,6 @@ def test_volume_is_shown_by_its_middle_plane(path: Path) -> None:
     assert "plane z = 2" in figure.get_suptitle()
 
 
-def test_single_time_step_in_1d_is_a_line(path: Path) -> None:
-    store = make_fields(path, ("sample", "x"), name="u")
-    figure = draw(label_sample(store))
-    points, values = figure.axes[0].lines[0].get_data()
-    np.testing.assert_array_equal(points, X)
-    np.testing.assert_array_equal(values, store["u"][0])
-
-
 @pytest.mark.parametrize(
     ("dims", "shape"),
     [(("sample", "time", "token", "width"), (10, 9)), (("sample", "token", "width"), (3, 3))],
@@ -154,13 +131,6 @@ def test_sample_of_unknown_axes_is_flattened(path: Path, dims: tuple[str, ...], 
     store = make_fields(path, dims, name="latent")
     (image,) = images_of(draw(label_sample(store)))
     np.testing.assert_array_equal(image.get_array(), store["latent"][0].reshape(shape))
-
-
-@pytest.mark.parametrize("dims", [("sample", "token"), ("sample",), ("sample", "channel")])
-def test_sample_of_one_unknown_axis_or_none_is_a_line(path: Path, dims: tuple[str, ...]) -> None:
-    store = make_fields(path, dims, name="weights")
-    (axes,) = draw(label_sample(store)).axes
-    np.testing.assert_array_equal(axes.lines[0].get_ydata(), np.atleast_1d(store["weights"][0]))
 
 
 @pytest.mark.parametrize("points", [None, np.zeros(8), np.r_[np.nan, X[1:]]])
@@ -229,16 +199,6 @@ def test_not_finite_values_are_grey_and_counted(make_store: MakeStore, tmp_path:
     assert upper < 0.1
 
 
-@pytest.mark.parametrize("values", [[np.nan, np.inf], [-1.7e308, 1.7e308], [5e-324, 0], [1e16, 1e16 + 2]])
-def test_sample_of_extreme_values_is_drawn(
-    make_store: MakeStore, tmp_path: Path, values: list[float]
-) -> None:
-    fields = np.resize(values, (1, 5, 64))
-    with ups_store.open(make_store({"fields": fields}, dims={"fields": SPACE_TIME[:3]})) as store:
-        save_preview(store, tmp_path / "extreme.png")
-    assert (tmp_path / "extreme.png").stat().st_size > 1000
-
-
 @pytest.mark.parametrize(
     ("values", "limits", "colours"),
     [
@@ -263,13 +223,6 @@ def test_names_from_the_file_are_text_not_markup(path: Path, tmp_path: Path) -> 
     with make_fields(path, SPACE_TIME, channels=["$\\frac{", "[red]$x$"], task="$a_{$") as store:
         save_preview(store, tmp_path / "markup.png")
     assert (tmp_path / "markup.png").stat().st_size > 1000
-
-
-def test_dense_sample_is_thinned_out(make_store: MakeStore) -> None:
-    fields = np.zeros((1, 3, 5000, 1), np.float32)
-    with ups_store.open(make_store({"fields": fields})) as store:
-        (image,) = images_of(draw(label_sample(store)))
-    assert image.get_array().shape == (3, 1667)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -316,13 +269,6 @@ def test_large_pictures_are_thinned_out_and_saved_alike(make_store: MakeStore, t
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_default_array_is_fields_else_the_largest(make_store: MakeStore) -> None:
-    with ups_store.open(make_store()) as store:
-        assert " · fields · " in label_sample(store).title
-    with ups_store.open(make_store({"a": np.zeros((2, 3)), "b": np.zeros((2, 4))})) as store:
-        assert " · b · " in label_sample(store).title
-
-
 def test_unfinished_store_shows_its_first_committed_sample(tmp_path: Path) -> None:
     path, values = tmp_path / "s.zarr.zip", mixed_values()
     with begin(path, values) as writer:
@@ -343,14 +289,6 @@ def test_what_is_not_there_is_refused(make_store: MakeStore) -> None:
             label_sample(store, array="x")
         with pytest.raises(SpecError, match="no elements"):
             label_sample(store, array="nothing")
-
-
-def test_store_without_samples_or_arrays_is_refused(make_store: MakeStore) -> None:
-    with (
-        ups_store.open(make_store(mixed_values(0), name="empty.zarr.zip")) as store,
-        pytest.raises(SampleIndexError),
-    ):
-        label_sample(store)
 
 
 def test_importing_preview_imports_no_matplotlib() -> None:

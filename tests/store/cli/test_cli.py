@@ -21,7 +21,7 @@ from small_stores import MakeStore, begin, flip, mixed_values, samples_of
 
 import ups_store
 from ups_store import Store, console
-from ups_store.system import files, runs
+from ups_store.system import files
 
 VALUES = mixed_values()
 
@@ -81,14 +81,6 @@ def test_info_tells_arrays_identity_and_age(make_store: MakeStore, invoke: Invok
     assert ups_store.open(path).config_hash in result.out
 
 
-def test_info_json_is_one_object_a_store(make_store: MakeStore, invoke: Invoke) -> None:
-    a, b = make_store(name="a.zarr.zip"), make_store({"nu": np.ones(3)}, name="b.zarr.zip")
-    first, second = invoke("info", a, b, "--json").json
-    assert (first["path"], first["num_samples"], first["nbytes"]) == (str(a), 4, a.stat().st_size)
-    assert first["arrays"]["fields"]["slot_nbytes"] == 5184
-    assert (second["path"], second["num_samples"], second["shared_samples"]) == (str(b), 3, {})
-
-
 def test_info_stats_shows_range_and_counts(make_store: MakeStore, invoke: Invoke) -> None:
     values = {"nu": np.array([1.0, np.nan, 4.0]), "k": np.arange(3)}
     result = invoke("info", "--stats", make_store(values))
@@ -133,15 +125,6 @@ def test_info_of_unfinished_store_tells_progress(tmp_path: Path, invoke: Invoke,
 
 
 # verify
-
-
-def test_verify_of_whole_stores_is_ok(make_store: MakeStore, invoke: Invoke) -> None:
-    a, b = make_store(name="a.zarr.zip"), make_store(name="b.zarr.zip")
-    result = invoke("verify", a, b, "--num-threads", 1)
-    assert (result.code, result.err) == (0, "")
-    first, second = result.out.splitlines()
-    assert first.startswith(f"{a}: ok · ")
-    assert "GB/s" in second
 
 
 def test_verify_names_every_damaged_place(make_store: MakeStore, invoke: Invoke) -> None:
@@ -208,13 +191,6 @@ def test_verify_shows_a_bar_on_a_terminal_only(
 
 
 # preview and diff
-
-
-def test_preview_writes_the_named_file(make_store: MakeStore, invoke: Invoke, tmp_path: Path) -> None:
-    out = tmp_path / "picture.PNG"
-    result = invoke("preview", make_store(), "--sample", 1, "--array", "fields", "--out", out)
-    assert (result.code, result.out) == (0, f"{out}\n")
-    assert out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_preview_names_the_file_after_the_store(
@@ -320,25 +296,11 @@ def test_bad_usage_is_2(invoke: Invoke, args: list[str]) -> None:
     assert "Usage: ups-store" in result.err
 
 
-@pytest.mark.parametrize("args", [["--help"], ["info", "--help"], ["verify", "-h"]])
-def test_help_is_0(invoke: Invoke, args: list[str]) -> None:
-    result = invoke(*args)
-    assert result.code == 0
-    assert result.out.startswith("Usage: ups-store")
-
-
 def test_version_tells_program_and_format(invoke: Invoke) -> None:
     result = invoke("--version")
     assert result.code == 0
     assert result.out.startswith("ups-store ")
     assert ", format 1.0, batches copied by " in result.out
-
-
-def test_version_tells_who_copies(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "compiled", None)
-    assert invoke("--version").out.endswith(
-        "by NumPy (ups_store._runs isn't compiled: see README, Installing)\n"
-    )
 
 
 @pytest.mark.parametrize("verb", [["info"], ["verify"], ["preview"], ["diff", "other"]])

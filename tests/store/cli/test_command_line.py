@@ -15,7 +15,6 @@ from command_line import run_ups, run_ups_store
 
 from ups.cli.app import app as ups_app
 from ups_store.building.command import BuildVerb
-from ups_store.building.command import app as build_app
 from ups_store.cli.app import app as store_app
 from ups_store.command_line import Verb, make_single
 from ups_store.console import is_quiet
@@ -56,14 +55,6 @@ def test_value_that_is_no_choice_is_said_without_the_library_that_found_it() -> 
     done = run_ups_store("pack", "a.zarr.zip", "out", "--codec", "bloc")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "Invalid value for '--codec': 'bloc' is not one of 'blosc'" in done.stderr
-
-
-def test_misspelled_option_of_the_build_module_names_the_nearest() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ups_store.build", "--tsks", "burgers1d"], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--tasks" in done.stderr.partition("--tsks")[2]
 
 
 def test_quiet_leaves_warnings_and_errors_before_and_behind_the_verb(tmp_path: Path) -> None:
@@ -159,9 +150,3 @@ def test_completion_offers_verbs_options_and_values(command: str, typed: str, of
         timeout=60,
     )
     assert {line.split(",")[-1] for line in done.stdout.split()} == offered, done.stderr
-
-
-def test_build_command_offers_no_installation_of_completion() -> None:
-    command = typer.main.get_command(build_app)
-    flags = {flag for parameter in command.params for flag in parameter.opts}
-    assert "--install-completion" not in flags  # `python -m` has no name that a shell could complete

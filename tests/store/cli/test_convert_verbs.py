@@ -118,26 +118,6 @@ def test_import_pt_takes_other_names_and_files(tmp_path: Path, invoke: Invoke) -
         assert (code, f"the {what} is given twice" in err) == (2, True)
 
 
-def test_one_sample_and_one_file_are_told_in_the_singular(tmp_path: Path, invoke: Invoke) -> None:
-    torch.save({"latent": torch.zeros(2, 2), "params": {}, "bc": {}}, tmp_path / "sample_0.pt")
-    (tmp_path / "sample_1.pt").write_bytes(b"cut")
-    target = tmp_path / "out.zarr.zip"
-    code, out, _ = invoke("import-pt", tmp_path, target, "--on-error", "skip")
-    assert (code, out) == (0, f"{target}: 1 sample, 1 file left out\n")
-    assert ": wrote 1 sample, " in invoke("export", target, "--to", "zarr", tmp_path / "out")[2]
-
-
-def test_import_pt_folds_a_long_list_of_files_left_out(tmp_path: Path, invoke: Invoke) -> None:
-    torch.save({"latent": torch.zeros(2, 2), "params": {}, "bc": {}}, tmp_path / "sample_0.pt")
-    for i in range(1, 15):
-        (tmp_path / f"sample_{i}.pt").write_bytes(b"cut")
-    words = ("import-pt", tmp_path, tmp_path / "out.zarr.zip", "--on-error", "skip")
-    code, _, err = invoke(*words)
-    assert (code, err.count("\n"), err.count(".pt: left out: ")) == (0, 11, 10)
-    assert err.endswith(f"warning: {tmp_path}: 4 more files left out; -v shows all\n")
-    assert invoke(*words, "-v", "--force")[2].count(".pt: left out: ") == 14
-
-
 def test_unpack_of_an_unfinished_store_says_that_it_is_being_built(tmp_path: Path, invoke: Invoke) -> None:
     path = tmp_path / "a.zarr.zip"
     arrays = {"u": ups_store.ArraySpec((2, 3), "float32")}

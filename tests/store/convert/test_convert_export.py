@@ -106,10 +106,6 @@ def to(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_every_format_has_a_reader_here() -> None:
-    assert READ.keys() == FORMATS.keys()
-
-
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_export_holds_the_same_bits(make_store: MakeStore, tmp_path: Path, to: str) -> None:
     with ups_store.open(make_store()) as store:

@@ -14,7 +14,7 @@ from small_stores import all_arrays, names_in
 import ups_store
 from ups_store.convert import import_pt as import_module
 from ups_store.convert.import_pt import RefusedFilesError, import_pt
-from ups_store.errors import SourceError, SpecError
+from ups_store.errors import SourceError
 
 
 def sample(i: int, **changes: Any) -> dict[str, Any]:
@@ -77,28 +77,12 @@ def test_import_of_arrays_of_different_lengths_makes_ragged_ones(clouds: Path, t
             assert found["nu"] == i
 
 
-def test_import_of_different_lengths_without_ragged_names_the_option(clouds: Path, tmp_path: Path) -> None:
-    with pytest.raises(RefusedFilesError, match="--ragged NAME") as caught:
-        import_pt(clouds, tmp_path / "out.zarr.zip")
-    assert caught.value.kind == "shapes_differ"
-
-
 def test_import_refuses_ragged_arrays_that_differ_in_more_than_length(clouds: Path, tmp_path: Path) -> None:
     torch.save({"points": torch.zeros(3, 5), "nu": 0}, clouds / "sample_5.pt")
     with pytest.raises(RefusedFilesError) as caught:
         import_pt(clouds, tmp_path / "out.zarr.zip", ragged=["points"])
     assert list(caught.value.refused) == ["sample_5.pt"]
     assert "(None, 5), but float32 (None, 2)" in caught.value.refused["sample_5.pt"]
-
-
-def test_import_refuses_a_number_as_a_ragged_array(clouds: Path, tmp_path: Path) -> None:
-    with pytest.raises(RefusedFilesError, match="single number"):
-        import_pt(clouds, tmp_path / "out.zarr.zip", ragged=["points", "nu"])
-
-
-def test_import_refuses_a_ragged_name_that_is_not_in_the_files(clouds: Path, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="ragged"):
-        import_pt(clouds, tmp_path / "out.zarr.zip", ragged=["points", "cells"])
 
 
 def test_import_of_the_same_files_elsewhere_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
@@ -184,16 +168,6 @@ def test_import_with_nothing_good_fails_even_if_it_skips(folder: Path, tmp_path:
         path.write_bytes(b"no")
     with pytest.raises(SourceError):
         import_pt(folder, tmp_path / "out", on_error="skip")
-
-
-def test_import_of_an_empty_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no samples"):
-        import_pt(tmp_path, tmp_path / "out")
-
-
-def test_import_refuses_unknown_on_error(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(SpecError):
-        import_pt(folder, tmp_path / "out", on_error="ignore")  # type: ignore[arg-type]
 
 
 def test_interrupted_import_continues_where_it_stopped(

@@ -81,15 +81,6 @@ def test_keys_are_mapped_to_other_names_and_ignored_with_all_within_them(
     assert all_arrays(done.path)["z"].tolist() == [0, 1]
 
 
-def test_other_mapping_of_the_same_files_is_another_store(folder: Path, tmp_path: Path) -> None:
-    torch.save({"a": torch.zeros(2), "b": torch.ones(2)}, folder / "sample_0.pt")
-    import_pt(folder, tmp_path / "one", map={"a": "b", "b": "a"})
-    with pytest.raises(SpecError, match="a name of its own for each key"):
-        import_pt(folder, tmp_path / "two", map={"a": "c", "b": "c"})
-    import_pt(folder, tmp_path / "two")
-    assert (tmp_path / "one").read_bytes() != (tmp_path / "two").read_bytes()
-
-
 def test_value_that_is_ignored_may_be_anything_but_of_a_class_of_one_s_own() -> None:
     raw = saved({"x": torch.ones(2), "fields": {"text": "a", ("k", 1): {3, 4}}})
     assert read(raw, ignore=["fields"])["x"].tolist() == [1, 1]
@@ -116,12 +107,6 @@ def test_names_that_can_not_be_meant_are_refused(names: Any, problem: str, folde
 def test_mapped_key_that_a_file_lacks_is_named_with_those_that_it_has() -> None:
     with pytest.raises(SourceError, match=r"no 'image', which --map names; it has x"):
         read(saved({"x": 1.0}), map={"image": "x"})
-
-
-def test_model_state_is_a_mapping_too() -> None:
-    layer = torch.nn.Linear(2, 3)
-    np.testing.assert_array_equal(read(saved(layer.state_dict()))["weight"], layer.weight.detach().numpy())
-    assert read(saved({"w": layer.weight}))["w"].shape == (3, 2)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -168,11 +153,6 @@ def test_what_is_no_regular_file_is_refused_without_being_read(kind: str, folder
     make, problem = NO_FILES[kind]
     make(folder / "sample_1.pt")
     assert reason(folder) == problem
-
-
-def test_link_to_a_regular_file_is_read(folder: Path) -> None:
-    (folder / "sample_1.pt").symlink_to("sample_0.pt")
-    assert import_pt(folder, folder.parent / "out").num_samples == 2
 
 
 def test_file_that_memory_does_not_hold_is_refused_unread(
@@ -258,7 +238,7 @@ NOT_SAVED = "cut off, damaged, or not what torch.save writes since version 1.6"
 def _with_entries() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for i in range(16_385):
+        for i in range(21_000):
             archive.writestr(str(i), b"")
     return out.getvalue()
 
@@ -269,7 +249,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         "compressed, which torch.save never does",
     ),
     "larger_inside": (lambda: _with_size(saved({"x": torch.zeros(6)}), 1 << 31), "it expands to 2,147,"),
-    "long_directory": (lambda: _with_directory(saved({}), 1 << 40), "cut off, damaged, or not"),
+    "long_directory": (lambda: _with_directory(saved({}), 1 << 40), "its directory is longer than"),
     "comment": (lambda: _with_comment(saved({})), "cut off, damaged, or not"),
     "beyond_its_storage": (lambda: of_tensor((2, 3), (3, 2)), NOT_SAVED),
     "far_beyond": (lambda: of_tensor((1 << 40,), (1,)), NOT_SAVED),
@@ -280,7 +260,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "no_stride": (lambda: of_tensor((2, 3), (3,)), NOT_SAVED),
     "more_stored_than_there": (lambda: of_tensor((1000,), (1,), num_stored=1000), NOT_SAVED),
     "repeated": (lambda: saved({"x": torch.zeros(1).expand(1 << 40)}), "repeats its elements"),
-    "many_entries": (_with_entries, "more than 16,384 entries"),
+    "many_entries": (_with_entries, "its directory is longer than"),
     "large_memo": (lambda: of_pickle(b"\x80\2}r\xff\xff\xff\x7f."), "it holds no array"),
     "shared_dicts": (lambda: saved(shared(60)), "more than 8192 keys"),
     "deep_dicts": (lambda: saved(nested(50)), "32 dicts within each other"),
@@ -338,21 +318,6 @@ def test_tensors_of_one_storage_are_refused_where_together_they_exceed_memory(
 def test_negated_view_is_read_as_its_numbers() -> None:
     raw = saved({"x": torch.ones(2, dtype=torch.complex64).conj().imag})
     assert read(raw)["x"].tolist() == [0, 0]
-
-
-def test_long_shapes_are_not_copied_over_and_over() -> None:
-    monster = b"(" + b"K\1" * 1000 + b"tq\1"
-    with pytest.raises(SourceError, match="cut off, damaged, or not"):
-        read(of_pickle(b"\x80\2" + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\0" + monster + b"h\1tR."))
-
-
-@pytest.mark.parametrize("cut", [0.1, 0.5, 0.9, 0.99])
-def test_cut_pickle_is_refused(cut: float) -> None:
-    raw = saved({"x": torch.zeros(6), "y": {"z": 1}})
-    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-        stream = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
-    with pytest.raises(SourceError):
-        read(of_pickle(stream[: int(cut * len(stream))]))
 
 
 @pytest.mark.no_cover

@@ -22,9 +22,7 @@ EXAMPLES = [
     (SPEC, "sharded document"),
     (SPEC, "sharded hexdump"),
     (WRITING, "building hexdump"),
-    (PACKED, "packed root"),
-    (PACKED, "blosc document"),
-    (PACKED, "pcodec document"),
+    (PACKED, "packed codecs"),
     (PACKED, "packed hexdump"),
 ]
 

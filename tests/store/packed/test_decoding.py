@@ -15,10 +15,10 @@ from small_stores import MakeStore, assert_same_bits, build
 import ups_store
 from ups_store.errors import MemoryLimitError, ReadOnlyError, SpecError
 from ups_store.packed import store as packed_store
-from ups_store.packed.chunks import ChunkReader
-from ups_store.packed.decoded import SHARED, DecodedSamples
-from ups_store.packed.pack import pack_store, repack_store
-from ups_store.read import preload
+from ups_store.packed.pack import pack, pack_store
+from ups_store.packed.store import PackedChunks
+from ups_store.read import chunked, preload
+from ups_store.read.chunked import SHARED, KeptSamples
 
 N, T = 12, 9
 VALUES = {
@@ -47,14 +47,14 @@ class Decoded(list[tuple[str, int | None]]):
     """Array and sample of every chunk that is decoded from here on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> None:
-        read = ChunkReader.read
+        read = PackedChunks.read
 
-        def counting(reader: ChunkReader, array: Any, sample: int | None, out: Any) -> None:
+        def counting(reader: PackedChunks, name: str, sample: int | None, out: Any) -> bytes:
             before()
-            self.append((array.meta.name, sample))
-            read(reader, array, sample, out)
+            self.append((name, sample))
+            return read(reader, name, sample, out)
 
-        patch.setattr(ChunkReader, "read", counting)
+        patch.setattr(PackedChunks, "read", counting)
 
 
 def test_gather_decodes_by_as_many_threads_as_there_are_processors(
@@ -97,7 +97,7 @@ def test_windows_of_a_sample_decode_it_once_even_in_several_batches(
 
 
 def test_samples_that_were_decoded_last_are_kept_up_to_a_limit() -> None:
-    kept, store, other = DecodedSamples(limit=30), object(), object()
+    kept, store, other = KeptSamples(limit=30), object(), object()
     for number in range(3):
         kept.put((store, "u", number), np.full(10, number, np.uint8))
     assert kept.get((store, "u", 0)) is not None  # now 1 is the one that wasn't used for longest
@@ -159,7 +159,7 @@ def test_preload_takes_the_page_cache_where_a_copy_does_not_fit(
     assert report.why.startswith("copy refused")
 
 
-@pytest.mark.parametrize("options", [{"mode": "pinned"}, {"shared": True}, {"mode": "copy", "lock": True}])
+@pytest.mark.parametrize("options", [{"mode": "device"}, {"shared": True}])
 def test_preload_in_a_way_that_a_packed_store_has_not_is_refused(
     packed: ups_store.PackedStore, options: dict[str, Any]
 ) -> None:
@@ -168,45 +168,45 @@ def test_preload_in_a_way_that_a_packed_store_has_not_is_refused(
     assert caught.value.kind == "unsupported"
 
 
-# --- repacking in place
+# --- in its own place
 
 
-def test_repacked_store_has_the_same_content_and_unpacks_to_the_same_file(path: Path) -> None:
+def test_file_is_packed_and_unpacked_in_its_own_place(path: Path) -> None:
     mapped = path.with_name("a_train.zarr.zip")
     before = mapped.read_bytes()
-    seen = [path.read_bytes()]
     for codec in ("pcodec", "blosc"):
-        with ups_store.open(path) as store:
-            assert repack_store(store, codec=codec) == path
-            assert_same_bits(store.gather([3, 1]), {name: value[[3, 1]] for name, value in VALUES.items()})
-        with ups_store.open(path) as store:
+        assert pack(mapped, mapped, codec) == mapped
+        assert pack(mapped, mapped, codec) == mapped  # nothing to do
+        with ups_store.open(mapped) as store:
             assert store.codec == codec
             assert store.verify().ok
-        seen.append(path.read_bytes())
-    assert seen[2] == seen[0] != seen[1]
-    with ups_store.open(path) as store:
-        repack_store(store, codec="none")
-    assert path.read_bytes() == before
+            assert_same_bits(store.gather([3, 1]), {name: value[[3, 1]] for name, value in VALUES.items()})
+        with pytest.raises(SpecError, match="unpack it first") as caught:
+            pack(mapped, mapped, "pcodec" if codec == "blosc" else "blosc")
+        assert caught.value.kind == "packed"
+        pack(mapped, mapped, "none")
+        assert mapped.read_bytes() == before
+    out = pack(mapped, mapped.with_name("b.packed.zarr.zip"))
+    assert out.read_bytes() == path.read_bytes()
+    assert pack(out, mapped.with_name("b.zarr.zip"), "none").read_bytes() == before
 
 
-def test_read_only_store_is_repacked_by_force_only_and_keeps_its_mode(path: Path) -> None:
+def test_read_only_file_is_packed_in_its_place_by_force_only_and_keeps_its_mode(path: Path) -> None:
     path.chmod(0o444)
-    with ups_store.open(path) as store:
-        for codec in ("pcodec", "none"):
-            with pytest.raises(ReadOnlyError):
-                repack_store(store, codec=codec)
-        repack_store(store, codec="none", force=True)
+    with pytest.raises(ReadOnlyError):
+        pack(path, path, "none")
+    pack(path, path, "none", force=True)
     assert path.stat().st_mode & 0o777 == 0o444
-    with ups_store.open(path) as store:
-        assert store.codec == "none"
-        repack_store(store, codec="pcodec", force=True)
+    with pytest.raises(ReadOnlyError):
+        pack(path, path, "pcodec")
+    pack(path, path, "pcodec", force=True)
     assert path.stat().st_mode & 0o777 == 0o444
 
 
-def test_store_in_partitions_is_not_repacked_as_one(tmp_path: Path) -> None:
+def test_store_in_partitions_is_not_packed_as_one(tmp_path: Path) -> None:
     place = partitions_of(tmp_path)
-    with ups_store.open(place) as store, pytest.raises(SpecError, match="pack each of its"):
-        repack_store(store, codec="pcodec")
+    with pytest.raises(SpecError, match="pack each of its"):
+        pack(place, tmp_path / "b.zarr.zip", "pcodec")
 
 
 # --- loaders
@@ -223,8 +223,7 @@ def partitions_of(folder: Path) -> Path:
             identity={"task": "p"},
             partition=(number, 3),
         )
-        with ups_store.open(part) as store:
-            repack_store(store, codec="blosc")
+        pack(part, part)
     return folder / "p_train-*-of-00003.zarr.zip"
 
 
@@ -264,7 +263,7 @@ def test_batch_of_windows_decodes_each_sample_once_for_all_its_tensors(
     dataset = torch_room.StoreDataset(
         path, window=torch_room.Window(horizon=2), names=["nu"], dtype=torch.float32
     )
-    monkeypatch.setattr(packed_store, "SHARED", DecodedSamples(0))  # nothing is kept from call to call
+    monkeypatch.setattr(chunked, "SHARED", KeptSamples(0))  # nothing is kept from call to call
     decoded = Decoded(monkeypatch)
     batch = dataset.batch([0, 1, 2, 20])
     assert [pair for pair in decoded if pair[0] == "latent"] == [("latent", 0), ("latent", 2)]
@@ -331,8 +330,8 @@ def test_forked_process_decodes_with_samples_kept_by_its_parent(packed: ups_stor
 def test_pattern_of_packed_partitions_tells_its_codec(tmp_path: Path, make_store: MakeStore) -> None:
     with ups_store.open(partitions_of(tmp_path)) as store:
         assert (store.codec, store.access) == ("blosc", "decode")
-    with ups_store.open(tmp_path / "p_train-00001-of-00003.zarr.zip") as part:
-        repack_store(part, codec="none")
+    part = tmp_path / "p_train-00001-of-00003.zarr.zip"
+    pack(part, part, "none")
     with ups_store.open(tmp_path / "p_train-*-of-00003.zarr.zip") as store:
         assert (store.codec, store.access) == ("mixed", "mixed")
         assert np.array_equal(store.gather(slice(None))["latent"], VALUES["latent"])

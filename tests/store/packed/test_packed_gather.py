@@ -13,10 +13,10 @@ from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 import ups_store
 from ups_store import SampleIndexError, SpecError
 from ups_store.errors import StoreClosedError
-from ups_store.packed import store as packed_store
-from ups_store.packed.chunks import ChunkReader
-from ups_store.packed.decoded import DecodedSamples
 from ups_store.packed.pack import pack_store
+from ups_store.packed.store import PackedChunks
+from ups_store.read import chunked
+from ups_store.read.chunked import KeptSamples
 from ups_store.system import files
 
 Stores = tuple[ups_store.Store, ups_store.PackedStore]
@@ -68,14 +68,14 @@ def test_packed_gather_converts_to_the_outputs_dtype(stores: Stores) -> None:
 def test_packed_sample_is_decoded_once_a_batch(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     _, packed = stores
     decoded: list[int | None] = []
-    read = ChunkReader.read
+    read = PackedChunks.read
 
-    def counting(self: ChunkReader, array: Any, sample: int | None, out: Any) -> None:
+    def counting(self: PackedChunks, name: str, sample: int | None, out: Any) -> bytes:
         decoded.append(sample)
-        read(self, array, sample, out)
+        return read(self, name, sample, out)
 
-    monkeypatch.setattr(ChunkReader, "read", counting)
-    monkeypatch.setattr(packed_store, "SHARED", DecodedSamples(0))  # of earlier tests none is kept
+    monkeypatch.setattr(PackedChunks, "read", counting)
+    monkeypatch.setattr(chunked, "SHARED", KeptSamples(0))  # of earlier tests none is kept
     packed.gather([3, 1, 3, 3], ["fields"], start=[0, 1, 2, 3], length=2)
     assert decoded == [1, 3]
 
@@ -129,17 +129,14 @@ def test_packed_store_closed_amid_a_read_reads_its_own_file(
         opened.append(files.open_existing(other))  # takes the lowest number that is free
         return real(fd, offset, nbytes)
 
-    expected = stores[1].sample(3)
+    packed.gather([0], ["fields"])  # the index of its chunks is known then
+    expected = stores[1].gather([3], ["fields"])
     monkeypatch.setattr(files, "read_at", close_and_read)
-    array = next(iter(packed.catalog.arrays.values()))
-    monkeypatch.setattr(packed._chunks, "_extent", stores[1]._chunks._extent)
-    out = np.empty_like(expected[array.meta.name])
-    packed._chunks.read(array, 3, out)
-    assert_same_bits({"read": out}, {"read": expected[array.meta.name]})
+    assert_same_bits(packed.gather([3], ["fields"]), expected)
     for fd in opened:
         files.close(fd)
     with pytest.raises(StoreClosedError):
-        packed._chunks.read(array, 3, out)
+        packed.gather([3], ["fields"])
 
 
 def test_dataset_of_a_packed_store_gives_its_samples(stores: Stores) -> None:

@@ -56,7 +56,7 @@ from ups_store.errors import (
 from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 from ups_store.packed import pack
-from ups_store.packed.chunk_codecs import LEVELS, Packing, chain_of
+from ups_store.packed.codecs import LEVELS, ChunkCodec, Packing
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.read.open import open_store
 
@@ -362,7 +362,7 @@ def test_pack_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Pat
 def test_pack_refuses_chunks_over_the_limit(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups_store.packed.catalog.MAX_CHUNK_BYTES", 4096)
+    monkeypatch.setattr("ups_store.packed.store.MAX_CHUNK_BYTES", 4096)
     with pytest.raises(FormatError) as caught:
         packed_at(make_store(), tmp_path / "p")
     assert (caught.value.kind, caught.value.array) == ("limits", "fields")
@@ -373,7 +373,7 @@ def test_packed_store_with_a_chunk_over_the_limit_is_not_told_to_be_left_unpacke
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = packed_at(make_store(), tmp_path / "p")
-    monkeypatch.setattr("ups_store.packed.catalog.MAX_CHUNK_BYTES", 4096)
+    monkeypatch.setattr("ups_store.packed.store.MAX_CHUNK_BYTES", 4096)
     with pytest.raises(FormatError) as caught:
         ups_store.open(packed)
     assert (caught.value.kind, caught.value.hint) == ("limits", FormatError.default_hint)
@@ -444,6 +444,10 @@ def test_mutated_packed_store_only_raises_typed_errors(small: bytes, data: st.Da
 
 CASES = {
     "blosc_claims_more": ("blosc", lambda raw: raw[:4] + struct.pack("<I", 1 << 30) + raw[8:]),
+    "blosc_of_another_codec": ("blosc", lambda raw: raw[:2] + bytes([raw[2] & 0x1F | 1 << 5]) + raw[3:]),
+    "blosc_not_shuffled": ("blosc", lambda raw: raw[:2] + bytes([raw[2] & ~1]) + raw[3:]),
+    "blosc_of_other_numbers": ("blosc", lambda raw: raw[:3] + b"\2" + raw[4:]),
+    "blosc_of_another_version": ("blosc", lambda raw: b"\3" + raw[1:]),
     "blosc_claims_less": ("blosc", lambda raw: raw[:4] + struct.pack("<I", 8) + raw[8:]),
     "blosc_cut": ("blosc", lambda raw: raw[:-1]),
     "blosc_short": ("blosc", lambda raw: raw[:7]),
@@ -452,9 +456,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_chunk_that_lies_about_its_size_is_refused_before_it_is_decoded(case: str) -> None:
+def test_chunk_whose_header_lies_is_refused_before_it_is_decoded(case: str) -> None:
     codec, change = CASES[case]
-    chain = chain_of(Packing(codec, 5, ""), "float32")
+    chain = ChunkCodec(codec, "float32", 5)
     payload = np.sin(np.arange(20_000, dtype=np.float32))
     out = np.zeros(payload.nbytes, np.uint8)
     with pytest.raises((ValueError, RuntimeError)):
@@ -464,10 +468,17 @@ def test_chunk_that_lies_about_its_size_is_refused_before_it_is_decoded(case: st
 @pytest.mark.skipif(not HAS_PCODEC, reason="package pcodec is missing")
 @pytest.mark.parametrize("num", [99, 101])
 def test_pcodec_chunk_of_another_length_is_refused(num: int) -> None:
-    chain = chain_of(Packing("pcodec", 8, ""), "float32")
+    chain = ChunkCodec("pcodec", "float32", 8)
     packed = chain.encode(np.arange(100, dtype=np.float32))
     with pytest.raises(ValueError, match="expected"):
         chain.decode(packed, np.zeros(4 * num, np.uint8))
+
+
+@pytest.mark.skipif(not HAS_PCODEC, reason="package pcodec is missing")
+def test_pcodec_chunk_of_other_numbers_is_refused() -> None:
+    packed = ChunkCodec("pcodec", "int32", 8).encode(np.arange(100, dtype=np.int32))
+    with pytest.raises(RuntimeError, match="number type"):
+        ChunkCodec("pcodec", "float32", 8).decode(packed, np.zeros(400, np.uint8))
 
 
 INDEX_DEFECTS: dict[str, Callable[[npt.NDArray[Any]], None]] = {
@@ -537,6 +548,19 @@ def test_packed_store_of_a_newer_minor_version_is_too_new_not_damaged(
     assert (error.clause, error.expected, error.found) == ("10.3", "at most 1.0", "1.7")
     assert error.hint == "upgrade ups-store"
     assert examine(path).status is Status.TOO_NEW
+
+
+def test_verify_compares_what_was_decoded_with_the_fingerprint(tmp_path: Path) -> None:
+    """All else of a file with another's mark is sound."""
+    values = {name: {"u": np.full((2, 4096), name, np.float32)} for name in (1, 2)}
+    stores = [build(tmp_path / str(name), of, dims={}) for name, of in values.items()]
+    with ups_store.open(stores[0]) as first, ups_store.open(stores[1]) as second:
+        packing = Packing("blosc", 5, first.fingerprint)
+        packed = pack._pack(second, tmp_path / "p", packing, False, None, None).path
+    with ups_store.open(packed) as store:
+        report = store.verify()
+        assert np.array_equal(store.gather([1])["u"], values[2]["u"][1:])
+    assert [problem.kind for problem in report.problems] == ["fingerprint"]
 
 
 def test_verify_of_a_damaged_chunk_names_array_and_sample(small: bytes, tmp_path: Path) -> None:

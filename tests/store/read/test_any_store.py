@@ -253,7 +253,7 @@ def test_closed_store_is_one_error(tmp_path: Path, kind: str, server: ObjectServ
 
 @pytest.mark.parametrize(
     "options",
-    [{"mode": "pinned"}, {"device": "cpu"}, {"shared": True}, {"mode": "device", "samples": range(1)}],
+    [{"mode": "device"}, {"device": "cpu"}, {"shared": True}, {"mode": "device", "samples": range(1)}],
 )
 def test_packed_store_refuses_what_has_no_effect_on_it(tmp_path: Path, options: dict[str, Any]) -> None:
     with made("packed", tmp_path) as store, pytest.raises(SpecError) as caught:

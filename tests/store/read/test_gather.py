@@ -17,7 +17,6 @@ import ups_store
 from ups_store import SampleIndexError, SpecError, Store, StoreClosedError
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
-from ups_store.read import sampled_array
 from ups_store.read import store as store_module
 from ups_store.read.store_file import StoreFile
 from ups_store.system import runs
@@ -136,7 +135,7 @@ def test_gather_copies_the_same_either_way(
 ) -> None:
     monkeypatch.setattr(runs, "LONG_RUN_BYTES", long_run_bytes)
     monkeypatch.setattr(runs, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(sampled_array, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(store_module, "BLOCK_BYTES", block_bytes)
     out = {f"u{n}": make(5, n) for n in SIZES}
     batch = store.gather([6, 0, 6, 1, 2], out=out)
     assert_same_bits(batch, {name: value[[6, 0, 6, 1, 2]] for name, value in VALUES.items()})
@@ -425,11 +424,12 @@ def test_array_first_used_during_a_preload_is_not_kept(
     """Else it would show the file, which may be cut once there is a copy and nobody looks at its length."""
     path = build(tmp_path / "a.zarr.zip", {"u": VALUES["u8192"]}, dims={})
     with ups_store.open(path) as store:
+        sampled_array = store_module.SampledArray
 
-        class Preloaded(sampled_array.SampledArray):
+        class Preloaded(sampled_array):  # type: ignore[misc, valid-type]
             def __init__(self, layout: ArrayLayout, file: StoreFile) -> None:
                 super().__init__(layout, file)
-                monkeypatch.setattr(store_module, "SampledArray", sampled_array.SampledArray)
+                monkeypatch.setattr(store_module, "SampledArray", sampled_array)
                 store.preload("copy")
 
         monkeypatch.setattr(store_module, "SampledArray", Preloaded)
@@ -442,14 +442,14 @@ def test_closed_amid_a_read_it_reads_on(tmp_path: Path, monkeypatch: pytest.Monk
     """By another thread; the number of the descriptor may at once be that of another file."""
     path = build(tmp_path / "a.zarr.zip", {"u": VALUES["u8192"]}, dims={})
     (tmp_path / "other").write_bytes(bytes(path.stat().st_size))
-    store, read_samples, others = ups_store.open(path, access="pread"), sampled_array.read_samples, []
+    store, read_samples, others = ups_store.open(path, access="pread"), store_module.read_samples, []
 
     def close_and_read(*args: Any, **options: Any) -> None:
         store.close()
         others.extend((tmp_path / "other").open("rb") for _ in range(20))
         read_samples(*args, **options)
 
-    monkeypatch.setattr(sampled_array, "read_samples", close_and_read)
+    monkeypatch.setattr(store_module, "read_samples", close_and_read)
     assert_same_bits(store.gather([3]), {"u": VALUES["u8192"][[3]]})
     for other in others:
         other.close()

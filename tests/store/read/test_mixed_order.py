@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ups_store.errors import ConfigError
-from ups_store.read.mixed_order import MixedOrder
-from ups_store.read.order import Step
+from ups_store.read.order import MixedOrder
 
 SIZES = (50, 7, 23)
 WEIGHTS = (5.0, 1.0, 2.5)
@@ -95,22 +94,12 @@ def test_state_goes_on_from_any_step_also_on_other_ranks_and_as_json() -> None:
 
 def test_chunks_of_steps_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = items_of(make())
-    monkeypatch.setattr("ups_store.read.mixed_order.BLOCK_POSITIONS", 24)
-    monkeypatch.setattr("ups_store.read.mixed_order._COUNTED", 2)
+    monkeypatch.setattr("ups_store.read.order.BLOCK_POSITIONS", 24)
+    monkeypatch.setattr("ups_store.read.order._COUNTED", 2)
     order = make()
     assert items_of(order) == whole
     order.consumed = 36
     assert [step.items.tolist() for step in order.steps()] == whole[3:]
-
-
-def test_epochs_and_seeds_draw_other_items_in_steps_of_the_same_shares() -> None:
-    assert items_of(make()) == items_of(make())
-    assert items_of(make(), 0) != items_of(make(), 1)
-    assert items_of(make()) != items_of(make(seed=1))
-    step = next(make(rank=1, world_size=2).steps())
-    assert (step.number, step.source, step.first, step.num_rows) == (0, 0, 6, 12)
-    assert isinstance(step, Step)
-    assert step.mask is None
 
 
 def test_epoch_size_is_filled_up_to_batches_or_cut_down_and_by_default_all_items() -> None:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ups_store.errors import ConfigError
-from ups_store.read import permutation
-from ups_store.read.order import DataOrder, Step
-from ups_store.read.permutation import BlockPermutation, Permutation
+from ups_store.read import order as permutation
+from ups_store.read.order import BlockPermutation, DataOrder, Permutation, Step
 
 SHUFFLES = (True, False, "block")
 MASK_64 = (1 << 64) - 1
@@ -144,26 +143,6 @@ def test_permutations_of_a_few_items_are_equally_frequent(size: int) -> None:
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("size", [30, 1024, 1500])
-def test_permutation_places_neighbours_independently(size: int) -> None:
-    """Joint frequencies of where two positions go, in 8 x 8 cells: neighbours, and cells of one column."""
-    trials, permutation = 20_000, Permutation(size, 5)
-    for other in (1, size // 2, permutation.columns):
-        tweaks = np.arange(trials)
-        pair = [permutation(np.full(trials, position), tweaks) * 8 // size for position in (0, other)]
-        edges = np.bincount(np.arange(size) * 8 // size)
-        expected = np.outer(edges, edges) - np.diag(edges)  # the two never go to the same item
-        counts = np.bincount(pair[0] * 8 + pair[1], minlength=64)
-        assert stats.chisquare(counts, expected.ravel() / expected.sum() * trials).pvalue > 1e-3
-
-
-def test_permutations_of_consecutive_epochs_are_uncorrelated() -> None:
-    size = 20_000
-    epochs = [np.argsort(Permutation(size, 0, epoch)(np.arange(size))) for epoch in range(4)]
-    for one, other in itertools.combinations([np.arange(size), *epochs], 2):
-        assert abs(np.corrcoef(one, other)[0, 1]) < 4 / size**0.5
-
-
 def test_block_shuffle_reads_few_places_at_a_time() -> None:
     """A window of 8 blocks holds items of at most 9 places of the store, and not in their order."""
     shuffled = BlockPermutation(10_000, 1, block_size=50, blocks_per_window=8)
@@ -257,18 +236,6 @@ def test_last_batch_that_not_every_rank_has_an_item_of_is_an_error_that_names_bo
     assert DataOrder([40, 10], pad_last=True, **options).num_steps == 13
 
 
-def test_state_of_another_global_batch_is_an_error_that_names_both_numbers() -> None:
-    state = DataOrder([100], global_batch_size=16, world_size=4).state_dict()
-    with pytest.raises(ConfigError) as caught:
-        DataOrder([100], global_batch_size=8, world_size=2).load_state_dict(state)
-    assert (caught.value.kind, caught.value.found) == ("state", 16)
-    assert "8, on 2 ranks" in str(caught.value)
-    assert "global_batch_size=16" in str(caught.value.hint)
-    other = DataOrder([100], global_batch_size=16, world_size=2)
-    other.load_state_dict(state)
-    assert other.state_dict() == state
-
-
 def test_batch_larger_than_the_dataset_repeats_it_as_padding() -> None:
     (step,) = DataOrder([3], global_batch_size=8, pad_last=True).steps()
     assert step.items.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
@@ -341,15 +308,6 @@ def test_state_of_an_older_version_without_shuffle_is_refused_and_says_what_to_a
     assert caught.value.kind == "state"
 
 
-def test_epochs_and_seeds_give_other_orders() -> None:
-    def first(seed: int, epoch: int) -> tuple[int, ...]:
-        order = DataOrder([1000], global_batch_size=50, shuffle=True, seed=seed)
-        order.epoch = epoch
-        return tuple(next(order.steps()).items.tolist())
-
-    assert len({first(seed, epoch) for seed in range(5) for epoch in range(5)}) == 25
-
-
 def test_several_sources_are_taken_once_each_and_never_mixed_in_a_step() -> None:
     order = DataOrder([40, 25, 9], global_batch_size=5, shuffle=True)
     steps = list(order.steps())
@@ -358,16 +316,6 @@ def test_several_sources_are_taken_once_each_and_never_mixed_in_a_step() -> None
         assert np.sort(np.concatenate(items)).tolist() == list(range(size))
     sources = [step.source for step in steps]
     assert sources != sorted(sources)
-
-
-def test_source_of_a_step_is_the_same_on_all_ranks_and_for_all_batch_shares() -> None:
-    def sources(rank: int, world_size: int) -> list[int]:
-        order = DataOrder(
-            [4000, 900], global_batch_size=8, shuffle=True, rank=rank, world_size=world_size, seed=1
-        )
-        return [step.source for step in order.steps()]
-
-    assert sources(0, 1) == sources(0, 4) == sources(3, 4)
 
 
 def test_weights_set_the_shares_of_steps_and_repeat_small_sources_in_new_orders() -> None:
@@ -379,12 +327,6 @@ def test_weights_set_the_shares_of_steps_and_repeat_small_sources_in_new_orders(
     passes = [list(itertools.chain(*of_small[k : k + 10])) for k in range(0, 750, 10)]
     assert all(sorted(one) == list(range(80)) for one in passes)
     assert len(set(map(tuple, passes))) == len(passes)
-
-
-def test_sources_without_shuffle_come_one_after_the_other() -> None:
-    steps = list(DataOrder([6, 5], global_batch_size=3).steps())
-    assert [step.source for step in steps] == [0, 0, 1, 1]
-    assert [step.items.tolist() for step in steps] == [[0, 1, 2], [3, 4, 5], [0, 1, 2], [3, 4]]
 
 
 def _order(**options: Any) -> Callable[[], DataOrder]:

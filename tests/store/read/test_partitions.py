@@ -222,3 +222,50 @@ def test_open_of_parts_of_another_configuration_names_the_key(tmp_path: Path) ->
 def test_open_of_a_file_whose_name_has_a_star_opens_that_file(tmp_path: Path) -> None:
     with ups_store.open(write(tmp_path / "a*.zarr.zip", range(N))) as store:
         assert len(store) == N
+
+
+def write_days(folder: Path, starts: list[int]) -> list[Path]:
+    ends = [*starts[1:], N]
+    return [
+        write(folder / f"days-{number:05d}.zarr.zip", range(first, end), day=number)
+        for number, (first, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+
+
+def test_pattern_of_stores_that_are_no_partitions_is_one_store_by_name(tmp_path: Path) -> None:
+    paths = write_days(tmp_path, [0, 2, 7])
+    with ups_store.open(tmp_path / "days-*.zarr.zip") as store:
+        assert isinstance(store, PartitionedStore)
+        assert [each.path for each in store.partitions] == paths
+        assert (len(store), store.path.name) == (N, "days-*.zarr.zip")
+        assert "3 stores" in repr(store)
+        parents = [each.config_hash for each in store.partitions]
+        assert store.identity == {"kind": "stores", "parents": parents}
+        order = [10, 0, 2, 6, 2]
+        np.testing.assert_array_equal(store.gather(order, ["fields"])["fields"], VALUES["fields"][order])
+        assert store.verify().ok
+        with pickle.loads(pickle.dumps(store)) as copy:
+            assert copy.config_hash == store.config_hash
+
+
+def test_list_opens_as_one_store_in_its_order(tmp_path: Path) -> None:
+    first, second, third = write_days(tmp_path, [0, 2, 7])
+    with ups_store.open([third, str(first)]) as store:
+        assert (len(store), store.path) == (6, third)
+        np.testing.assert_array_equal(store.gather(range(6))["nu"], VALUES["nu"][[7, 8, 9, 10, 0, 1]])
+    with ups_store.open((second,)) as store:
+        assert store.identity == {**IDENTITY, "day": 1}
+    for wrong in ([], [first, tmp_path / "none.zarr.zip"], [first, 3]):
+        with pytest.raises((SpecError, StoreNotFoundError)):
+            ups_store.open(wrong)
+
+
+def test_list_of_stores_of_other_arrays_is_refused(tmp_path: Path) -> None:
+    (path, *_) = write_days(tmp_path, [0, 2, 7])
+    other = tmp_path / "other.zarr.zip"
+    with ups_store.create(other, {"u": ArraySpec((1,), "int8")}, identity={}) as writer:
+        writer.commit_many([0], {"u": np.zeros(1, np.int8)})
+        writer.finish()
+    with pytest.raises(FormatError, match="other arrays") as caught:
+        ups_store.open([path, other])
+    assert (caught.value.kind, caught.value.path) == ("partitions", str(other))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from preload_processes import evict, mapped_bytes
 from small_stores import MakeStore, assert_same_bits, begin, build, mixed_constants, mixed_values, samples_of
 
 import ups_store
 from ups_store import (
-    CorruptChunkError,
     MemoryLimitError,
     NotCommittedError,
     ReadError,
@@ -26,8 +23,7 @@ from ups_store import (
     StoreReplacedError,
     TruncatedError,
 )
-from ups_store.read import page_cache, preload
-from ups_store.read import page_cache as reading
+from ups_store.read import preload
 from ups_store.system import files, mappings
 
 VALUES = mixed_values(64)
@@ -40,20 +36,14 @@ IN_RAM = pytest.mark.parametrize("mode", ["page-cache", "copy"])
 @pytest.fixture
 def path(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store that is read in several steps of several pieces."""
-    monkeypatch.setattr(reading, "STEP_BYTES", 1 << 16)
-    monkeypatch.setattr(reading, "PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(preload, "STEP_BYTES", 1 << 16)
+    monkeypatch.setattr(preload, "PIECE_BYTES", 1 << 14)
     return make_store(VALUES, constants=mixed_constants())
 
 
 @pytest.fixture
 def store(path: Path) -> Store:
     return ups_store.open(path)
-
-
-def locked_bytes() -> int:
-    """Memory that this process has locked."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmLck:")[2].split()[0]) * 1024
 
 
 def flags_of(address: int) -> list[str]:
@@ -86,7 +76,7 @@ def test_progress_adds_up_to_the_file_in_steps(store: Store, mode: Any) -> None:
     steps: list[int] = []
     store.preload(mode, progress=steps.append)
     assert sum(steps) == store.nbytes
-    assert max(steps) == reading.STEP_BYTES
+    assert max(steps) == preload.STEP_BYTES
     assert len(steps) > 2
 
 
@@ -126,19 +116,6 @@ def test_page_cache_touches_pages_where_the_kernel_cannot_populate(
     assert mapped_bytes(store.path.name, "Rss") >= store.nbytes
 
 
-def test_populate_tells_a_kernel_without_it_from_a_failure(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with path.open("rb") as file:
-        mapping = mappings.map_private(file.fileno(), path.stat().st_size)
-    assert mappings.populate(mapping, 0, mmap.PAGESIZE)
-    os.truncate(path, 8192)
-    with pytest.raises(OSError, match="madvise"):
-        mappings.populate(mapping, 0, len(mapping))
-    monkeypatch.setattr(mappings, "_MADV_POPULATE_READ", 9999)
-    assert not mappings.populate(mapping, 0, mmap.PAGESIZE)
-
-
 def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> None:
     store = ups_store.open(path, access="pread")
     store.preload("copy")
@@ -148,30 +125,11 @@ def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> Non
     assert_same_bits(store.sample(7), {name: value[7] for name, value in VALUES.items()})
 
 
-def test_views_from_before_a_copy_stay_valid(store: Store) -> None:
-    before = store["fields"]
-    store.preload("copy")
-    assert not np.shares_memory(before, store["fields"])
-    assert np.array_equal(before, VALUES["fields"])
-
-
 @pytest.mark.skipif(not HAS_HUGE_PAGES, reason="no transparent huge pages here")
 def test_copy_asks_for_huge_pages(store: Store) -> None:
     assert "hg" not in flags_of(store["fields"].ctypes.data)
     store.preload("copy")
     assert "hg" in flags_of(store["fields"].ctypes.data)  # proc_pid_smaps(5): huge page advise
-
-
-def test_copy_is_checked_on_touch(path: Path) -> None:
-    with ups_store.open(path) as store:
-        first = store._catalog.layout.arrays["fields"].slot(3)[0]
-    with path.open("r+b") as file:
-        file.seek(first)
-        file.write(b"damage")
-    with ups_store.open(path, verify="touch") as store:
-        store.preload("copy")
-        with pytest.raises(CorruptChunkError):
-            store.gather([3])
 
 
 def test_copy_is_not_made_twice(store: Store) -> None:
@@ -180,8 +138,6 @@ def test_copy_is_not_made_twice(store: Store) -> None:
     for mode in ("copy", "page-cache", "auto"):
         assert store.preload(mode).mode == "copy"
     assert store._file.mapping() is memory
-    store.preload("copy", lock=True)
-    assert store._file.mapping() is not memory
 
 
 def test_pickled_store_with_a_private_copy_opens_the_file(path: Path) -> None:
@@ -198,37 +154,6 @@ def test_closed_store_lets_go_of_its_copy(store: Store) -> None:
         store.gather([0])
     with pytest.raises(StoreClosedError):
         store.preload()
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_locked_store_cannot_leave_ram(store: Store, shared: bool) -> None:
-    before = locked_bytes()
-    store.preload("copy", shared=shared, lock=True)
-    assert locked_bytes() - before >= store.nbytes
-    assert_same_bits(store.gather(CHOSEN), samples_of(VALUES, CHOSEN))
-
-
-def test_locked_page_cache_is_shared_and_not_copied(store: Store) -> None:
-    """Locking a private mapping that may be written would copy every page of it."""
-    before = locked_bytes()
-    store.preload("page-cache", lock=True)
-    assert locked_bytes() - before >= store.nbytes
-    assert (
-        mapped_bytes(store.path.name, "Locked") * 2 >= store.nbytes
-    )  # a page's share of one of two mappings
-    assert mapped_bytes(store.path.name, "Private_Dirty") == 0
-    store.close()
-    assert locked_bytes() == before
-
-
-def test_lock_counts_what_another_has_locked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.preload("page-cache")
-    monkeypatch.setattr(preload, "available_bytes", lambda: 0)
-    monkeypatch.setattr(page_cache, "locked_bytes", lambda: 0)
-    with pytest.raises(MemoryLimitError):
-        store.preload("page-cache", lock=True)
-    monkeypatch.setattr(page_cache, "locked_bytes", lambda: store.nbytes)
-    assert store.preload("page-cache", lock=True).mode == "page-cache"
 
 
 @IN_RAM
@@ -286,8 +211,8 @@ def test_auto_leaves_a_store_mapped_that_fits_nowhere(store: Store, monkeypatch:
         ({"mode": "copy", "device": "cuda"}, "device"),
         ({"mode": "copy", "samples": range(2)}, "samples"),
         ({"mode": "page-cache", "shared": True}, "shared"),
-        ({"mode": "pinned", "shared": True}, "shared"),
-        ({"mode": "pinned", "lock": True}, "lock"),
+        ({"mode": "pinned"}, "mode"),
+        ({"lock": True}, "lock"),
         ({"margin": 1.0}, "margin"),
         ({"num_threads": 0}, "num_threads"),
         ({"mode": "device", "samples": range(0, 8, 2)}, "samples"),
@@ -298,6 +223,30 @@ def test_argument_without_meaning_or_effect_is_refused(store: Store, options: An
     with pytest.raises(SpecError) as caught:
         store.preload(**options)
     assert caught.value.kind == kind
+
+
+def test_shared_copy_where_there_are_no_files_in_memory_is_an_error_and_auto_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    report = store.preload(shared=True)
+    assert report.mode == "page-cache"
+    assert report.why.startswith("copy refused (no copy that processes share")
+    with pytest.raises(SpecError, match="page-cache") as caught:
+        store.preload("copy", shared=True)
+    assert caught.value.kind == "unsupported"
+
+
+def test_plan_says_what_a_preload_would_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preload, "available_bytes", lambda: 1000)
+    assert ups_store.plan_preload(900) == (
+        "page-cache",
+        "page-cache: 900 bytes needed, 1,000 bytes of RAM available",
+    )
+    mode, why = ups_store.plan_preload(901)
+    assert (mode, why.startswith("page-cache refused")) == ("mapped", True)
+    with pytest.raises(MemoryLimitError):
+        ups_store.plan_preload(901, "copy")
 
 
 def test_store_under_construction_is_refused(tmp_path: Path) -> None:

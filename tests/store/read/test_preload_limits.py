@@ -18,7 +18,6 @@ from preload_processes import (
     join_group,
     limit_address_space,
     limit_data,
-    limit_locked,
     under_limit,
 )
 from small_stores import build
@@ -84,11 +83,3 @@ def test_store_larger_than_its_control_group_is_refused_and_stays_readable(path:
         assert "raise the limit" in found[3]
     assert (auto[0], auto[2]) == ("mapped", digest_of(path))
     assert "page-cache refused" in auto[1]
-
-
-@pytest.mark.parametrize("request_", [{"mode": "page-cache"}, {"mode": "copy"}, {"shared": True}])
-def test_refusal_to_lock_names_the_limit(path: Path, request_: dict[str, Any]) -> None:
-    (found,) = outcomes(path, partial(limit_locked, MIB), {**request_, "lock": True})
-    assert found[:3] == ("MemoryLimitError", "memlock", path.stat().st_size)
-    assert "RLIMIT_MEMLOCK" in found[3]
-    assert f"found {MIB:,}" in found[3]

@@ -283,8 +283,9 @@ def test_unfinished_store_gives_committed_ragged_samples(tmp_path: Path, access:
 
 
 def test_large_samples_are_verified_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ups_store.read import verify_rows
+    from ups_store.read import verify
 
-    monkeypatch.setattr(verify_rows, "_BLOCK_BYTES", 7)  # pieces that cut characters, too
+    for name in ("_BLOCK_BYTES", "_PIECE_BYTES"):
+        monkeypatch.setattr(verify, name, 7)  # pieces that cut characters, too
     with ups_store.open(build_ragged(tmp_path / "a.zarr.zip", ragged_values((3, 0, 9, 1, 2)))) as store:
         assert store.verify().ok

@@ -19,7 +19,7 @@ import ups_store
 from ups_store import SampleIndexError, SpecError, Store
 from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import ArrayMeta
-from ups_store.read import sampled_array
+from ups_store.read import store as sampled_array
 from ups_store.read.gather import Pattern
 from ups_store.system import runs
 

@@ -11,7 +11,7 @@ from small_stores import MakeStore, assert_same_bits, begin, mixed_constants, mi
 
 import ups_store
 from ups_store import CorruptChunkError, SpecError
-from ups_store.read import touch
+from ups_store.read import chunks
 from ups_store.read.recovery import building_path
 
 VALUES = mixed_values()
@@ -91,8 +91,10 @@ def test_sound_store_reads_the_same_with_checks(path: Path, access: Any) -> None
 def test_each_chunk_is_checked_once_by_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `access="pread"`, where nothing is mapped that compiled code could check."""
     checked: list[int] = []
-    crc32c = touch.crc32c
-    monkeypatch.setattr(touch, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start))
+    crc32c = chunks.crc32c
+    monkeypatch.setattr(
+        chunks, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start)
+    )
     with ups_store.open(path, access="pread", verify="touch") as store:
         store.gather([1, 1, 2], ["fields", "nu"])
         assert checked == [5120, 5120, 32]
@@ -128,7 +130,7 @@ def test_compiled_code_checks_what_it_copies_once(path: Path, before: list[int],
 
 
 def test_chunk_larger_than_a_block_is_checked_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(touch, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(chunks, "_BLOCK_BYTES", 1000)
     with ups_store.open(path, verify="touch") as store:
         store.gather([0])
     damage(path, "fields", 0)

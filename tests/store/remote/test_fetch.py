@@ -36,17 +36,17 @@ from ups_store.remote import fetch as fetching
 from ups_store.remote.client import Version
 from ups_store.remote.fetch import (
     Body,
-    Call,
     LocalFile,
     Original,
     fetch,
+    fetch_in_reader,
     find_copy,
     list_sources,
     look,
     num_there,
     original_of,
 )
-from ups_store.sources.reader import Reader
+from ups_store.sources.reader import Call, Reader
 from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.system import files, locks
 from ups_store.system.urls import Url, instead_of_rclone
@@ -266,8 +266,8 @@ def test_a_read_that_never_returns_is_ended_by_the_pool(
         server.hang = threading.Event()
     else:
         FaultyDisk(tmp_path, monkeypatch).begin("hang")
-    arguments = {"original": original, "version": version, "folder": tmp_path / "copies"}
-    call = Call(original.location, "its copy", fetch, arguments)
+    arguments = (original, version, tmp_path / "copies", 2)
+    call = Call(fetch_in_reader, arguments, original.location, "its copy")
     patience = Patience(timeout_s=2.0, retries=0)
     with ReaderPool(1, slot_nbytes=1, patience=patience) as pool, pytest.raises(ReadTimeoutError) as caught:
         list(pool.ask_each([call]))
@@ -347,9 +347,9 @@ def test_refusals_are_told_apart(url: str, server: FileServer, status: int) -> N
 def test_a_guess_that_is_forbidden_is_taken_for_missing(server: FileServer) -> None:
     server.look_statuses = [403, 403]
     original = of(f"{server.url}/{NAME}")
-    assert look(original, is_guess=True, progress=Reader()) is None
+    assert look(Reader(), original, True) is None
     with pytest.raises(RemoteError):
-        look(original, is_guess=False, progress=Reader())
+        look(Reader(), original, False)
 
 
 def test_weak_tags_are_no_conditions(server: FileServer) -> None:
@@ -362,7 +362,7 @@ def test_weak_tags_are_no_conditions(server: FileServer) -> None:
 def test_a_folder_of_too_many_files_is_refused(server: FileServer) -> None:
     server.files |= {f"bucket/pde/burgers1d_train_{number:040}.h5": b"" for number in range(1500)}
     with pytest.raises(SourceError, match="too many") as caught:
-        list_sources(Url("s3://bucket/pde"), deadline_s=5.0, progress=Reader())
+        list_sources(Reader(), Url("s3://bucket/pde"), 5.0)
     assert caught.value.found == "1,500 files"
 
 

@@ -28,11 +28,8 @@ import ups_store
 from ups_store.errors import RemoteError, SpecError, StoreNotFoundError
 from ups_store.remote.shared import (
     SharedCache,
-    check_place,
+    check_location,
     files_of_store,
-    is_read_only,
-    name_of_place,
-    needs_client,
     open_shared,
 )
 from ups_store.remote.transfer import choose_stores, find_remote_garbage, list_stores, pull_store
@@ -533,7 +530,7 @@ def test_some_of_the_partitions_of_a_store_are_garbage(cache: SharedCache) -> No
 
 @pytest.mark.parametrize("place", ["ftp://host/a", "s3://", "https:///"])
 def test_other_urls_are_no_place(place: str) -> None:
-    for work in (check_place, open_shared, name_of_place):
+    for work in (check_location, open_shared):
         with pytest.raises(SpecError) as caught:
             work(place)
         assert caught.value.kind == "url"
@@ -545,11 +542,11 @@ def test_folders_have_absolute_names_and_urls_no_secrets(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for place in ("~/shared", f"file://{tmp_path}/shared"):
-        assert check_place(place) == name_of_place(place) == str(tmp_path / "shared")
-    assert "secret" not in name_of_place("https://user:secret@host/a")
-    places = ("https://host/a", "s3://bucket", "file:///a")
-    assert [is_read_only(place) for place in places] == [True, False, False]
-    assert [needs_client(place) for place in places] == [True, True, False]
+        assert check_location(place) == open_shared(place).location == str(tmp_path / "shared")
+    pytest.importorskip("obstore", reason="the extra [s3]")
+    assert open_shared("https://user:secret@host/a").location == "https://host/a"
+    caches = map(open_shared, ("https://host/a", "s3://bucket", "file:///a"))
+    assert [cache.is_read_only for cache in caches] == [True, False, False]
 
 
 def test_store_behind_a_web_server_is_pulled_by_its_name(server: ObjectServer, tmp_path: Path) -> None:

@@ -197,22 +197,22 @@ def test_functions_of_a_build_find_compare_pull_and_push(
     cache: FolderCache, store: Path, tmp_path: Path
 ) -> None:
     """As a reader process runs them."""
-    options: Any = {"place": str(tmp_path / "shared"), "deadline_s": 5.0, "progress": Counted()}
-    assert transfer.push_to(path=store, **options)
+    progress = Counted()
+    there = (progress, str(tmp_path / "shared"), 5.0)
+    assert transfer.push_to(*there, store)
     with ups_store.open(store) as opened:
         config_hash = opened.config_hash
-    entries = transfer.find_there(config_hash=config_hash, name=NAME, **options)
-    transfer.compare_there(path=store, entries=entries, **options)
-    pulled = transfer.pull_from(entries=entries, folder=tmp_path / "into", **options)
-    assert pulled == str(tmp_path / "into" / NAME)
+    entries = transfer.find_there(*there, config_hash, NAME)
+    transfer.compare_there(*there, store, entries)
+    assert transfer.pull_from(*there, entries, tmp_path / "into") == str(tmp_path / "into" / NAME)
     (tmp_path / "other").mkdir()
     other = build(tmp_path / "other" / NAME, {"u": VALUES["u"] + 1}, dims={})
     with ups_store.open(other) as opened:
         assert opened.config_hash == config_hash
     with pytest.raises(IdentityMismatchError) as caught:
-        transfer.compare_there(path=other, entries=entries, **options)
+        transfer.compare_there(*there, other, entries)
     assert caught.value.kind == "other_content"
-    assert {"asking", "verifying", "copying"} < {*options["progress"].done}
+    assert {"asking", "verifying", "copying"} < {*progress.done}
 
 
 @pytest.mark.parametrize("content", [b"", b"no store"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
@@ -29,6 +29,8 @@ from ups_store.sources import Selection, get_task, open_source
 from ups_store.sources.declaration import TaskDeclaration
 from ups_store.sources.digest import sampled_digest
 from ups_store.sources.hdf5 import open_hdf5, tree
+from ups_store.sources.readers import ReaderPool
+from ups_store.sources.requests import describe_request
 from ups_store.sources.source import Source
 
 SECRET = b"root:x:0:0:root:/root:/bin/sh\n" * 100
@@ -344,17 +346,34 @@ def test_source_of_another_rank_than_its_virtual_dataset_says_is_an_error(folder
     assert error_of(path, folder).kind == "shapes_differ"
 
 
-def test_too_few_descriptors_for_sources_are_an_error_not_fill_values(folder: Path) -> None:
+def write_many(folder: Path) -> Path:
+    """A virtual dataset of 40 sources."""
     names = [f"{i}.h5" for i in range(40)]
-    for name in names:
-        write_fields(folder / name, FIELDS[:1])
-    path, (soft, hard) = write_virtual(folder / "main.h5", *names), resource.getrlimit(resource.RLIMIT_NOFILE)
+    for i, name in enumerate(names):
+        write_fields(folder / name, FIELDS[:1] + i)
+    return write_virtual(folder / "main.h5", *names)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Twenty more than are open may be, by the soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
-    try:
-        error = error_of(path, folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_too_few_descriptors_for_sources_are_an_error_not_fill_values(
+    folder: Path, few_descriptors: None
+) -> None:
+    error = error_of(write_many(folder), folder)
     assert (error.kind, "ulimit" in str(error)) == ("no_descriptors", True)
+
+
+@pytest.mark.multi_process
+def test_reader_opens_as_many_sources_as_the_hard_limit_allows(folder: Path, few_descriptors: None) -> None:
+    with ReaderPool(1, slot_nbytes=1 << 20) as pool:
+        assert len(pool.ask(describe_request(write_many(folder), follow=folder)).outer) == 40
 
 
 def test_percent_sign_in_the_name_of_a_source_is_itself(folder: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from build_helpers import BURGERS
-from small_stores import MakeStore
 
 import ups_store
 from ups_store.console import run
@@ -76,25 +75,12 @@ def test_ctrl_c_while_the_verbs_are_imported_is_one_line_and_5(module: str) -> N
     assert (done.returncode, done.stdout, done.stderr) == (5, "", LINE)
 
 
-@pytest.mark.multi_process
-def test_ctrl_c_while_matplotlib_is_imported_is_one_line_and_5(make_store: MakeStore) -> None:
-    done = press("matplotlib.figure", "ups_store", "preview", str(make_store()))
-    assert (done.returncode, done.stdout, done.stderr) == (5, "", LINE)
-
-
 def test_little_is_imported_before_the_handler_is_there() -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); import ups_store.cli, ups_store.building.__main__\n"
     code += "print(sorted({'typing', 'typer', 'numpy', 'pathlib', 'logging'} & set(sys.modules)))"
     root = Path(ups_store.__file__).parents[1]
     command = [sys.executable, "-I", "-S", "-c", code, str(root)]
     assert subprocess.check_output(command, text=True) == "[]\n"
-
-
-def test_handler_is_there_for_the_block_only() -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with importing():
-        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ignored_interrupts_stay_ignored() -> None:
@@ -104,13 +90,6 @@ def test_ignored_interrupts_stay_ignored() -> None:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.multi_process
-@pytest.mark.parametrize("module", ["numpy", "pydantic"])
-def test_sigterm_while_the_build_is_imported_is_one_line_and_5(module: str) -> None:
-    done = press(module, "ups_store.build", "--help", signal_name="SIGTERM")
-    assert (done.returncode, done.stdout, done.stderr) == (5, "", LINE)
 
 
 @pytest.mark.multi_process

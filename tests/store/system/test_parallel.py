@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from ups_store.system import parallel
-from ups_store.system.parallel import MAX_THREADS, for_each, parts_of
+from ups_store.system.parallel import MAX_THREADS, for_each, in_order, parts_of
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2, 5, 100])
@@ -148,3 +150,27 @@ def test_parts_follow_each_other_and_are_nearly_equal(num_items: int, num_parts:
     sizes = {len(range(num_items)[part]) for part in parts}
     assert max(sizes) - min(sizes) <= 1
     assert len(parts) == max(1, min(num_items, num_parts))
+
+
+def test_results_come_in_order_and_items_are_taken_so_many_ahead() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in itertools.count():
+            taken.append(item)
+            yield item
+
+    with ThreadPoolExecutor(3) as pool:
+        results = in_order(pool, lambda item: item * item, items(), ahead=4)
+        assert [next(results) for _ in range(10)] == [item * item for item in range(10)]
+        assert len(taken) == 13
+        results.close()
+        assert len(taken) == 13
+
+
+def test_failure_of_one_item_is_raised_at_its_turn() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        results = in_order(pool, lambda item: 1 // item, [2, 1, 0, 1], ahead=4)
+        assert [next(results), next(results)] == [0, 1]
+        with pytest.raises(ZeroDivisionError):
+            next(results)

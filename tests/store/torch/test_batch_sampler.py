@@ -11,7 +11,7 @@ import pytest
 from small_stores import MakeStore
 from torch.utils.data import DataLoader
 
-from ups_store.errors import ConfigError, SpecError
+from ups_store.errors import SpecError
 from ups_store.torch import StoreDataset, make_batch_sampler, make_loader
 
 SIZES = {"burgers1d": (30, 3), "advection1d": (13, 5)}  # samples, values per sample
@@ -80,17 +80,6 @@ def test_order_is_that_of_the_loader(paths: list[Path]) -> None:
         assert list(sampler) == indices(loader)
 
 
-def test_ranks_share_the_batches_and_have_equally_many(paths: list[Path]) -> None:
-    dataset = StoreDataset(paths)
-    alone = list(make_batch_sampler(dataset, batch_size=6, pad_last=True))
-    ranks = [
-        list(make_batch_sampler(dataset, global_batch_size=6, pad_last=True, rank=rank, world_size=2))
-        for rank in range(2)
-    ]
-    assert [first + second for first, second in zip(*ranks, strict=True)] == alone
-    assert [len(step) for step in alone] == [6] * 8
-
-
 def test_epoch_goes_on_where_the_loop_stopped(paths: list[Path]) -> None:
     dataset = StoreDataset(paths)
     sampler = make_batch_sampler(dataset, batch_size=4, shuffle=True)
@@ -100,9 +89,3 @@ def test_epoch_goes_on_where_the_loop_stopped(paths: list[Path]) -> None:
     resumed.set_epoch(1, consumed=5 * 4)
     assert list(resumed) == epochs[1][5:]
     assert list(resumed) == epochs[2]
-
-
-def test_position_inside_a_batch_is_refused(paths: list[Path]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_batch_sampler(StoreDataset(paths), batch_size=4).set_epoch(0, consumed=3)
-    assert caught.value.kind == "state"

@@ -21,10 +21,12 @@ from small_stores import MakeStore, mixed_constants, mixed_values
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-import ups_store
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
-from ups_store.format.metadata import DTYPE_NAMES
+from ups_store.format.metadata import DTYPE_NAMES, dtype_of
+from ups_store.read import assemble as loading
+from ups_store.read.items import SMALL_BYTES, BufferPool
 from ups_store.read.order import DataOrder, Step
+from ups_store.read.prefetch import Prefetch
 from ups_store.system import runs
 from ups_store.torch import (
     Batch,
@@ -33,12 +35,9 @@ from ups_store.torch import (
     Sample,
     StoreDataset,
     Window,
-    assembler,
     make_batch_sampler,
     make_loader,
 )
-from ups_store.torch.ahead import Ahead
-from ups_store.torch.memory import SMALL_BYTES, BufferPool
 
 NUM_SAMPLES, WIDTH = 50, 8192  # a batch of 4 takes 128 KiB, which the pool keeps
 THREAD = "ups_store loader"
@@ -77,8 +76,9 @@ def order_state(epoch: int, consumed: int) -> dict[str, Any]:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No batches are made together, however little time they take."""
-    monkeypatch.setattr(assembler, "HAND_OVER_S", 0.0)
+    """No batches are made together, or by the loop, however little time they take."""
+    monkeypatch.setattr(loading, "HAND_OVER_S", 0.0)
+    monkeypatch.setattr(loading, "CALLER_S", 0.0)
 
 
 def indices(batches: Iterator[Batch] | list[Batch] | Loader) -> list[list[int]]:
@@ -121,7 +121,7 @@ def test_batches_are_the_same_where_numpy_copies(
 def test_loader_gives_the_batches_of_its_order(
     dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch, shuffle: Any
 ) -> None:
-    monkeypatch.setattr("ups_store.torch.loader.MAX_BLOCK_SIZE", 5)
+    monkeypatch.setattr("ups_store.read.ranks.MAX_BLOCK_SIZE", 5)
     loader = make_loader(dataset, batch_size=6, shuffle=shuffle, seed=9)
     order = DataOrder([NUM_SAMPLES], global_batch_size=6, shuffle=shuffle, seed=9, block_size=5)
     assert indices(loader) == [step.items.tolist() for step in order.steps()]
@@ -141,10 +141,6 @@ def test_last_batch_is_shorter_dropped_or_padded_as_asked_for(dataset: StoreData
     assert all(batch["valid"].all() for batch in padded[:-1])
 
 
-def test_order_of_the_store_is_the_default(dataset: StoreDataset) -> None:
-    assert list(itertools.chain(*indices(make_loader(dataset, batch_size=8)))) == list(range(NUM_SAMPLES))
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_batch_size_is_per_rank_and_all_ranks_make_equally_many_steps(
     dataset: StoreDataset, world_size: int
@@ -157,18 +153,6 @@ def test_batch_size_is_per_rank_and_all_ranks_make_equally_many_steps(
     assert all(len(step) == 7 for steps in ranks for step in steps[:-1])
     taken = [index for steps in ranks for step in steps for index in step]
     assert sorted(taken) == list(range(NUM_SAMPLES))
-
-
-def test_rank_gathers_its_own_rows_only(dataset: StoreDataset) -> None:
-    gathered: list[int] = []
-    fetch = dataset.fetch
-    dataset.fetch = lambda number, items, **options: (  # type: ignore[method-assign]
-        gathered.extend(items.tolist()),
-        fetch(number, items, **options),
-    )[1]
-    loader = make_loader(dataset, batch_size=4, rank=1, world_size=2, num_workers=0)
-    assert gathered == list(itertools.chain(*indices(loader)))
-    assert len(gathered) == NUM_SAMPLES // 2
 
 
 def test_loader_without_workers_gives_the_same_batches_in_the_loops_own_thread(dataset: StoreDataset) -> None:
@@ -231,7 +215,7 @@ def test_batch_transform_is_given_the_step_that_random_numbers_depend_on(dataset
 def test_loop_that_waits_is_asked_whether_to_go_on(
     dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups_store.torch.ahead.POLL_S", 0.001)
+    monkeypatch.setattr("ups_store.read.prefetch.POLL_S", 0.001)
     may_end, fetch = threading.Event(), dataset.fetch
     dataset.fetch = lambda *args, **options: (  # type: ignore[method-assign]
         may_end.wait(30),
@@ -263,18 +247,6 @@ def test_repr_shows_what_there_is(dataset: StoreDataset) -> None:
         assert "<StoreDataset" not in shown  # escaped
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_share_the_batches_of_one_process(dataset: StoreDataset, world_size: int) -> None:
-    options: dict[str, Any] = {"global_batch_size": 8, "shuffle": True, "pad_last": True}
-    alone = indices(make_loader(dataset, **options))
-    ranks = [
-        indices(make_loader(dataset, rank=rank, world_size=world_size, **options))
-        for rank in range(world_size)
-    ]
-    together = [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
-    assert together == alone
-
-
 @pytest.mark.parametrize("shuffle", [True, "block"])
 @pytest.mark.parametrize(("before", "after"), [((2, 1), (4, 0)), ((4, 0), (1, 3)), ((1, 2), (2, 2))])
 def test_loaders_of_other_ranks_and_workers_go_on_with_the_same_batches(
@@ -301,21 +273,6 @@ def test_loaders_of_other_ranks_and_workers_go_on_with_the_same_batches(
         loader.load_state_dict(states[0])
     steps = zip(*map(indices, resumed), strict=True)
     assert [list(itertools.chain(*step)) for step in steps] == expected[2:]
-
-
-def test_rank_comes_from_torch_distributed(dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-    order = make_loader(dataset, batch_size=8, shuffle=True).order
-    assert (order.rank, order.world_size) == (1, 4)
-
-
-def test_all_batches_kept_are_distinct(dataset: StoreDataset) -> None:
-    batches = list(make_loader(dataset, batch_size=4, shuffle=True))
-    assert len({batch["a"].data_ptr() for batch in batches}) == len(batches)
-    for batch in batches:
-        assert_holds_its_samples(batch)
 
 
 def test_loader_takes_what_a_dataset_takes(dataset: StoreDataset) -> None:
@@ -375,40 +332,6 @@ def test_tensor_saved_for_backward_keeps_its_memory(dataset: StoreDataset) -> No
     assert torch.equal(weight.grad, expected)
 
 
-def test_training_on_reused_memory_gives_the_gradients_of_copies(dataset: StoreDataset) -> None:
-    def gradients(*, copy: bool) -> list[Tensor]:
-        weight, found = torch.full((WIDTH,), 0.5, requires_grad=True), []
-        for batch in make_loader(dataset, batch_size=4, shuffle=True):
-            values = batch["a"].clone() if copy else batch["a"]
-            loss = (values * weight).square().mean()
-            del batch, values
-            found.append(torch.autograd.grad(loss, weight)[0])
-        return found
-
-    pairs = zip(gradients(copy=False), gradients(copy=True), strict=True)
-    assert all(torch.equal(found, expected) for found, expected in pairs)
-
-
-@pytest.mark.parametrize("taken", [0, 1, 5, 13])
-def test_resumed_loader_continues_with_the_same_batches(dataset: StoreDataset, taken: int) -> None:
-    loader = make_loader(dataset, batch_size=4, seed=3, shuffle=True)
-    list(loader)
-    batches = iter(loader)
-    for _ in range(taken):
-        next(batches)
-    state = loader.state_dict()
-    assert state == {"seed": 3, "epoch": 1, "consumed": 4 * taken, "global_batch_size": 4, "shuffle": True}
-    resumed = make_loader(dataset, batch_size=4, seed=3, shuffle=True)
-    resumed.load_state_dict(state)
-    assert indices(resumed) == indices(batches)
-    assert (
-        resumed.state_dict()
-        == loader.state_dict()
-        == {"seed": 3, "epoch": 2, "consumed": 0, "global_batch_size": 4, "shuffle": True}
-    )
-    assert indices(resumed) == indices(loader)
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"shuffle": "block"}, {"drop_last": True}, {"rank": 1, "world_size": 2}]
 )
@@ -436,14 +359,6 @@ def test_resumed_loader_gives_the_same_bits(make_store: MakeStore, options: dict
         for tensor, twin in zip(one.tensors(), other.tensors(), strict=True):
             assert tensor.dtype == twin.dtype
             assert torch.equal(tensor, twin)
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_state_of_a_run_that_was_shuffled_otherwise_is_refused(dataset: StoreDataset, shuffle: bool) -> None:
-    state = make_loader(dataset, batch_size=4, shuffle=shuffle).state_dict()
-    other = make_loader(dataset, batch_size=4, shuffle=not shuffle)
-    with pytest.raises(ConfigError, match=f"expected {not shuffle}, found {shuffle}"):
-        other.load_state_dict(state)
 
 
 def test_abandoned_epoch_is_followed_by_the_next(dataset: StoreDataset) -> None:
@@ -558,14 +473,6 @@ def test_epoch_that_was_expected_keeps_what_was_made_for_it_and_another_drops_it
     wait_for(made, 28 + 15)
 
 
-def test_epoch_that_is_resumed_drops_what_was_made_for_the_next(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    list(loader)
-    loader.load_state_dict(order_state(1, 40))
-    order = DataOrder([NUM_SAMPLES], global_batch_size=4, shuffle=True)
-    assert indices(loader) == [step.items.tolist() for step in order.steps(1)][10:]
-
-
 def change_seed(loader: Loader) -> None:
     loader.order.seed = 9
 
@@ -597,13 +504,6 @@ def test_order_that_is_changed_gives_its_own_batches_from_the_next_epoch_on(
     assert indices(loader) == [step.items.tolist() for step in expected.steps(epoch)]
 
 
-def test_dataset_that_is_changed_gives_the_next_epoch(dataset: StoreDataset, make_store: MakeStore) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    list(loader)
-    loader.dataset = StoreDataset(make_store({"b": np.zeros((NUM_SAMPLES, 3))}, name="other.zarr.zip"))
-    assert all("b" in batch for batch in loader)
-
-
 def test_iterator_that_was_replaced_at_its_last_batch_is_an_error(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, shuffle=True)
     old = iter(loader)
@@ -627,13 +527,6 @@ def test_copy_of_a_loader_gives_the_same_batches(
     assert indices(other) == indices(loader)
 
 
-def test_copy_of_a_loader_has_no_memory_of_its_batches(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    list(loader)
-    gc.collect()
-    assert len(pickle.dumps(loader)) < SMALL_BYTES
-
-
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": 0}, {"across_epochs": False}])
 def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
@@ -645,14 +538,6 @@ def test_loader_that_stays_in_its_epoch_leaves_no_thread_at_its_end(
         assert len(indices(loader)) == 13
         assert loader_threads() == []
         assert made == [0] * 13 + [1] * 13 * epoch
-
-
-def test_loader_that_is_dropped_ends_its_threads(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    list(loader)
-    assert loader_threads() != []
-    del loader
-    assert loader_threads() == []
 
 
 @pytest.mark.multi_process
@@ -721,10 +606,10 @@ def test_small_batches_are_made_together_and_are_the_same(
         return fetch(number, items, **options)
 
     dataset.fetch = spy  # type: ignore[method-assign]
-    monkeypatch.setattr(assembler, "HAND_OVER_S", 60.0)
+    monkeypatch.setattr(loading, "HAND_OVER_S", 60.0)
     together = list(make_loader(dataset, batch_size=4, shuffle=True, num_workers=0, **options))
     assert max(sizes) > 8
-    monkeypatch.setattr(assembler, "HAND_OVER_S", 0.0)
+    monkeypatch.setattr(loading, "HAND_OVER_S", 0.0)
     alone = list(make_loader(dataset, batch_size=4, shuffle=True, num_workers=0, **options))
     assert len(together) == len(alone)
     for ours, expected in zip(together, alone, strict=True):
@@ -777,15 +662,6 @@ def test_closed_loader_ends_its_iterator_with_an_error(dataset: StoreDataset) ->
     assert loader_threads() == []
     with pytest.raises(StoreClosedError):
         next(batches)
-
-
-def test_new_iterator_closes_the_one_before(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    old = iter(loader)
-    next(old)
-    assert len(list(loader)) == 13
-    with pytest.raises(StoreClosedError):
-        next(old)
 
 
 @pytest.mark.multi_process
@@ -902,13 +778,6 @@ def test_cuda_where_there_is_none_is_refused(dataset: StoreDataset) -> None:
     assert caught.value.kind == "device"
 
 
-def test_state_of_another_batch_size_is_refused(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=8, shuffle=True)
-    with pytest.raises(ConfigError) as caught:
-        loader.load_state_dict({**loader.state_dict(), "consumed": 12})
-    assert caught.value.kind == "state"
-
-
 def test_blocks_of_large_samples_are_small(make_store: MakeStore) -> None:
     def block_size(width: int) -> int:
         path = make_store({"a": np.zeros((2, width), np.float32)}, name=f"{width}.zarr.zip")
@@ -919,102 +788,94 @@ def test_blocks_of_large_samples_are_small(make_store: MakeStore) -> None:
 
 def test_pool_keeps_a_limited_number_of_buffers() -> None:
     pool = BufferPool(limit=2)
-    shape = (SMALL_BYTES,)
-    lent = [pool.empty(shape, torch.uint8) for _ in range(4)]
-    last_two = [tensor.data_ptr() for tensor in lent[2:]]
+    lent = [pool.empty((SMALL_BYTES,), np.dtype(np.uint8)) for _ in range(4)]
+    last_two = [array.ctypes.data for array in lent[2:]]
     while lent:
         lent.pop(0)
-    again = [pool.empty(shape, torch.uint8) for _ in range(2)]
-    assert sorted(tensor.data_ptr() for tensor in again) == sorted(last_two)
+    again = [pool.empty((SMALL_BYTES,), np.dtype(np.uint8)) for _ in range(2)]
+    assert sorted(array.ctypes.data for array in again) == sorted(last_two)
 
 
 @pytest.mark.parametrize("name", DTYPE_NAMES)
 def test_pool_gives_the_shape_and_dtype_asked_for_and_its_memory_again(name: str) -> None:
-    pool, shape, dtype = BufferPool(limit=1), (2, SMALL_BYTES), getattr(torch, name)
+    pool, shape, dtype = BufferPool(limit=1), (2, SMALL_BYTES), np.dtype(dtype_of(name))
     first = pool.empty(shape, dtype)
-    assert (tuple(first.shape), first.dtype, first.is_contiguous()) == (shape, dtype, True)
-    pointer = first.data_ptr()
-    other = pool.empty((SMALL_BYTES, 2), dtype)
-    assert other.data_ptr() != pointer
+    assert (first.shape, first.dtype, first.flags.c_contiguous) == (shape, dtype, True)
+    pointer, kept = first.ctypes.data, first[1:, ::2]
     del first
-    assert pool.empty(shape, dtype).data_ptr() == pointer
+    assert pool.empty(shape, dtype).ctypes.data != pointer  # a view keeps it
+    del kept
+    assert pool.empty(shape, dtype).ctypes.data == pointer
 
 
-@pytest.mark.parametrize("num_threads", [1, 4])
-def test_ahead_gives_the_results_in_the_order_of_the_jobs_and_ends(num_threads: int) -> None:
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_prefetch_gives_the_results_in_the_order_of_the_jobs_and_ends(num_threads: int) -> None:
     def slow_when_even(job: int) -> int:
         time.sleep(0.0002 * (job % 2 == 0))
         return job * job
 
-    ahead = Ahead(iter(range(200)), slow_when_even, depth=5, num_threads=num_threads, name=THREAD)
-    assert list(ahead) == [job * job for job in range(200)]
-    assert next(ahead, None) is None
-    ahead.close()
+    made = Prefetch(iter(range(200)), slow_when_even, depth=5, num_threads=num_threads)
+    # Now and then the caller works on its own.
+    assert [made.get(ahead=job % 50 < 30) for job in range(200)] == [job * job for job in range(200)]
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            made.get()
+    made.close()
 
 
-def test_ahead_works_on_several_jobs_at_a_time() -> None:
-    both_here = threading.Barrier(2, timeout=30)
-    ahead = Ahead(iter(range(2)), lambda job: both_here.wait() >= 0, depth=2, num_threads=2, name=THREAD)
-    assert list(ahead) == [True, True]
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_ahead_gives_the_results_before_an_error_first_and_begins_no_job_after_it(num_threads: int) -> None:
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_prefetch_gives_the_results_before_an_error_first_and_begins_no_job_after_it(
+    num_threads: int,
+) -> None:
     jobs = iter([3, 2, 0, *[1] * 1000])
-    ahead = Ahead(jobs, lambda job: 6 // job, depth=9, num_threads=num_threads, name=THREAD)
-    assert [next(ahead), next(ahead)] == [2, 3]
+    made = Prefetch(jobs, lambda job: 6 // job, depth=9, num_threads=num_threads)
+    assert [made.get(), made.get()] == [2, 3]
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            next(ahead)
+            made.get()
     assert len(list(jobs)) > 900
+    made.close()
 
 
-def test_ahead_reports_an_error_of_its_jobs() -> None:
-    ahead = Ahead((6 // job for job in (3, 0)), str, depth=9, name=THREAD)
-    assert next(ahead) == "2"
-    with pytest.raises(ZeroDivisionError):
-        next(ahead)
-
-
-def test_ahead_reports_an_error_of_its_setup() -> None:
+def test_prefetch_reports_errors_of_its_jobs_and_of_what_threads_begin_with() -> None:
     def fail() -> None:
         raise RuntimeError("no threads")
 
-    ahead = Ahead(iter([1]), str, depth=2, setup=fail, name=THREAD)
+    made = Prefetch((6 // job for job in (3, 0)), str, depth=9)
+    assert made.get() == "2"
+    with pytest.raises(ZeroDivisionError):
+        made.get()
+    other = Prefetch(iter([1]), str, depth=2, setup=fail)
     with pytest.raises(RuntimeError, match="no threads"):
-        next(ahead)
+        other.get()
+    made.close(), other.close()
 
 
-def test_ahead_that_is_dropped_ends_its_threads() -> None:
-    ahead = Ahead(itertools.count(), str, depth=2, num_threads=3, name=THREAD)
-    next(ahead)
-    del ahead
-    assert loader_threads() == []
-
-
-def test_ahead_that_is_closed_wakes_a_thread_that_waits_for_it() -> None:
+def test_prefetch_that_is_closed_wakes_a_thread_that_waits_for_it() -> None:
     may_end, caught = threading.Event(), []
 
     def wait() -> None:
         try:
-            next(ahead)
+            made.get()
         except StoreClosedError as error:
             caught.append(error)
 
-    ahead = Ahead(iter([1]), lambda job: may_end.wait(30), depth=1, name=THREAD)
+    made = Prefetch(iter([1]), lambda job: may_end.wait(30))
     waiting = threading.Thread(target=wait)
     waiting.start()
     timer = threading.Timer(0.05, may_end.set)
     timer.start()
-    ahead.close()
+    made.close()
     waiting.join(30)
     timer.join()
     assert len(caught) == 1
-    with pytest.raises(StoreClosedError):
-        next(ahead)
 
 
-def test_ahead_that_one_of_its_own_threads_drops_ends_without_waiting_for_itself() -> None:
+def test_prefetch_that_is_dropped_ends_its_threads_also_by_one_of_them() -> None:
+    made: Any = Prefetch(itertools.count(), str, depth=2, num_threads=3)
+    made.get()
+    del made
+    assert loader_threads() == []
     holder: list[Any] = []
     go = threading.Event()
 
@@ -1023,20 +884,16 @@ def test_ahead_that_one_of_its_own_threads_drops_ends_without_waiting_for_itself
         holder.clear()
         return job
 
-    holder.append(Ahead(itertools.count(), drop, depth=2, num_threads=2, name=THREAD))
+    holder.append(Prefetch(itertools.count(), drop, depth=2, num_threads=2))
     threads = loader_threads()
+    caller = threading.Thread(target=lambda held: held[0].get(), args=(list(holder),))
+    caller.start()
     go.set()
+    caller.join(30)
+    del caller
     for thread in threads:
         thread.join(30)
     assert loader_threads() == []
-
-
-def test_checked_store_feeds_a_loader(dataset: StoreDataset) -> None:
-    path = dataset.sources[0].store.path
-    checked = StoreDataset(ups_store.open(path, verify="touch"))
-    assert indices(make_loader(checked, batch_size=4, shuffle=True)) == indices(
-        make_loader(dataset, batch_size=4, shuffle=True)
-    )
 
 
 @pytest.mark.gpu

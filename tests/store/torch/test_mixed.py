@@ -13,7 +13,16 @@ from ragged_stores import LENGTHS, build_ragged, ragged_values
 from small_stores import MakeStore
 
 from ups_store.errors import ConfigError, SpecError
-from ups_store.torch import Batch, MixedDataset, Sample, StoreDataset, Window, make_batch_sampler, make_loader
+from ups_store.torch import (
+    Batch,
+    MixedDataset,
+    Sample,
+    StoreDataset,
+    Window,
+    make_batch_sampler,
+    make_loader,
+    new_tensor,
+)
 
 SIZES = {"a": 40, "b": 9}
 
@@ -128,12 +137,10 @@ def test_a_dataset_of_several_stores_is_one_source_and_a_batch_of_one_store_is_n
     mixed = MixedDataset([paths, paths[1]], weights=[1, 1])
     assert mixed.sizes == [49, 9]
     assert len(mixed.stores) == len(mixed.sources) == 3
-    batch = mixed.fetch(
-        0, np.array([45, 42]), epoch=0, allocate=lambda shape, dtype: torch.empty(shape, dtype=dtype)
-    )
+    batch = mixed.fetch(0, np.array([45, 42]), epoch=0, allocate=new_tensor)
     assert (batch["index"].tolist(), batch["source"].tolist(), batch["task"]) == ([45, 42], [0, 0], "b")
     assert batch["k"].tolist() == [5, 2]
-    batch = mixed.fetch(0, np.array([50, 3]), epoch=0, allocate=mixed._pool.empty)
+    batch = mixed.fetch(0, np.array([50, 3]), epoch=0, allocate=new_tensor)
     assert (batch["index"].tolist(), batch["source"].tolist()) == ([1, 3], [1, 0])
 
 

@@ -5,11 +5,7 @@ The CPU stands for the device where none is there: the same code, without stream
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +16,9 @@ from torch import Tensor
 
 import ups_store
 from ups_store import ArrayNotFoundError, DeviceError, MemoryLimitError, SampleIndexError, SpecError, Store
-from ups_store.read import page_cache, preload
-from ups_store.system import mappings
-from ups_store.torch import DeviceStore, pinned
+from ups_store.read import preload
+from ups_store.torch import DeviceStore
 from ups_store.torch import device as staging
-from ups_store.torch.memory import as_tensor, writable
 
 VALUES = {
     **mixed_values(24),
@@ -46,9 +40,9 @@ WINDOWS: list[dict[str, Any]] = [
 @pytest.fixture
 def path(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store that is moved in several steps of several pieces."""
-    for module in (page_cache, staging):
+    for module in (preload, staging):
         monkeypatch.setattr(module, "STEP_BYTES", 1 << 15)
-    monkeypatch.setattr(page_cache, "PIECE_BYTES", 1 << 13)
+    monkeypatch.setattr(preload, "PIECE_BYTES", 1 << 13)
     return make_store(VALUES, constants=mixed_constants(), dims=ALL_DIMS)
 
 
@@ -106,10 +100,6 @@ def test_indices_may_be_any_integers(store: Store, indices: Any) -> None:
     assert_same(on_device(store).gather(indices, ["nu"]), samples_of({"nu": VALUES["nu"]}, [3, 1]))
 
 
-def test_empty_batch_has_the_shapes_of_a_batch(store: Store) -> None:
-    assert_same(on_device(store).gather([]), store.gather([]))
-
-
 def test_wrong_requests_are_refused_as_by_the_store(store: Store) -> None:
     there = on_device(store)
     with pytest.raises(ArrayNotFoundError, match="'y'"):
@@ -126,29 +116,17 @@ def test_wrong_requests_are_refused_as_by_the_store(store: Store) -> None:
         there.gather([0.5])  # type: ignore[list-item]
 
 
-def test_gathered_values_outlive_store_and_device_store(store: Store) -> None:
-    batch = on_device(store).gather(CHOSEN)
-    store.close()
-    assert_same(batch, samples_of(VALUES, CHOSEN))
-
-
-@pytest.mark.parametrize("mode", ["device", "pinned"])
 @pytest.mark.parametrize("device", ["cuda:99", "meta", "no device"])
-def test_device_that_is_not_there_is_an_error(store: Store, mode: Any, device: str) -> None:
+def test_device_that_is_not_there_is_an_error(store: Store, device: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        store.preload(mode, device=device)
+        store.preload("device", device=device)
     assert (caught.value.kind, caught.value.expected) == ("no_device", device)
-
-
-def test_pinned_memory_is_for_cuda_only(store: Store) -> None:
-    with pytest.raises(DeviceError, match="only CUDA"):
-        store.preload("pinned", device="cpu")
 
 
 def test_auto_goes_on_without_a_device_and_says_so(store: Store) -> None:
     report = store.preload("auto", device="cuda:99")
     assert report.mode == "page-cache"
-    assert report.why.count("refused (no such device to preload to") == 2
+    assert report.why.count("refused (no such device to preload to") == 1
 
 
 def test_samples_larger_than_the_device_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,94 +149,12 @@ def test_refusal_of_the_allocator_is_an_error_of_ours(store: Store, monkeypatch:
         on_device(store)
 
 
-class FakeRuntime:
-    """Stands for the CUDA runtime: takes or refuses registrations."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-        self.registered: dict[int, int] = {}
-
-    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
-        assert flags == 3  # portable, mapped
-        if self.code == 0:
-            self.registered[address] = nbytes
-        return self.code
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        del self.registered[address]
-        return 0
-
-
-@pytest.fixture
-def fake_cuda(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRuntime]:
-    """A runtime without a device: kernels of the CPU read the page-locked memory of `store`."""
-    runtime = FakeRuntime(0)
-    device = SimpleNamespace(type="cuda")
-    monkeypatch.setattr(pinned, "find_device", lambda job: device)
-    monkeypatch.setattr(pinned, "_runtime", lambda: runtime)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    view = lambda memory, device, path: torch.frombuffer(memory, dtype=torch.uint8)  # noqa: E731
-    monkeypatch.setattr(pinned, "device_view", view)
-    yield runtime
-    store.close()
-    gc.collect()
-    assert not runtime.registered
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-def test_page_locked_store_gathers_the_same(
-    store: Store, fake_cuda: FakeRuntime, window: dict[str, Any]
-) -> None:
-    report = store.preload("pinned")
-    expected = ups_store.open(store.path).gather(CHOSEN, **window)
-    assert_same(report.on_device.gather(CHOSEN, **window), expected)
-    assert fake_cuda.registered == {mappings.address(store._file.mapping()): store.nbytes}
-    for name, values in store.gather(CHOSEN, **window).items():
-        assert values.tobytes() == expected[name].tobytes()
-
-
-def test_page_locked_memory_is_released_when_nobody_has_it(store: Store, fake_cuda: FakeRuntime) -> None:
-    there = store.preload("pinned").on_device
-    store.close()
-    gc.collect()
-    assert fake_cuda.registered  # by whom gathers on the device
-    del there
-    gc.collect()
-    assert not fake_cuda.registered
-
-
-def test_refused_page_lock_is_an_error_and_auto_goes_on(
-    store: Store, fake_cuda: FakeRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_cuda.code = 2
-    monkeypatch.setattr(torch, "zeros", lambda *arguments, **options: None)
-    with pytest.raises(DeviceError) as caught:
-        store.preload("pinned")
-    assert (caught.value.kind, caught.value.found) == ("pin", "cudaHostRegister error 2")
-    assert not store._file.is_copy
-    report = store.preload("auto", device="cuda:99")
-    assert report.mode == "page-cache"
-    assert "pinned refused (CUDA refuses to page-lock the store: cudaHostRegister error 2)" in report.why
-
-
-def test_view_that_would_be_a_copy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = mappings.new_memory(4096, kind=pinned.PageLocked)
-    memory.address = mappings.address(memory)
-    interface = pinned._DeviceView(memory).__cuda_array_interface__
-    assert (interface["shape"], interface["data"]) == ((4096,), (memory.address, False))
-    monkeypatch.setattr(torch, "as_tensor", lambda view, device: torch.zeros(4096, dtype=torch.uint8))
-    with pytest.raises(DeviceError, match="can't read"):
-        pinned.device_view(memory, torch.device("cpu"), path="a.zarr.zip")
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["device", "pinned"])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_cuda_gathers_the_same(path: Path, mode: Any, window: dict[str, Any]) -> None:
+def test_cuda_gathers_the_same(path: Path, window: dict[str, Any]) -> None:
     with ups_store.open(path) as plain, ups_store.open(path) as store:
-        report = store.preload(mode)
-        assert (report.mode, report.on_device.device) == (mode, torch.device("cuda", 0))
+        report = store.preload("device")
+        assert (report.mode, report.on_device.device) == ("device", torch.device("cuda", 0))
         batch = report.on_device.gather(CHOSEN, **window)
         assert all(tensor.is_cuda for tensor in batch.values())
         assert_same(batch, plain.gather(CHOSEN, **window))
@@ -273,31 +169,8 @@ def test_cuda_moves_a_shard(store: Store) -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_page_locks_the_views_of_the_store(store: Store) -> None:
-    there = store.preload("pinned").on_device
-    assert as_tensor(writable(store["fields"])).is_pinned()
-    rows = there._arrays["fields"].memory
-    assert rows.is_cuda  # one address for both
-    assert rows.data_ptr() == store["fields"].ctypes.data
-
-
-@pytest.mark.gpu
-def test_cuda_lets_go_of_page_locked_memory(path: Path) -> None:
-    for _ in range(3):
-        with ups_store.open(path) as store:
-            batch = store.preload("pinned").on_device.gather(CHOSEN)
-        gc.collect()
-        assert_same(batch, samples_of(VALUES, CHOSEN))
-    assert torch.zeros(8, device="cuda").sum().item() == 0  # no error was left behind
-
-
-@pytest.mark.gpu
-def test_cuda_without_room_gives_way_to_page_locked_memory(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_without_room_gives_way_to_the_page_cache(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    report = store.preload("auto", device="cuda")
-    assert report.mode == "pinned"
-    assert report.why.startswith("device refused (the store doesn't fit into cuda:0 memory")
+    assert store.preload("auto", device="cuda").mode == "page-cache"

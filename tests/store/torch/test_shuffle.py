@@ -13,9 +13,8 @@ from small_stores import MakeStore
 
 from ups_store import Store
 from ups_store.errors import ConfigError
-from ups_store.torch import StoreDataset, make_batch_sampler, make_loader
-from ups_store.torch import sampler as shuffle_module
-from ups_store.torch.sampler import choose_shuffle
+from ups_store.read import ranks as loading
+from ups_store.torch import StoreDataset, make_loader
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def dataset(make_store: MakeStore) -> StoreDataset:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, available: int, resident: float = 0.0) -> None:
-    monkeypatch.setattr(shuffle_module, "available_bytes", lambda: available)
+    monkeypatch.setattr(loading, "available_bytes", lambda: available)
     monkeypatch.setattr(Store, "residency", lambda self: resident)
 
 
@@ -45,7 +44,7 @@ def test_auto_takes_blocks_for_what_is_larger_than_memory_and_says_why(
     reason: str,
 ) -> None:
     pretend(monkeypatch, **machine)
-    with caplog.at_level(logging.INFO, "ups_store.torch"):
+    with caplog.at_level(logging.INFO, "ups_store"):
         loader = make_loader(dataset, batch_size=4, shuffle="auto")
     assert loader.order.shuffle == shuffle
     (line,) = [record.getMessage() for record in caplog.records if "shuffle" in record.getMessage()]
@@ -55,18 +54,13 @@ def test_auto_takes_blocks_for_what_is_larger_than_memory_and_says_why(
 
 
 def test_auto_takes_blocks_on_a_network_file_system(
-    dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch
+    dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pretend(monkeypatch, available=10**9)
     monkeypatch.setattr(dataset.sources[0].store, "network", "nfs")
-    choice = choose_shuffle(dataset, world_size=1)
-    assert choice.shuffle == "block"
-    assert choice.reason.startswith("on nfs")
-
-
-def test_batch_sampler_chooses_likewise(dataset: StoreDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, available=10**5)
-    assert make_batch_sampler(dataset, batch_size=4, shuffle="auto").order.shuffle == "block"
+    with caplog.at_level(logging.INFO, "ups_store"):
+        assert make_loader(dataset, batch_size=4, shuffle="auto").order.shuffle == "block"
+    assert "shuffle: block: on nfs" in caplog.text
 
 
 def test_resumed_run_keeps_what_auto_chose_elsewhere(
@@ -87,13 +81,6 @@ def test_resumed_run_keeps_what_auto_chose_elsewhere(
     assert [batch["index"].tolist() for batch in resumed] == expected
 
 
-def test_state_with_an_unknown_shuffle_is_refused(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4)
-    with pytest.raises(ConfigError) as caught:
-        loader.load_state_dict({**loader.state_dict(), "shuffle": "all"})
-    assert caught.value.kind == "state"
-
-
 def test_auto_on_ranks_that_cannot_talk_is_refused(dataset: StoreDataset) -> None:
     with pytest.raises(ConfigError) as caught:
         make_loader(dataset, batch_size=4, shuffle="auto", rank=0, world_size=2)
@@ -102,7 +89,7 @@ def test_auto_on_ranks_that_cannot_talk_is_refused(dataset: StoreDataset) -> Non
 
 def _rank(rank: int, path: str, rendezvous: str, found: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    shuffle_module.available_bytes = lambda: (10**9, 10**5)[rank]
+    loading.available_bytes = lambda: (10**9, 10**5)[rank]
     Store.residency = lambda self: 0.0  # type: ignore[method-assign]
     loader = make_loader(StoreDataset(path), batch_size=4, shuffle="auto")
     found.put((rank, loader.order.shuffle, [batch["index"].tolist() for batch in loader]))

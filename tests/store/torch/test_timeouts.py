@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,9 @@ from small_stores import MakeStore
 from torch.utils.data import DataLoader
 
 from ups_store.errors import BatchTimeoutError, ConfigError
+from ups_store.read import assemble as loading
+from ups_store.read import prefetch
+from ups_store.read.items import StoreSource
 from ups_store.read.order import DataOrder
 from ups_store.torch import (
     Loader,
@@ -29,13 +31,8 @@ from ups_store.torch import (
     Sample,
     StoreDataset,
     Window,
-    ahead,
-    assembler,
-    deadline,
     make_loader,
 )
-from ups_store.torch import loader as loaders
-from ups_store.torch.source import StoreSource
 
 N, T = 12, 6
 LONG_S = 600.0
@@ -69,9 +66,9 @@ class Hang:
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     hang = Hang()
     clock = SimpleNamespace(monotonic=hang.monotonic, perf_counter=time.perf_counter)
-    monkeypatch.setattr(loaders, "time", clock)
-    monkeypatch.setattr(ahead, "POLL_S", 0.01)
-    monkeypatch.setattr(assembler, "HAND_OVER_S", 0.0)  # no batches are made together
+    monkeypatch.setattr(prefetch, "time", clock)
+    monkeypatch.setattr(prefetch, "POLL_S", 0.01)
+    monkeypatch.setattr(loading, "HAND_OVER_S", 0.0)  # no batches are made together
     yield hang
     hang.release()  # so that no thread is left
 
@@ -135,7 +132,7 @@ def test_loader_goes_on_after_a_batch_that_did_not_come(
 def test_loader_names_all_samples_of_batches_that_are_read_together(
     path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang
 ) -> None:
-    monkeypatch.setattr(assembler, "HAND_OVER_S", 1e9)  # two after one, by one thread
+    monkeypatch.setattr(loading, "HAND_OVER_S", 1e9)  # two after one, by one thread
     hang_at(monkeypatch, 6, hang)
     error = late_batch(make_loader(path, batch_size=4, num_workers=1, timeout=LONG_S), hang, after=1)
     assert error.samples == (4, 5, 6, 7, 8, 9, 10, 11)
@@ -220,13 +217,8 @@ def test_timeout_needs_a_thread_that_can_be_waited_for(path: Path) -> None:
 @pytest.fixture
 def without_time(monkeypatch: pytest.MonkeyPatch, hang: Hang) -> None:
     """A dataset waits for its thread until that hangs, and no longer."""
-
-    class Queue(SimpleQueue[Any]):
-        def get(self, block: bool = True, timeout: float | None = None) -> Any:
-            hang.reached.wait(timeout)
-            raise Empty
-
-    monkeypatch.setattr(deadline, "SimpleQueue", Queue)
+    hang.monotonic = lambda: 2 * LONG_S * hang.reached.is_set()  # type: ignore[method-assign]
+    monkeypatch.setattr(prefetch, "time", hang)
 
 
 def test_dataset_gives_what_comes_in_time(path: Path) -> None:
@@ -270,7 +262,7 @@ def test_process_ends_though_a_read_never_does(path: Path) -> None:
     program = """
 import sys, threading
 from ups_store.torch import make_loader
-from ups_store.torch.source import StoreSource
+from ups_store.read.items import StoreSource
 StoreSource.fetch = lambda *args, **options: threading.Event().wait()
 loader = make_loader(sys.argv[1], batch_size=4, timeout=0.01)
 try:

@@ -17,7 +17,7 @@ from ups.data.statistics import measure_state_statistics
 from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
 from ups.errors import ConfigError
 from ups_store import ArraySpec
-from ups_store.packed.pack import repack_store
+from ups_store.packed.pack import pack
 
 N, T, L, D = 6, 9, 8, 2
 TIMES = np.linspace(0.0, 2.0, T)
@@ -84,8 +84,7 @@ def test_packed_store_has_the_windows_of_the_mapped_one_and_says_that_it_is_deco
     transient: Path, mode: Any, says: str
 ) -> None:
     expected = open_windows(transient, horizon=2).read(np.arange(12))
-    with ups_store.open(transient) as store:
-        repack_store(store, codec="blosc")
+    pack(transient, transient)
     windows = open_windows(transient, horizon=2)
     assert windows.preload(mode, device="cpu").startswith(says)
     assert torch.equal(windows.read(np.arange(12)).states, expected.states)

@@ -1,7 +1,8 @@
-"""`PartitionedStore`: a split in partitions, one file a machine, seen as one store (spec 2.4)."""
+"""`PartitionedStore`: several stores seen as one: partitions of a split (spec 2.4), a pattern, or a list."""
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,23 +19,26 @@ from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples, WindowArguments, check_indices, check_output, window_of
 from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.verify import Report
+from ups_store.system.paths import find_partitions, partition_of
 
 
 class PartitionedStore(AnyStore):
-    """Partitions of one split as one store: samples are numbered through, `gather` takes from any of them.
+    """Several stores as one: samples are numbered through, `gather` takes from any of them.
 
-    Opened by `ups_store.open(pattern)`. Reads like a `Store`, except that no array is one piece of memory:
-    `store[name]` refuses, `sample` and `gather` work.
+    Opened by `ups_store.open` of a pattern or a list. They are the partitions of one split, made from the
+    same, or stores of the same arrays and constants, each made from its own. Reads like a `Store`, except
+    that no array is one piece of memory: `store[name]` refuses, `sample` and `gather` work.
 
     Args:
-        pattern: What names the files.
-        partitions: The open partitions, mapped or packed, in order.
+        pattern: What names the files; of a list its first file.
+        partitions: The open stores, of any kind, in order.
 
     Attributes:
-        path: The pattern.
-        partitions: The open partitions, in order.
-        network: That of the first partition that doesn't lie on a local file system.
-        identity_document: The one that one file with all samples would have; `config_hash` is its hash.
+        path: The pattern; of a list its first file.
+        partitions: The open stores, in order.
+        network: That of the first one that doesn't lie on a local file system.
+        identity_document: Of partitions the one that one file with all samples would have; of other stores
+            theirs, if they are equal, else one that names their hashes; `config_hash` is its hash.
     """
 
     def __init__(self, pattern: Path, partitions: Sequence[AnyStore]) -> None:
@@ -53,10 +57,12 @@ class PartitionedStore(AnyStore):
     @staticmethod
     def _document(path: Path, partitions: Sequence[AnyStore]) -> dict[str, Any]:
         """The identity document of all together."""
-        return _whole_identity(path, partitions)
+        is_split = any(store.identity_document.get("partition") for store in partitions)
+        return _whole_identity(path, partitions) if is_split else _common_identity(path, partitions)
 
     def _summary(self) -> list[str]:
-        return [counted(len(self.partitions), "partition"), f"{self.nbytes:,} bytes"]
+        kind = "partition" if self.partitions[0].partition else "store"
+        return [counted(len(self.partitions), kind), f"{self.nbytes:,} bytes"]
 
     @property
     def access(self) -> str:
@@ -227,6 +233,40 @@ def _whole_identity(pattern: Path, partitions: Sequence[AnyStore]) -> dict[str, 
         if len(partition) != wanted:
             raise bad("number of samples", hint, expected=wanted, found=len(partition))
     return whole
+
+
+def _common_identity(pattern: Path, stores: Sequence[AnyStore]) -> dict[str, Any]:
+    """The identity document of stores of the same arrays: theirs if all are equal, else one of its own."""
+    first = dict(stores[0].identity_document)
+    for store in stores[1:]:
+        differing = differences(_geometry(store), _geometry(stores[0]))
+        if differing:
+            raise FormatError(
+                f"other arrays than in the first store:\n{describe_differences(differing)}",
+                path=store.path,
+                kind="partitions",
+                hint=f"move it away: {pattern.name} names stores of the same arrays and constants",
+            )
+    hashes = list(dict.fromkeys(store.config_hash for store in stores))
+    return first if len(hashes) == 1 else {**first, "content": {"kind": "stores", "parents": hashes}}
+
+
+def _geometry(store: AnyStore) -> dict[str, Any]:
+    return {key: store.identity_document.get(key) for key in ("arrays", "constants")}
+
+
+def files_of(pattern: Path) -> list[Path]:
+    """List the files that a pattern names: all partitions of a split, else those that match, by name.
+
+    Raises:
+        StoreNotFoundError: If there is none, or partitions are missing.
+        SpecError: If it names partitions of several stores, or other files beside partitions.
+    """
+    names = glob.escape(pattern.name).replace("[*]", "*")  # a star is all that means something, in the name
+    paths = sorted(pattern.parent.glob(names))
+    if not paths or any(partition_of(path.name) for path in paths):
+        return find_partitions(pattern)
+    return paths
 
 
 def _without_partition(store: AnyStore) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Windows over trajectories: which (trajectory, first time step) an item stands for; pure NumPy.
-
-The time axis of a store: which windows it has, and when their steps are.
-"""
+"""Windows over trajectories: which trajectory and first time step an item stands for, and its times."""
 
 from __future__ import annotations
 
@@ -10,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ups_store.errors import ArrayNotFoundError, SpecError
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import TIME_DIM, Samples
-from ups_store.read.permutation import below, mix, round_keys
+from ups_store.read.order import below, mix, round_keys
 
 
 @dataclass(frozen=True)
@@ -86,17 +82,7 @@ NUM_STEPS, TIMES = "num_steps", "t"  # arrays that say how long a trajectory is,
 
 
 class Trajectories:
-    """The trajectories of one store, cut into windows.
-
-    Args:
-        store: The store.
-        window: What an item spans.
-        state: Array that windows are taken of; None for the first of `STATE_NAMES`.
-
-    Attributes:
-        state: Name of that array.
-        index: The windows.
-    """
+    """The trajectories of one store, cut into windows."""
 
     def __init__(self, store: AnyStore, window: Window, *, state: str | None) -> None:
         self._store, self._window = store, window
@@ -105,12 +91,12 @@ class Trajectories:
         self.index = self._make_index()
         self._times = self._make_times()
 
-    def moments(self, samples: Samples, starts: Samples) -> dict[str, torch.Tensor]:
+    def moments(self, samples: Samples, starts: Samples) -> dict[str, npt.NDArray[Any]]:
         """Time `t` of the first states, (B,), and `dt` from each state to the next, (B, H); float32."""
         steps = starts[:, None] + np.arange(self._window.horizon + 1) * self._window.stride
         times = self._times[samples[:, None], steps] if self._times.ndim == 2 else self._times[steps]
         first, between = times[:, 0].astype(np.float32), np.diff(times).astype(np.float32)
-        return {"t": torch.from_numpy(first), "dt": torch.from_numpy(between)}
+        return {"t": first, "dt": between}
 
     def _find_state(self, named: str | None) -> str:
         arrays = self._store.arrays

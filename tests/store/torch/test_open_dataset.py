@@ -13,7 +13,7 @@ import pytest
 from small_stores import MakeStore, begin, samples_of
 
 import ups_store
-from ups_store.errors import NotCommittedError, StoreNotFoundError
+from ups_store.errors import NotCommittedError
 from ups_store.read import preload
 from ups_store.system import mappings
 from ups_store.torch import StoreDataset, Window, open_dataset
@@ -45,17 +45,10 @@ def test_complete_store_is_preloaded_if_it_fits_into_memory(
     assert opened.rung == rung
     assert isinstance(opened.dataset, StoreDataset)
     assert np.array_equal(opened.dataset[1]["z0"], VALUES["latent"][0, 1])
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "ups_store.torch.fallback"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "ups_store.torch.dataset"]
     assert line == f"{path}: {rung}: {opened.reason}"
     assert f"{available:,}" in opened.reason
     assert f"{path.stat().st_size:,} bytes" in opened.reason
-
-
-def test_open_store_is_taken_as_it_is(make_store: MakeStore) -> None:
-    store = ups_store.open(make_store(VALUES))
-    opened = open_dataset(store)
-    assert isinstance(opened.dataset, StoreDataset)
-    assert opened.dataset.sources[0].store is store
 
 
 def test_incomplete_store_without_an_encoder_is_refused_with_what_to_run(unfinished: Path) -> None:
@@ -63,11 +56,6 @@ def test_incomplete_store_without_an_encoder_is_refused_with_what_to_run(unfinis
         open_dataset(unfinished)
     assert caught.value.found == "2 committed"
     assert "ups-store build" in str(caught.value)
-
-
-def test_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFoundError):
-        open_dataset(tmp_path / "a_train.zarr.zip")
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -102,7 +90,7 @@ def test_snippets_of_the_loader_page_run(make_store: MakeStore, monkeypatch: pyt
     monkeypatch.chdir(path.parent)
     page = (Path(__file__).parents[3] / "docs" / "guides" / "load.md").read_text()
     snippets = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(snippets) == 4
+    assert len(snippets) == 5
     left: dict[str, Any] = {}
     for snippet in snippets:
         exec(compile(snippet.replace("num_workers=2", "num_workers=0"), "docs/guides/load.md", "exec"), left)

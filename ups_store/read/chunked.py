@@ -1,0 +1,276 @@
+"""`ChunkedStore`: a store that brings its chunks into memory one by one, packed or at a URL."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import CorruptChunkError
+from ups_store.format.layout import ArrayLayout, Layout
+from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.ragged import Offsets
+from ups_store.format.root import RootMeta
+from ups_store.read.base import AnyStore
+from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
+from ups_store.read.gather import (
+    Samples,
+    TimeWindow,
+    WindowArguments,
+    batch_shape,
+    pick,
+    target_of,
+    window_of,
+)
+from ups_store.read.ragged import check_offsets, decoded
+from ups_store.system.runs import cast_into
+
+KEPT_BYTES = 256 << 20  # of all stores of the process: the samples of a window of blocks, see `read.order`
+
+Fill: TypeAlias = Callable[[npt.NDArray[Any]], object]  # writes a chunk's payload into memory of its size
+Use: TypeAlias = Callable[[Fill], object]  # chooses that memory, calls the other once, and uses what is there
+Wholes: TypeAlias = dict[str, npt.NDArray[Any]]
+
+
+class ChunkedStore(AnyStore):
+    """A store that reads a chunk when it is first needed, and checks every one.
+
+    An array without slots is read whole with its first sample and kept; of another a sample is read whole,
+    once a batch, also for a window of it, and for windows those read last are kept for a while. Kinds of it
+    differ in `_read_chunks`.
+
+    Args:
+        path: Where it is.
+        root: Metadata of its root group.
+        layout: Geometry of the store, of a packed one that of its mapped form.
+    """
+
+    _why_no_array: tuple[str, str]  # what `store[name]` says of an array of samples, and what to do
+
+    def __init__(self, path: Path, root: RootMeta, layout: Layout) -> None:
+        metas = [array.meta for array in layout.arrays.values()]
+        super().__init__(path, root, metas, layout.num_samples)
+        self._layout = layout
+        self._wholes: Wholes = {}
+        self._key = object()  # of its samples among those that are kept
+        weakref.finalize(self, SHARED.forget, self._key)
+
+    @abstractmethod
+    def _read_chunks(self, wanted: Sequence[tuple[Chunk, Use]], num_threads: int | None) -> None:
+        """Give every chunk, once it is checked, to its use; in any order, from several threads."""
+
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """A constant, read once, read-only; also another array where it was preloaded as a copy.
+
+        Raises:
+            ArrayNotFoundError: Also a KeyError.
+            SpecError: For an array with a sample axis, kind "unsupported".
+            CorruptChunkError: If the chunk is damaged.
+        """
+        meta = self._meta(name)
+        self.check_open()
+        if meta.is_constant or (name in self._wholes and self._is_copy()):
+            return self._whole(self._layout.arrays[name])
+        problem, hint = self._why_no_array
+        raise self._unsupported(problem, hint, array=name)
+
+    def _is_copy(self) -> bool:
+        """Whether all samples are in memory."""
+        return False
+
+    def _gather(
+        self,
+        samples: Samples,
+        metas: list[ArrayMeta],
+        window: WindowArguments,
+        out: Mapping[str, npt.NDArray[Any]] | None,
+        num_threads: int | None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        batch: dict[str, npt.NDArray[Any]] = {}
+        wanted: list[tuple[Chunk, Use]] = []
+        picked: list[tuple[str, TimeWindow | None]] = []
+        wholes = self._wholes  # which `close` in another thread replaces
+        for meta in metas:
+            array, times = self._layout.arrays[meta.name], window_of(meta, len(samples), window)
+            target = target_of(meta, batch_shape(meta, len(samples), times), out)
+            batch[meta.name] = target
+            if not target.size:
+                continue
+            if meta.is_sharded and meta.name not in wholes:
+                wanted += self._slots(array, samples, times, target)
+            else:
+                wanted += self._missing(array, wholes)
+                picked.append((meta.name, times))
+        self._read_chunks(wanted, num_threads)
+        for name, times in picked:
+            pick(wholes[name], samples, times, batch[name])
+        return batch
+
+    def _slots(
+        self, array: ArrayLayout, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]
+    ) -> list[tuple[Chunk, Use]]:
+        """List the samples that a batch needs, each with what copies it into its rows.
+
+        Of those that are kept in memory the rows are filled here.
+        """
+        rows: dict[int, list[int]] = {}
+        for row, number in enumerate(samples.tolist()):
+            rows.setdefault(number, []).append(row)
+        shape, dtype, name = array.meta.sample_shape, dtype_of(array.meta.dtype), array.meta.name
+        is_direct = window is None and out.dtype == dtype and out[0, ...].flags.c_contiguous
+
+        def copy(sample: int, values: npt.NDArray[Any]) -> None:
+            for row in rows[sample]:
+                cast_into(values if window is None else values[window.steps(row)], out[row, ...])
+
+        def user(sample: int) -> Use:
+            def use(fill: Fill) -> None:
+                if is_direct:
+                    first, *others = rows[sample]
+                    fill(out[first, ...])
+                    for row in others:
+                        out[row, ...] = out[first, ...]
+                    return
+                values = np.empty(shape, dtype)
+                fill(values)
+                if window is not None:
+                    SHARED.put((self._key, name, sample), values)
+                copy(sample, values)
+
+            return use
+
+        wanted: list[tuple[Chunk, Use]] = []
+        for sample in sorted(rows):
+            kept = None if window is None else SHARED.get((self._key, name, sample))
+            if kept is None:
+                wanted.append((chunk_of(array, sample), user(sample)))
+            else:
+                copy(sample, kept)
+        return wanted
+
+    def _missing(self, array: ArrayLayout, wholes: Wholes) -> list[tuple[Chunk, Use]]:
+        """List the chunk of an array without slots, and what keeps it, unless it is there."""
+        meta = array.meta
+        if meta.name in wholes:
+            return []
+
+        def keep(fill: Fill) -> None:
+            memory = bytearray(meta.nbytes)  # an object of its own, of which tensors are made
+            values = np.ndarray(meta.shape, dtype_of(meta.dtype), memory)
+            fill(values)
+            values.flags.writeable = False
+            wholes[meta.name] = values
+
+        if array.entry is None:
+            keep(lambda values: None)
+            return []
+        return [(chunk_of(array), keep)]
+
+    def _whole(self, array: ArrayLayout) -> npt.NDArray[Any]:
+        wholes = self._wholes
+        self._read_chunks(self._missing(array, wholes), None)
+        return wholes[array.meta.name]
+
+    def _views_of(
+        self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
+    ) -> list[Any]:
+        layout = self._layout.ragged[name]
+        meta, offsets, checks = layout.rows.meta, self._offsets(name), self._whole(layout.checks)
+        values: dict[int, npt.NDArray[Any]] = {}
+        wanted: list[tuple[Chunk, Use]] = []
+        for sample in set(samples.tolist()):
+            rows = int(offsets[sample]), int(offsets[sample + 1])
+            values[sample] = target = np.empty((rows[1] - rows[0], *meta.sample_shape), dtype_of(meta.dtype))
+            if target.size:
+                chunk = rows_chunk(layout, sample, rows, int(checks[sample]))
+                wanted.append((chunk, filling(target)))
+        self._read_chunks(wanted, num_threads)
+        for target in values.values():
+            target.flags.writeable = False
+        if meta.encoding is None or not decode:
+            return [values[sample] for sample in samples.tolist()]
+        return [decoded(values[sample], meta, sample, path=self.path) for sample in samples.tolist()]
+
+    def _offsets(self, name: str) -> Offsets:
+        """Read the offsets of a ragged array, checked when they come."""
+        layout, wholes = self._layout.ragged[name], self._wholes
+        is_new = layout.offsets.meta.name not in wholes
+        offsets: Offsets = self._whole(layout.offsets)
+        if is_new:
+            try:
+                check_offsets(offsets, layout, path=self.path)
+            except CorruptChunkError:
+                del wholes[layout.offsets.meta.name]
+                raise
+        return offsets
+
+    def _lengths_of(self, name: str) -> Samples:
+        return np.diff(self._offsets(name))
+
+    def close(self) -> None:
+        """Let go of file and memory; a read under way ends. Closing twice is allowed."""
+        self._wholes = {}
+        SHARED.forget(self._key)
+
+
+def filling(target: npt.NDArray[Any]) -> Use:
+    """Make what has a chunk written to this memory, and does nothing else with it."""
+    return lambda fill: fill(target)
+
+
+class KeptSamples:
+    """Samples by store, array and number; the ones that weren't used for longest go first. For any thread.
+
+    With `shuffle="block"` the windows of a sample come soon after one another, so most find it here.
+
+    Args:
+        limit: Bytes that are kept.
+    """
+
+    def __init__(self, limit: int = KEPT_BYTES) -> None:
+        self.limit = limit
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all; also in a forked child, where a thread that is gone may have held the lock."""
+        self._samples: OrderedDict[tuple[object, str, int], npt.NDArray[Any]] = OrderedDict()
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[object, str, int]) -> npt.NDArray[Any] | None:
+        """Find a sample, not to be written to."""
+        with self._lock:
+            values = self._samples.get(key)
+            if values is not None:
+                self._samples.move_to_end(key)
+            return values
+
+    def put(self, key: tuple[object, str, int], values: npt.NDArray[Any]) -> None:
+        """Keep a sample, unless it takes more than all may."""
+        if values.nbytes > self.limit:
+            return
+        with self._lock:
+            if key in self._samples:  # another thread read it, too
+                return
+            self._samples[key] = values
+            self._nbytes += values.nbytes
+            while self._nbytes > self.limit:
+                self._nbytes -= self._samples.popitem(last=False)[1].nbytes
+
+    def forget(self, store: object) -> None:
+        """Let go of a store's samples."""
+        with self._lock:
+            for key in [key for key in self._samples if key[0] is store]:
+                self._nbytes -= self._samples.pop(key).nbytes
+
+
+SHARED = KeptSamples()
+os.register_at_fork(after_in_child=SHARED.clear)
