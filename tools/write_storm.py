@@ -64,19 +64,21 @@ class Data:
         return self._sample(i)
 
 
-def specs(*, ragged: bool, counted: bool) -> dict[str, ups_store.ArraySpec]:
+def specs(*, ragged: bool) -> dict[str, ups_store.ArraySpec]:
     """Specs of the samples above."""
-    num, spec = N if counted else None, ups_store.ArraySpec
-    arrays = {"u": spec((num, 30, 30), "float32")}
+    spec = ups_store.ArraySpec
+    arrays = {"u": spec((N, 30, 30), "float32")}
     if not ragged:
-        return {**arrays, "n": spec((num,), "int64")}
-    rows = [i % 6 + 1 for i in range(N)] if counted else None
-    text = [i % 9 for i in range(N)] if counted else None
-    r, t = (
-        spec((num, None, 3), "float64", lengths=rows),
-        spec((num, None), "uint8", encoding="utf-8", lengths=text),
-    )
+        return {**arrays, "n": spec((N,), "int64")}
+    rows, text = [i % 6 + 1 for i in range(N)], [i % 9 for i in range(N)]
+    r = spec((N, None, 3), "float64", lengths=rows)
+    t = spec((N, None), "uint8", encoding="utf-8", lengths=text)
     return {**arrays, "r": r, "t": t}
+
+
+def pattern_of(path: Path) -> Path:
+    """What `append` makes stores of."""
+    return path.with_name("x-*.zarr.zip")
 
 
 def way(function: Callable[[Path, Callable[[list[int]], None]], Any]) -> Callable[..., Any]:
@@ -86,7 +88,7 @@ def way(function: Callable[[Path, Callable[[list[int]], None]], Any]) -> Callabl
 
 
 def write(path: Path, samples: Any = None, **options: Any) -> None:
-    """`ups_store.write` with small parts."""
+    """`ups_store.write` with a small buffer."""
     options = {"identity": IDENTITY, "buffer_bytes": BUFFER_BYTES, "progress": False, **options}
     ups_store.write(path, samples, **options).close()
 
@@ -125,7 +127,7 @@ def of_map(path: Path, done: Callable[[list[int]], None]) -> None:
 
 @way
 def batched(path: Path, done: Callable[[list[int]], None]) -> None:
-    with ups_store.create(path, specs(ragged=True, counted=True), identity=IDENTITY) as writer:
+    with ups_store.create(path, specs(ragged=True), identity=IDENTITY) as writer:
         with writer.batched(buffer_bytes=BUFFER_BYTES, save_every_s=1e9) as batch:
             for i in writer.missing().tolist():
                 done(batch.commit(i, sample_of(i)).tolist())
@@ -135,7 +137,7 @@ def batched(path: Path, done: Callable[[list[int]], None]) -> None:
 
 @way
 def commits(path: Path, done: Callable[[list[int]], None]) -> None:
-    with ups_store.create(path, specs(ragged=False, counted=True), identity=IDENTITY) as writer:
+    with ups_store.create(path, specs(ragged=False), identity=IDENTITY) as writer:
         missing = writer.missing().tolist()
         for i in missing[::2]:
             writer.commit(i, fixed_of(i))
@@ -149,26 +151,10 @@ def commits(path: Path, done: Callable[[list[int]], None]) -> None:
 
 
 @way
-def parts(path: Path, done: Callable[[list[int]], None]) -> None:
-    options = {"identity": IDENTITY, "buffer_bytes": BUFFER_BYTES}
-    with ups_store.write_parts(path, specs(ragged=True, counted=False), **options) as writer:
-        writer.extend(lambda first: map(sample_of, range(first, N)))
-        writer.finish()
-
-
-@way
 def append(path: Path, done: Callable[[list[int]], None]) -> None:
-    manifest = path.with_suffix(".json")
-    options = {"identity": IDENTITY, "buffer_bytes": BUFFER_BYTES}
-    num = len(ups_store.open(manifest)) if manifest.exists() else 0
-    if num < N // 2:
-        with ups_store.write_parts(path, specs(ragged=True, counted=False), merge=False, **options) as writer:
-            writer.extend(lambda first: map(sample_of, range(first, N // 2)))
-            writer.finish()
-    if num < N:
-        with ups_store.append(manifest, **options) as writer:
-            writer.extend(lambda first: map(sample_of, range(N // 2 + first, N)))
-            writer.finish()
+    options: dict[str, Any] = {"identity": IDENTITY, "buffer_bytes": BUFFER_BYTES, "progress": False}
+    for key, samples in (("first", range(N // 2)), ("second", range(N // 2, N))):
+        ups_store.append(pattern_of(path), map(sample_of, samples), key=key, **options).close()
 
 
 @way
@@ -342,30 +328,24 @@ def numbers_of(store: Any, *, samples: list[int]) -> list[int]:
 
 def check(name: str, path: Path, expected: set[int], outcome: Outcome, where: str) -> set[int]:
     """Compare what is left with what was committed before; the samples that are committed now."""
-    place = path.with_suffix(".json") if name == "append" else path
     there: list[tuple[int, int]] = []  # number that a sample should have, number that it has
-    replaced = False
-    if place.exists():
+    replaced, finished = False, sorted(path.parent.glob("x*.zarr.zip"))
+    for place in finished:
         with ups_store.open(place) as store:
             replaced = store.attrs.get("old", False)
             if not replaced:
-                there = list(enumerate(numbers_of(store, samples=list(range(len(store))))))
+                there += enumerate(numbers_of(store, samples=list(range(len(store)))), len(there))
             elif [int(n) for n in store["old"]] != list(range(OLD)):
                 outcome.note("num_wrong", where, "the store that is to be replaced has changed")
-    elif name in REPLACING:
+    if name in REPLACING and not finished:
         outcome.note("num_lost", where, "the store that is to be replaced is gone")
-    building = path.with_name(f"{path.name}.building")
-    if building.exists():
+    for building in path.parent.glob("x*.building"):
+        first = N // 2 if name == "append" and len(there) >= N // 2 else 0
+        is_left = name == "append" and len(there) == N  # beside the store that was made of it
         with ups_store.open(building, partial=True) as store:
             committed = np.flatnonzero(store.committed).tolist()
-            there += zip(committed, numbers_of(store, samples=committed), strict=True)
-    elif len(there) < N:
-        loose = sorted((path.parent / "x.parts").glob("?????.zarr.zip"))
-        first = 0
-        for part in loose:
-            with ups_store.open(part) as store:
-                there += enumerate(numbers_of(store, samples=list(range(len(store)))), first)
-                first += len(store)
+            found = numbers_of(store, samples=committed)
+            there += [] if is_left else zip([first + i for i in committed], found, strict=True)
     wrong = sorted({number for number, found in there if number != found})
     if wrong:
         outcome.note("num_wrong", where, f"samples {wrong} are others: {there}")
@@ -379,15 +359,14 @@ def check(name: str, path: Path, expected: set[int], outcome: Outcome, where: st
 
 def check_end(name: str, path: Path, outcome: Outcome, where: str) -> None:
     """Compare the store that the same call, undisturbed, has made."""
-    place = path.with_suffix(".json") if name == "append" else path
+    place = pattern_of(path) if name == "append" else path
     with ups_store.open(place) as store:
         found = numbers_of(store, samples=list(range(len(store)))) if "u" in store.metas else []
         if found != list(range(N)) or not store.verify().ok:
             outcome.note("num_wrong", where, f"the store holds {found}")
     outcome.num_stores_checked += 1
-    left = {str(p.relative_to(path.parent)) for p in path.parent.rglob("*")} - {place.name}
-    if name == "append":  # its lock may stay where it couldn't be removed: nothing is left to append
-        left = {each for each in left if not each.endswith(".zarr.zip")} - {"x.parts", "x.parts/lock"}
+    made = {"x-00000.zarr.zip", "x-00001.zarr.zip"} if name == "append" else {path.name}
+    left = {str(p.relative_to(path.parent)) for p in path.parent.rglob("*")} - made
     if left:
         outcome.note("num_left", where, f"{sorted(left)}")
 

@@ -14,7 +14,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__getattr__, __all__ = attach(__name__, __file__)
+_lazy, __all__ = attach(__name__, __file__)
+_GONE = {  # and what to write instead
+    "PartsWriter": "`ups_store.write` takes samples of an unknown number, `append` adds to a pattern",
+    "StoreSet": "`ups_store.open` of a pattern such as days-*.zarr.zip gives PartitionedStore",
+    "cached_in": "write `ups_store.cached(path, identity, function)`, with the arguments in the identity",
+    "write_parts": "write `ups_store.write(path, samples, identity=...)`, which needs no number of samples; "
+    "what is to grow is written by `ups_store.append('days-*.zarr.zip', samples, key=...)`",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _GONE:
+        raise AttributeError(f"ups_store.{name} is gone: {_GONE[name]}")
+    return _lazy(name)
+
 
 _READERS = {"packed": "packed.store", "remote": "remote.store"}  # stand above `read`, where `open` is
 

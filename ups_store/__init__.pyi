@@ -43,20 +43,16 @@ from ups_store.read.preload import plan_preload as plan_preload
 from ups_store.read.ragged import RaggedArray as RaggedArray
 from ups_store.read.several import PartitionedStore as PartitionedStore
 from ups_store.read.store import Store as Store
-from ups_store.read.store_set import StoreSet as StoreSet
 from ups_store.read.windows import Window as Window
 from ups_store.remote.store import RemoteStore as RemoteStore
 from ups_store.system.memory import available_bytes
 from ups_store.system.memory import num_cores as num_cores
+from ups_store.write.append import append as append
 from ups_store.write.batched import BatchedCommits as BatchedCommits
 from ups_store.write.cached import cached as cached
-from ups_store.write.cached import cached_in as cached_in
 from ups_store.write.create import create as create
 from ups_store.write.create import join as join
 from ups_store.write.from_iterable import write as write
-from ups_store.write.parts import PartsWriter as PartsWriter
-from ups_store.write.parts import append as append
-from ups_store.write.parts import write_parts as write_parts
 from ups_store.write.saved import load as load
 from ups_store.write.saved import save as save
 from ups_store.write.writer import Committer as Committer

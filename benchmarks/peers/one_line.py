@@ -75,9 +75,7 @@ def write_ups_store(samples: Source, folder: Path) -> None:
 def read_ups_store(folder: Path) -> int:
     import ups_store
 
-    parts = [folder / "a.zarr.zip", *sorted((folder / "a.zarr.zip.parts").glob("*.zarr.zip"))]
-    parts = [*parts, *sorted(folder.glob("a.parts/*.zarr.zip"))]
-    return sum(len(ups_store.open(path)) for path in parts if path.exists())
+    return len(ups_store.open(folder / "a.zarr.zip", partial=True))
 
 
 def write_ups_store_by_number(samples: Source, folder: Path) -> None:

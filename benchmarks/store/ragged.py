@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,8 +72,8 @@ class GatherRagged:
         return self.over_fixed(self.into_padded)
 
 
-class WriteParts:
-    """`write_parts` from the first sample to the merged file, over `create` of the same, both synced."""
+class WriteUnknown:
+    """`write` of a generator, whose number isn't known, over `write` of the same as a list; both synced."""
 
     params = (4096, 102_400)
     param_names = ("sample_bytes",)
@@ -83,61 +82,26 @@ class WriteParts:
     def setup(self, sample_bytes: int) -> None:
         self.folder = Folder()
         self.values = values_of(np.arange(SCALE.write_mib * MIB // sample_bytes), sample_bytes)
-        self.by_parts()
-        with ups_store.open(self.folder.path / "parts.zarr.zip") as store:
+        self.write(is_known=False)
+        with ups_store.open(self.folder.path / "a.zarr.zip") as store:
             check(store[NAME], self.values)
 
     def teardown(self, sample_bytes: int) -> None:
         self.folder.cleanup()
 
-    def by_parts(self, *, merge: bool = True) -> float:
-        self.folder.remove("parts.zarr.zip", "parts.zarr.json", "direct.zarr.zip")
-        for part in self.folder.path.glob("parts.parts/*"):
-            part.unlink()
-        spec = ArraySpec((None, *self.values.shape[1:]), "float32")
+    def write(self, *, is_known: bool) -> float:
+        self.folder.remove("a.zarr.zip")
+        samples = [{NAME: sample} for sample in self.values]
         began = time.perf_counter()
-        with ups_store.write_parts(
-            self.folder.path / "parts.zarr.zip",
-            {NAME: spec},
-            identity={},
-            merge=merge,
-            buffer_bytes=BUFFER_MIB * MIB,
-        ) as writer:
-            writer.extend({NAME: sample} for sample in self.values)
-            writer.finish()
+        given = samples if is_known else iter(samples)
+        ups_store.write(self.folder.path / "a.zarr.zip", given, identity={}).close()
         return time.perf_counter() - began
 
-    def direct(self) -> float:
-        self.folder.remove("parts.zarr.zip", "parts.zarr.json", "direct.zarr.zip")
-        began, num = time.perf_counter(), BUFFER_MIB * MIB // self.values[0].nbytes
-        path, spec = self.folder.path / "direct.zarr.zip", ArraySpec(self.values.shape, "float32")
-        with ups_store.create(path, {NAME: spec}, identity={}) as writer:
-            for first in range(0, len(self.values), num):
-                samples = np.arange(first, min(first + num, len(self.values)))
-                writer.commit_many(samples, {NAME: self.values[first : first + num]})
-            writer.finish()
-        return time.perf_counter() - began
-
-    @cached_property
-    def comparisons(self) -> tuple[Comparison, Comparison]:
-        """Parts that are merged, and parts that stay, each over the direct build that followed."""
-        seconds = []
-        for _ in range(SCALE.write_pairs + 1):
-            merged = self.by_parts()
-            reference = self.direct()
-            seconds.append((merged, self.by_parts(merge=False), reference))
-        merged_ones, sets, references = zip(*seconds[1:], strict=True)
-        nbytes = self.values.nbytes
-        return Comparison.of(merged_ones, references, nbytes=nbytes), Comparison.of(
-            sets, references, nbytes=nbytes
-        )
-
-    @tracked("parts and their merging, over a build of known length", TIME)
-    def track_merged_over_direct(self, sample_bytes: int) -> float:
-        self.comparison, _ = self.comparisons
-        return self.comparison.time_ratio
-
-    @tracked("parts that stay a set, over a build of known length", TIME)
-    def track_set_over_direct(self, sample_bytes: int) -> float:
-        _, self.comparison = self.comparisons
+    @tracked("a generator of unknown length over a list of known length", TIME)
+    def track_unknown_over_known(self, sample_bytes: int) -> float:
+        seconds = [
+            (self.write(is_known=False), self.write(is_known=True)) for _ in range(SCALE.write_pairs + 1)
+        ]
+        unknown, known = zip(*seconds[1:], strict=True)
+        self.comparison = Comparison.of(unknown, known, nbytes=self.values.nbytes)
         return self.comparison.time_ratio

@@ -1,7 +1,7 @@
-"""A power loss at points of building ragged stores, of writing parts, merging them, and appending.
+"""A power loss at points of building ragged stores, with lengths that are known, and by spools.
 
 The disk is that of `test_crash_consistency.py`: after every loss, in every image that may be left, committed
-samples and finished parts are there, nothing is half there, and going on gives the same bytes.
+samples are there, nothing is half there, and going on gives the same bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from crash_ragged import check_building, check_growing, check_merging
+from crash_ragged import check_building, check_spool
 
 from ups_store.system import files
 
@@ -26,14 +26,10 @@ def test_power_loss_in_a_ragged_build_keeps_every_committed_sample(tmp_path: Pat
     assert check_building(tmp_path / "a.zarr.zip", stride=stride) > 100 // stride
 
 
-def test_power_loss_while_parts_are_written_and_merged_loses_no_part(
-    tmp_path: Path, stride: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("room", [2, 64])
+def test_power_loss_while_a_spool_is_written_and_copied_loses_no_synced_sample(
+    tmp_path: Path, stride: int, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    """Spec 15.4, 15.5: the store is there whole or not at all; parts that were finished are continued."""
+    """Spec 6.13: the store is there whole or not at all; samples that were synced are continued."""
     monkeypatch.setattr(files, "allocate", lambda fd, nbytes: None)
-    assert check_merging(tmp_path / "a.zarr.zip", stride=stride) > 100 // stride
-
-
-def test_power_loss_while_a_set_grows_leaves_the_set_or_the_longer_one(tmp_path: Path, stride: int) -> None:
-    """Spec 15.3: the manifest is replaced in one step, and every part that it names is there."""
-    assert check_growing(tmp_path / "a.zarr.zip", stride=stride) > 100 // stride
+    assert check_spool(tmp_path / "a.zarr.zip", stride=stride, room=room) > 100 // stride

@@ -29,7 +29,7 @@ from crash_builds import (
 )
 from crash_copies import check_copying
 from crash_files import MAKERS, check_everywhere
-from crash_ragged import check_growing, check_merging
+from crash_ragged import check_spool
 from lossy_disk import Disk
 from small_stores import begin, build, mixed_values
 
@@ -147,8 +147,7 @@ NEEDED: dict[Place, Check] = {
     ("write/target.py", "_finish_tree", 1): makes("zarr"),
     ("write/target.py", "_finish_tree", 2): makes("zarr"),
     ("system/replacement.py", "_write_new", 1): makes("small file"),
-    ("write/part_files.py", "_opened_lock", 1): functools.partial(check_merging, stride=7),
-    ("write/parts.py", "_name_parts", 1): check_growing,
+    ("write/spool.py", "_commit", 1): check_spool,
     ("sources/copies.py", "publish", 1): copying,
     ("sources/download.py", "run", 1): copying,
     ("sources/download.py", "_sync", 1): copying,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ups_store
-from ups_store import AccessError, ArraySpec, CommitError, FormatError, SpecError, StoreNotFoundError
+from ups_store import AccessError, ArraySpec, FormatError, SpecError, StoreNotFoundError
 from ups_store.convert.export import export_store
 from ups_store.errors import StoreError
 from ups_store.packed.pack import pack_store, unpack_store
@@ -35,13 +35,6 @@ def _create(path: Path) -> object:
         return writer.finish()
 
 
-def _in_parts(path: Path, *, merge: bool) -> object:
-    arrays = {"u": ArraySpec((None, 4), "float32")}
-    with ups_store.write_parts(path, arrays, identity={}, merge=merge, on_mismatch="restart") as writer:
-        writer.extend(_samples())
-        return writer.finish()
-
-
 READING: dict[str, Callable[[Path], Any]] = {
     "open": ups_store.open,
     "open, partial": lambda path: ups_store.open(path, partial=True),
@@ -53,9 +46,6 @@ WRITING: dict[str, Callable[[Path], Any]] = {
     "write, a list": lambda path: ups_store.write(path, [SAMPLE], identity={}, on_mismatch="restart"),
     "cached": lambda path: ups_store.cached(path, {}, _samples),
     "save": lambda path: ups_store.save(path, u=np.zeros((3, 4))),
-    "write_parts": lambda path: _in_parts(path, merge=True),
-    "write_parts, a set": lambda path: _in_parts(path, merge=False),
-    "append": ups_store.append,
 }
 
 
@@ -95,13 +85,9 @@ def test_what_is_no_file_is_a_typed_error_and_stays(
     _place(path, kind)
     before = [(each, stat.S_IFMT(each.lstat().st_mode)) for each in sorted(tmp_path.iterdir())]
     error = _error_of(lambda: {**READING, **WRITING}[call](path))
-    if error is None:  # the other file of that name, NAME.zarr.zip or NAME.zarr.json, is written
-        assert call in ("write_parts", "write_parts, a set")
-    else:
-        assert error.kind in ("not_a_file", "not_found", "dangling_link", "path", "exists", "not_growing"), (
-            error
-        )
-        assert str(error.path).endswith((".zarr.zip", ".zarr.json", "below", ".parts"))
+    assert error is not None
+    assert error.kind in ("not_a_file", "not_found", "dangling_link", "path", "exists", "set"), error
+    assert str(error.path).endswith((".zarr.zip", ".zarr.json", "below"))
     after = [(each, stat.S_IFMT(each.lstat().st_mode)) for each in sorted(tmp_path.iterdir())]
     assert set(before) <= set(after)
 
@@ -168,27 +154,11 @@ def test_bytes_that_are_no_text_are_a_name(tmp_path: Path) -> None:
     assert ups_store.load(path)["u"].shape == (3, 4)
 
 
-@pytest.mark.parametrize("call", [name for name in WRITING if name != "append"])
+@pytest.mark.parametrize("call", WRITING)
 def test_path_without_a_name_is_refused(call: str) -> None:
     with pytest.raises(SpecError, match="ends in a name") as caught:
         WRITING[call](Path("/"))
     assert caught.value.kind == "path"
-
-
-@pytest.mark.parametrize("name", ["", "parts", "lock", "part", "unfinished part"])
-def test_what_lies_where_parts_go_is_a_typed_error(tmp_path: Path, name: str) -> None:
-    path, folder = tmp_path / "a.zarr.zip", tmp_path / "a.parts"
-    if name == "parts":
-        folder.write_text("a file")
-    else:
-        names = {"lock": "lock", "part": "00000.zarr.zip", "unfinished part": "00000.zarr.zip.building"}
-        (folder / names.get(name, "other")).mkdir(parents=True)
-    if not name:  # a folder of another name is none of our business
-        assert len(ups_store.write(path, _samples(), identity={})) == 3
-        return
-    with pytest.raises((CommitError, FormatError)) as caught:
-        ups_store.write(path, _samples(), identity={})
-    assert str(caught.value.path).startswith(str(folder))
 
 
 def test_link_to_nothing_at_the_building_name_is_said(tmp_path: Path) -> None:
@@ -208,7 +178,7 @@ def test_samples_of_unknown_number_go_where_they_were_sent(tmp_path: Path, name:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize(("name", "hint"), [("a.zarr.json", "write_parts"), (":memory:", "create")])
+@pytest.mark.parametrize(("name", "hint"), [("a.zarr.json", "append"), (":memory:", "create")])
 @pytest.mark.parametrize("call", ["write", "write, a list", "cached", "save"])
 def test_write_takes_no_manifest_and_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str, call: str
@@ -223,10 +193,5 @@ def test_write_takes_no_manifest_and_no_memory(
 def test_join_and_folders_of_caches_check_their_paths(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="too long"):
         ups_store.join(tmp_path / ("a" * 250), identity={})
-
-    @ups_store.cached_in(os.fsencode(tmp_path))  # type: ignore[arg-type]
-    def made() -> Iterator[dict[str, Any]]:
-        yield SAMPLE
-
     with pytest.raises(SpecError, match="found bytes"):
-        made()
+        ups_store.cached(os.fsencode(tmp_path), {}, _samples)  # type: ignore[arg-type]

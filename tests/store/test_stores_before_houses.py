@@ -51,7 +51,7 @@ def test_values_of_mapped_and_packed_stores_are_those_of_then(
     assert {"u", "label"} <= batch.keys()
 
 
-@pytest.mark.parametrize("pattern", ["shared-*.zarr.zip", "packed-*.zarr.zip", "grown.zarr.json"])
+@pytest.mark.parametrize("pattern", ["shared-*.zarr.zip", "packed-*.zarr.zip"])
 def test_stores_of_several_files_open_as_one(corpus: Path, values: dict[str, Any], pattern: str) -> None:
     with ups_store.open(corpus / "stores" / pattern) as store:
         batch = store.gather(range(8))
@@ -95,17 +95,26 @@ def test_unfinished_file_continues_where_it_stopped(corpus: Path, values: dict[s
         np.testing.assert_array_equal(store.gather(range(8), ["u"])["u"], values["u"])
 
 
-def test_interrupted_generator_keeps_what_it_gave(corpus: Path) -> None:
-    made: list[int] = []
+def test_set_that_has_grown_is_refused_with_what_makes_stores_of_it(
+    corpus: Path, values: dict[str, Any]
+) -> None:
+    with pytest.raises(ups_store.SpecError, match=r"grown\.parts/KKKKK\.zarr\.zip to grown-KKKKK") as caught:
+        ups_store.open(corpus / "stores" / "grown.zarr.json")
+    assert caught.value.kind == "set"
+    for part in sorted((corpus / "stores" / "grown.parts").glob("?????.zarr.zip")):
+        part.rename(corpus / "stores" / f"grown-{part.name}")
+    with ups_store.open(corpus / "stores" / "grown-*.zarr.zip") as store:
+        batch = store.gather(range(8))
+    np.testing.assert_array_equal(batch["u"], values["u"])
+    np.testing.assert_array_equal(batch["label"], values["label"])
 
-    def samples() -> Any:
-        for i in range(60):
-            made.append(i)
-            yield {"rows": np.full((i % 4, 2), i, np.float32), "number": i}
 
+def test_parts_of_an_interrupted_generator_are_refused_with_what_makes_a_store_of_them(corpus: Path) -> None:
     path = corpus / "stores" / "interrupted.zarr.zip"
-    with ups_store.write(path, samples(), identity={"kind": "interrupted"}) as store:
-        assert [int(store[i]["number"]) for i in range(60)] == list(range(60))
+    with pytest.raises(ups_store.IdentityMismatchError, match=r"interrupted\.parts.*ups-store concat"):
+        ups_store.write(path, iter([{"number": 1}]), identity={"kind": "interrupted"})
+    parts = sorted((corpus / "stores" / "interrupted.parts").glob("?????.zarr.zip"))
+    with ups_store.open(parts[0]) as store:
         assert store[7]["rows"].tolist() == [[7, 7]] * 3
 
 

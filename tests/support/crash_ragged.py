@@ -1,4 +1,4 @@
-"""Builds of ragged stores, of parts and of sets on a disk that loses its power, and what must hold then."""
+"""Builds of ragged stores, with lengths and by spools, on a disk that loses its power."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+from crash_builds import booted
 from lossy_disk import Disk, PowerLoss, installed
 from ragged_stores import IDENTITY, ragged_specs, ragged_values, rows_of
 
 import ups_store
-from ups_store.format.manifest import parse_manifest
-from ups_store.read.catalog import fingerprint_of, read_finished
 from ups_store.read.recovery import State, building_path, intact_parts, read_building_file, read_commits
-from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.read.verify import verify_file
 from ups_store.system import files
+from ups_store.write.spool import Spool
 
 LENGTHS = (3, 0, 400, 1)
 N = len(LENGTHS)
@@ -52,21 +52,15 @@ def samples(first: int = 0, end: int = N) -> Iterator[dict[str, Any]]:
         yield {name: value[i] for name, value in VALUES.items()}
 
 
-def merged(run: Run) -> None:
-    with ups_store.write_parts(run.path, OPEN_SPECS, identity=IDENTITY, buffer_bytes=4500) as writer:
-        assert writer.num_found >= len(run.acknowledged)  # no finished part is lost
-        for number, sample in enumerate(samples()):
-            writer.add(sample)
-            if number + 1 > len(run.acknowledged) and not writer._buffer.num_samples:
-                run.acknowledged = set(range(number + 1))  # its part is finished
-        writer.finish()
-
-
-def appended(run: Run) -> None:
-    with ups_store.append(manifest_path(run.path), buffer_bytes=4500) as writer:
-        writer.extend(samples(2))
-        writer.finish()
-    run.is_finished = True
+def spooled(run: Run) -> None:
+    content: dict[str, Any] = {"constants": {}, "dims": {}, "identity": IDENTITY, "attrs": {}}
+    sizes = {"buffer_bytes": 1, "save_every_s": 0}
+    with Spool(run.path, OPEN_SPECS, on_mismatch="raise", **content, **sizes) as spool:
+        assert spool.num_found >= len(run.acknowledged)  # no sample that was synced is lost
+        for sample in samples():
+            spool.add(sample)
+            run.acknowledged = set(range(max(spool.num_committed, len(run.acknowledged))))
+        spool.finish()
 
 
 def check_building(path: Path, disk_type: Callable[..., Disk] = Disk, *, stride: int = 1) -> int:
@@ -86,43 +80,20 @@ def check_building(path: Path, disk_type: Callable[..., Disk] = Disk, *, stride:
     return num_images
 
 
-def check_merging(path: Path, disk_type: Callable[..., Disk] = Disk, *, stride: int = 1) -> int:
-    """Check every image while parts are written and merged; returns their number."""
-    parts_folder(path).mkdir()  # `create` looks for a real one; whether it is durable, the disk knows
-    expected, num_images = _undisturbed(path, merged, {}).read(path), 0
-    for at, run, names in _images(merged, path, {}, disk_type, stride):
-        left = Disk(names)
-        with installed(left):
-            assert left.read(path) in (None, expected), at
-            if left.read(path) is None:
-                merged(Run(path, set(run.acknowledged)))
-                assert verify_file(path).ok, at
-        assert left.read(path) == expected, at
-        num_images += 1
-    return num_images
-
-
-def check_growing(path: Path, disk_type: Callable[..., Disk] = Disk, *, stride: int = 1) -> int:
-    """Check every image while a set of two samples grows; returns their number."""
-    parts_folder(path).mkdir()
-    manifest, before = manifest_path(path), Disk()
-    with (
-        installed(before),
-        ups_store.write_parts(path, OPEN_SPECS, identity=IDENTITY, buffer_bytes=4500, merge=False) as writer,
-    ):
-        writer.extend(samples(0, 2))
-        writer.finish()
-    begun = next(iter(before.after_power_loss()))
-    longer, num_images = _undisturbed(path, appended, begun).read(manifest), 0
-    for at, run, names in _images(appended, path, begun, disk_type, stride):
-        assert names[manifest] in ((longer,) if run.is_finished else (begun[manifest], longer)), at
-        left = Disk(names)
-        with installed(left):
-            _check_set(manifest)
-            if names[manifest] == begun[manifest]:
-                appended(Run(path))
-            _check_set(manifest, num_samples=N)
-        num_images += 1
+def check_spool(path: Path, disk_type: Callable[..., Disk] = Disk, *, stride: int = 1, room: int = 2) -> int:
+    """Check every image while samples go through a spool, which outgrows its room; returns their number."""
+    num_images, rows = 0, {"_ROOM_SAMPLES": room, "_ROOM_ROWS_BYTES": 1024 * room}
+    with mock.patch.multiple("ups_store.write.spool", **rows), booted(b"the first boot.."):
+        expected = _undisturbed(path, spooled, {}).read(path)
+        for at, run, names in _images(spooled, path, {}, disk_type, stride):
+            left = Disk(names)
+            with installed(left), booted(b"the second boot."):
+                assert left.read(path) in (None, expected), at
+                if left.read(path) is None:
+                    spooled(Run(path, set(run.acknowledged)))
+                    assert verify_file(path).ok, at
+            assert left.read(path) == expected, at
+            num_images += 1
     return num_images
 
 
@@ -164,14 +135,3 @@ def _check_recorded(path: Path, acknowledged: set[int]) -> None:
     numbers = np.flatnonzero(committed)
     assert intact_parts(fd, layout, numbers, crcs[numbers]).all()
     assert acknowledged <= set(numbers.tolist())
-
-
-def _check_set(manifest: Path, num_samples: int | None = None) -> None:
-    with files.opened(manifest) as fd:
-        named = parse_manifest(files.read_at(fd, 0, 1 << 20), path=manifest)
-    for part in named:
-        path = parts_folder(manifest) / part.name
-        assert verify_file(path).ok
-        fd = files.open_existing(path)
-        assert fingerprint_of(read_finished(fd, path)) == part.fingerprint
-    assert num_samples in (None, sum(part.count for part in named))

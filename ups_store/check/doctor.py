@@ -23,7 +23,7 @@ from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
 from ups_store.format.layout import PAGE_BYTES, consecutive_runs
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.gather import Samples
-from ups_store.read.recovery import BUILDING_SUFFIX
+from ups_store.read.recovery import BUILDING_SUFFIX, read_commits, read_is_spool
 from ups_store.read.store_file import read_at
 from ups_store.read.verify import Report, verify_file
 from ups_store.system import files
@@ -50,15 +50,12 @@ class Status(Enum):
     TOO_NEW = "too_new"
     PACKED = "packed"
     PACKED_DAMAGED = "packed_damaged"
-    SET = "set"
-    SET_DAMAGED = "set_damaged"
     MISSING = "missing"
-    OTHER_STORE = "other_store"
 
     @property
     def is_sound(self) -> bool:
         """Whether every byte of the file is as it should be."""
-        return self in (Status.COMPLETE, Status.PACKED, Status.SET)
+        return self in (Status.COMPLETE, Status.PACKED)
 
     @property
     def title(self) -> str:
@@ -83,10 +80,7 @@ ADVICE = {
     "if a build with `cache.codec` made it, remove it and run `ups-store build --config CONFIG` again, which "
     "makes what is missing; else pack its store again; as long as it can be opened, samples that aren't "
     "named here are read as before",
-    Status.SET: "nothing to do; `concat` makes one file of it",
-    Status.SET_DAMAGED: "mend the parts that aren't sound, or write the set again",
     Status.MISSING: "copy it again from where the others came, or make it again",
-    Status.OTHER_STORE: "copy the part again from where the set came, or write the set again",
 }
 
 
@@ -100,6 +94,7 @@ class Diagnosis:
         problems: What is wrong, for people, in file order; what to do is the status's advice.
         catalog: Its metadata and geometry; None where they can't be read.
         intact: What of it verifies; None likewise.
+        num_committed: Samples that are there, where how many there will be isn't known yet; else None.
     """
 
     path: Path
@@ -107,10 +102,13 @@ class Diagnosis:
     problems: tuple[str, ...]
     catalog: Catalog | None = None
     intact: Intact | None = None
+    num_committed: int | None = None
 
     @property
     def num_samples(self) -> int:
         """N; 0 where it can't be told."""
+        if self.num_committed is not None:
+            return self.num_committed
         return self.catalog.layout.num_samples if self.catalog else 0
 
     @property
@@ -154,7 +152,7 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
         progress: Called with the number of bytes that were checked since the last call.
     Raises:
         StoreNotFoundError: If there is no file.
-        SpecError: For a pattern, or the manifest of a set, kind "partitions".
+        SpecError: For a pattern, kind "partitions".
     """
     check_local(path)
     check_one_file(path)
@@ -223,7 +221,11 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
             return Diagnosis(
                 path, Status.TORN_TAIL, (what_is_wrong(error),), catalog, intact_by_chunks(fd, catalog)
             )
-        return Diagnosis(path, Status.RESUMABLE, (), catalog, intact_by_commits(fd, catalog, header))
+        num_committed = None
+        if read_is_spool(fd, layout):
+            num_committed = int(read_commits(fd, layout, header)[0].sum())
+        intact = intact_by_commits(fd, catalog, header)
+        return Diagnosis(path, Status.RESUMABLE, (), catalog, intact, num_committed)
     status = Status.DAMAGED if nbytes == layout.file_nbytes else Status.TRUNCATED
     status = Status.TORN_TAIL if nbytes > layout.file_nbytes else status
     return Diagnosis(path, status, (problem,), catalog, intact_by_chunks(fd, catalog))

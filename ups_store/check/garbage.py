@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ups_store.check.loose_parts import folders_of_parts, left_lock, loose_parts, remove_part
 from ups_store.errors import FormatError, StoreNotFoundError, VersionTooNewError
 from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
+from ups_store.read.spool_store import SpoolStore
 from ups_store.read.store_file import read_at
 from ups_store.remote.transfer import PULLS, is_pulling
 from ups_store.system import files, locks
+from ups_store.write.spool import NOTES_SUFFIX
 from ups_store.write.target import left_exports
 
 _TEMPORARY = re.compile(rf".+{re.escape(BUILDING_SUFFIX)}\.[0-9a-f]{{16}}")
@@ -35,13 +36,11 @@ Kind = Literal[
     "unfinished",
     "damaged",
     "too_new",
-    "part",
-    "lock",
     "pull",
     "finished",
     "foreign",
 ]
-REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "part", "lock", "pull"))
+REMOVABLE: frozenset[Kind] = frozenset(("temporary", "unfinished", "damaged", "pull"))
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,11 @@ class Garbage:
         path: The file.
         kind: "temporary": a builder or an export died before anybody could see it; "unfinished": a store
             that `create` would continue; "damaged": a building file that can't be continued; "too_new": a
-            newer version of ups-store continues it; "part": a part that no manifest names, which
-            `write_parts` or `append` would go on behind; "lock": of parts whose writer was killed; "pull":
-            of a pull that was killed, which would go on with it; "finished": all of a store under a name of
-            these, "foreign": not ours by name or content. The last two stay, and so does what is too new.
-        nbytes: Its length.
-        num_committed: Committed samples; 0 unless unfinished, or a part.
+            newer version of ups-store continues it; "pull": of a pull that was killed, which would go on
+            with it; "finished": all of a store under a name of these, "foreign": not ours by name or
+            content. The last two stay, and so does what is too new.
+        nbytes: What it takes on the disk.
+        num_committed: Committed samples; 0 unless unfinished.
         num_samples: N; likewise.
         age_s: Seconds since it was last written.
     """
@@ -71,36 +69,21 @@ class Garbage:
 
 
 def find_garbage(folder: Path) -> list[Garbage]:
-    """List what dead builders left in a folder, sorted by name; files of living ones are left out.
-
-    Folders of parts belong to it.
-    """
+    """List what dead builders left in a folder, sorted by name; files of living ones are left out."""
     found = []
     for path in sorted((*folder.glob(f"*{BUILDING_SUFFIX}*"), *folder.glob(".*.making"))):
         with contextlib.suppress(StoreNotFoundError):  # published or removed since it was listed
             found.append(_examine(path))
+    notes = folder.glob(f"*{BUILDING_SUFFIX}{NOTES_SUFFIX}")
+    left = [path for path in notes if not files.exists(path.with_name(path.name.removesuffix(NOTES_SUFFIX)))]
+    found += [Garbage(path, "temporary", path.stat().st_size, 0, 0, _age_s(path)) for path in left]
     for export in left_exports(folder):
         nbytes = sum(path.stat().st_size for path in export.rglob("*") if path.is_file())
         found.append(Garbage(export, "temporary", nbytes, 0, 0, _age_s(export)))
-    for parts in folders_of_parts(folder):
-        found += [_loose_part(part) for part in loose_parts(parts)] + [*find_garbage(parts)]
-        lock = left_lock(parts)
-        found += [Garbage(lock, "lock", 0, 0, 0, _age_s(lock))] if lock else []
     if not is_pulling(folder):
         left = [path for path in sorted((folder / PULLS).rglob("*")) if path.is_file()]
         found += [Garbage(path, "pull", path.stat().st_size, 0, 0, _age_s(path)) for path in left]
     return [garbage for garbage in found if garbage]
-
-
-def _loose_part(path: Path) -> Garbage:
-    with files.opened(path) as fd:
-        nbytes = files.size(fd)
-    try:
-        with open_store(path) as store:
-            num_samples = len(store)
-    except FormatError:  # it was renamed here when it was whole
-        num_samples = 0
-    return Garbage(path, "part", nbytes, num_samples, num_samples, _age_s(path))
 
 
 def remove_garbage(garbage: Garbage) -> bool:
@@ -110,8 +93,6 @@ def remove_garbage(garbage: Garbage) -> bool:
     """
     if garbage.kind not in REMOVABLE:
         return False
-    if garbage.kind in ("part", "lock"):
-        return remove_part(garbage.path)
     if garbage.path.is_dir():
         if garbage.path in left_exports(garbage.path.parent):
             shutil.rmtree(garbage.path)
@@ -123,6 +104,7 @@ def remove_garbage(garbage: Garbage) -> bool:
             if not (locks.try_lock(fd, BUILDER_LOCK) and locks.try_lock(fd, GATE_LOCK)):
                 return False
             if files.is_file_at(fd, garbage.path):  # not published or replaced since it was found
+                files.remove(garbage.path.with_name(garbage.path.name + NOTES_SUFFIX))
                 files.remove(garbage.path)
     except StoreNotFoundError:
         pass
@@ -151,6 +133,7 @@ def _examine(path: Path) -> Garbage | None:
         try:
             with open_store(path, partial=True) as store:
                 num_committed, num_samples = int(store.committed.sum()), len(store)
+                nbytes = store.nbytes if isinstance(store, SpoolStore) else nbytes
         except VersionTooNewError:
             kind = "too_new"
         except FormatError:

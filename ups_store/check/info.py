@@ -21,6 +21,7 @@ from ups_store.format.metadata import LARGE_SAMPLE_BYTES, ArrayMeta, dtype_name
 from ups_store.read.base import AnyStore
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.several import PartitionedStore, parts_of
+from ups_store.read.spool_store import SpoolStore
 from ups_store.read.store import Store
 from ups_store.remote.store import RemoteStore
 from ups_store.system import files, locks
@@ -64,12 +65,14 @@ class BuildInfo:
         durability: "durable" or "lazy"; None once only its renaming is left.
         is_running: Whether a builder holds its lock.
         owner: The process that built it last, "pid 7 on host"; None if it isn't noted.
+        is_counted: Whether it is known how many samples there will be.
     """
 
     num_committed: int
     durability: str | None
     is_running: bool
     owner: str | None
+    is_counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,7 @@ def _build_info(path: Path, store: AnyStore) -> BuildInfo:
         durability=None if header is None else "lazy" if header.is_lazy else "durable",
         is_running=is_running,
         owner=f"pid {owner.pid} on {owner.host}" if owner else None,
+        is_counted=not isinstance(store, SpoolStore),
     )
 
 

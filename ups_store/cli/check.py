@@ -31,13 +31,11 @@ from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
-from ups_store.read.store_set import is_manifest
 from ups_store.system.paths import is_pattern, named_partitions
 from ups_store.system.urls import is_remote, shown_url
 
 if TYPE_CHECKING:
     from ups_store.check.doctor import Diagnosis
-    from ups_store.check.set_doctor import SetDiagnosis
     from ups_store.read.verify import Report
 
 
@@ -126,17 +124,13 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
 
 
 def _parts_of(path: Path) -> list[Path]:
-    """The files of a set, or of a pattern, that can't be opened as a whole: they are checked one by one."""
+    """The files of a pattern that can't be opened as a whole: they are checked one by one."""
     path = path.absolute()
     if is_pattern(path):
         with contextlib.suppress(StoreError):  # which opening has said already
             wanted, missing = named_partitions(path)
             return [partition for partition in wanted if partition not in missing]
-    if not is_manifest(path) or not path.is_file():
-        return []
-    from ups_store.check.set_doctor import files_of_set
-
-    return files_of_set(path)
+    return []
 
 
 def _report_to_json(found: Report) -> dict[str, Any]:
@@ -170,9 +164,7 @@ def _show_problems(problems: Sequence[object], most: int, *, prefix: str) -> Non
 
 
 def doctor(
-    path: Annotated[
-        Path, typer.Argument(help="any file, a pattern of partitions, or a set's manifest", metavar="FILE")
-    ],
+    path: Annotated[Path, typer.Argument(help="any file, or a pattern of partitions", metavar="FILE")],
     *,
     out: Annotated[
         Path | None, typer.Option("--salvage", help="copy what verifies into a new store", metavar="OUT")
@@ -183,14 +175,11 @@ def doctor(
 
     The file itself is never changed.
     """
-    is_set = is_manifest(path)
-    if not is_set and not is_pattern(path.absolute()):
+    if not is_pattern(path.absolute()):
         return _doctor(path, out, as_json)
     if out is not None:
-        hint = f"salvage the {'parts' if is_set else 'partitions'} that are damaged, one by one"
+        hint = "salvage the files that are damaged, one by one"
         raise ConfigError("--salvage of several files", path=path, hint=hint)
-    if is_set:
-        return _doctor_of_set(path, as_json)
     return _doctor_of_partitions(path.absolute(), as_json)
 
 
@@ -234,20 +223,6 @@ def _say(found: Diagnosis, saved: Path | None, as_json: bool) -> None:
         _show(found, saved)
 
 
-def _doctor_of_set(manifest: Path, as_json: bool) -> int:
-    """Examine all parts of a set; returns the exit code."""
-    from ups_store.check.set_doctor import examine_set, files_of_set
-
-    nbytes = sum(map(_nbytes_of, files_of_set(manifest)))
-    with progress_bar(f"checking {manifest.name}", total=nbytes, quiet=as_json) as bar:
-        found = examine_set(manifest, progress=bar)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        _show_set(found)
-    return 0 if found.status.is_sound else NOT_SOUND
-
-
 def _nbytes_of(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -272,31 +247,12 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
     print_lines(f"  {advice}")
 
 
-def _show_set(found: SetDiagnosis) -> None:
-    from ups_store.check.doctor import ADVICE
-    from ups_store.check.set_doctor import advice_in_set
-
-    sound = ", sound" if found.status.is_sound else ""
-    size = f"{counted(found.num_samples, 'sample')} in {counted(len(found.parts), 'part')}"
-    print_lines(f"{found.path}: {found.status.title}{sound}, {size}")
-    _show_problems(found.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="  ")
-    for part, samples in zip(found.parts, found.samples, strict=True):
-        which = "" if samples is None else f", samples {samples.start}..{samples.stop}"
-        print_lines(f"  {part.path.name}: {part.status.title}{which}")
-        _show_problems(part.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="    ")
-        if not part.status.is_sound:
-            print_lines(f"    {advice_in_set(part.status)}")
-    for path in found.loose:
-        print_lines(f"  {path.name}: named by no manifest; `append` goes on behind it, `gc` removes it")
-    print_lines(f"  {ADVICE[found.status]}")
-
-
 def gc(
     folder: Annotated[Path, typer.Argument(help="folder of the stores")] = Path("cache"),
     delete: Annotated[bool, typer.Option("--delete", help="remove what can't be continued")] = False,
     unfinished: Annotated[
         bool,
-        typer.Option("--unfinished", help="with --delete: unfinished stores and parts, with samples"),
+        typer.Option("--unfinished", help="with --delete: unfinished stores, with samples"),
     ] = False,
     remote: Annotated[str | None, typer.Option(help="URL or folder of a shared cache instead")] = None,
     older_than: Annotated[
@@ -343,9 +299,7 @@ def gc(
             "too_new": "unfinished, begun by a newer version of ups-store, left alone",
             "damaged": "unfinished, and damaged: it can't be continued",
             "temporary": "temporary file of a builder that died before it held anything",
-            "lock": "lock of parts that no process writes",
             "pull": "of a pull that was killed, which goes on with it",
-            "part": f"part of {counted(garbage.num_samples, 'sample')} that no manifest names",
             "finished": "finished store, left alone",
             "foreign": "foreign file, left alone",
         }.get(garbage.kind, garbage.kind)

@@ -30,7 +30,7 @@ from ups_store.console import (
 )
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any
-from ups_store.read.store_set import is_manifest
+from ups_store.system.paths import partition_of
 
 _SHORT_HASH = 12
 
@@ -143,7 +143,7 @@ def _state(info: StoreInfo) -> str:
     age = format_age(time.time() - info.modified_s)
     if info.build is None:
         packed = _packing(info.packed) if info.packed else ""
-        noun = "part" if is_manifest(info.path) else "partition"
+        noun = "partition" if partition_of(info.partitions[0] if info.partitions else "") else "store"
         partitions = f"{counted(len(info.partitions), noun)} · " if info.partitions else ""
         return f"{partitions}{packed}written {age} · {info.resident_share:.0%} in RAM"
     return f"{_build(info.build, info.num_samples)} · last written {age}"
@@ -156,7 +156,9 @@ def _packing(packed: PackedInfo) -> str:
 
 
 def _build(build: BuildInfo, num_samples: int) -> str:
-    text = f"unfinished: {build.num_committed:,} of {num_samples:,} samples committed"
+    which = f"{build.num_committed:,} of {num_samples:,} samples" if build.is_counted else ""
+    which = which or f"{counted(build.num_committed, 'sample')} of an unknown number"
+    text = f"unfinished: {which} committed"
     text += f", {build.durability}" if build.durability else ", only its renaming is left"
     if build.is_running:
         return f"{text} · being built by {one_line(build.owner or 'an unknown process')}"

@@ -19,6 +19,7 @@ from ups_store.format.layout import Layout
 TAIL_MAGIC = b"UPSBUILD"
 TAIL_VERSION = 1
 OWNER_OFFSET = 2048  # from the start of the tail: another sector than the header, which never changes
+SPOOL_OFFSET, SPOOL_MAGIC = 3072, b"UPSSPOOL"  # of a file whose N is only what it has room for (6.13)
 COMMIT_MARKER = 0x54494D43  # "CMIT": an empty record isn't a checksum that happens to be zero
 HOW_TO_REPLACE = "on_mismatch='restart' (build: --overwrite, other verbs: --force)"  # what can't be continued
 

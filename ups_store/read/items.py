@@ -26,7 +26,6 @@ from ups_store.read.open import open_any
 from ups_store.read.order import DataOrder
 from ups_store.read.ragged import padded
 from ups_store.read.several import parts_of
-from ups_store.read.store_set import StoreSet
 from ups_store.read.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis
 
 Array = npt.NDArray[Any]
@@ -202,9 +201,9 @@ class StoreItems:
 
 
 def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
-    """Open a store, or its partitions: each is a source; a set is one, whatever its parts."""
+    """Open a store, or its partitions: each is a source."""
     opened = open_any(store) if isinstance(store, str | os.PathLike) else store
-    return (opened,) if isinstance(opened, StoreSet) else parts_of(opened)
+    return parts_of(opened)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from typing import Any, cast
 from ups_store import reader_of
 from ups_store.errors import (
     FormatError,
-    ReadError,
     SpecError,
-    StoreError,
     StoreNotFoundError,
     StoreReplacedError,
     TruncatedError,
@@ -23,21 +21,20 @@ from ups_store.errors import (
 from ups_store.printable import printable
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import read_finished
-from ups_store.read.recovery import BUILDING_SUFFIX, State, building_path, read_building_file
+from ups_store.read.recovery import (
+    BUILDING_SUFFIX,
+    State,
+    building_path,
+    read_building_file,
+    read_is_spool,
+)
 from ups_store.read.several import PartitionedStore, files_of
+from ups_store.read.spool_store import SpoolStore
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
-from ups_store.read.store_set import (
-    StoreSet,
-    check_part,
-    is_manifest,
-    missing_part,
-    parts_folder,
-    read_manifest,
-)
 from ups_store.system import files
 from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
-from ups_store.system.paths import check_one_file, is_pattern, path_of
+from ups_store.system.paths import check_no_manifest, check_one_file, is_pattern, path_of
 from ups_store.system.urls import is_remote, shown_url
 
 
@@ -94,10 +91,6 @@ def _open_file(
     try:
         fd = files.open_existing(target)
     except StoreNotFoundError as error:
-        if files.exists(parts_folder(target)):
-            error.hint = (
-                "it is written in parts: run that again to finish it; if it is a set, open its manifest"
-            )
         if not files.exists(building_path(target)):
             if error.kind == StoreNotFoundError.kind and files.exists(target):  # published this moment
                 return _open_file(path, partial, access, verify, open_packed=open_packed)
@@ -145,7 +138,9 @@ def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
         found = read_building_file(fd, where)
         building = None if found.state is State.FINISHED else found
         options: dict[str, Any] = {"access": access, "verify": verify}
-        return Store(path, fd, found.catalog, building=building, **options)
+        is_spool = building is not None and read_is_spool(fd, found.catalog.layout)
+        kind = SpoolStore if is_spool else Store
+        return kind(path, fd, found.catalog, building=building, **options)
 
 
 def reopen(
@@ -203,13 +198,12 @@ def open_any(
 
     One file is a `Store`, mapped; a packed file a `PackedStore`, which decodes. Several files are one
     `PartitionedStore`: the partitions that `NAME-*-of-00016.zarr.zip` names, the stores that another pattern,
-    such as `NAME-*.zarr.zip`, matches, in the order of their names, and those of a list, in its order. The
-    parts that the manifest `NAME.zarr.json` names are one `StoreSet`. At `s3://`, `gs://`, `az://` or
-    `https://` one file is a `RemoteStore`, which fetches what is asked for and checks it; partitions, a list
-    and a manifest are as here.
+    such as `NAME-*.zarr.zip`, matches, in the order of their names, and those of a list, in its order. At
+    `s3://`, `gs://`, `az://` or `https://` one file is a `RemoteStore`, which fetches what is asked for and
+    checks it; partitions and a list are as here.
 
     Args:
-        path: A file, a pattern, or a manifest; the URL of one; or a list of files and URLs.
+        path: A file, or a pattern; the URL of one; or a list of files and URLs.
         partial: See `ups_store.read.open.open_store`; for single files.
         access: Likewise; a packed file can't be opened with "map".
         verify: Likewise; of a packed file and at a URL every chunk is checked whatever this says.
@@ -235,9 +229,8 @@ def open_any(
         return _open_url(where, access, verify, given)
     _check_local_options(where, given)
     pattern = path_of(where)
-    if is_manifest(pattern):
-        return _open_set(pattern, access, verify)
     if not is_pattern(pattern):
+        check_no_manifest(pattern)
         return _open_one(where, partial, access, verify)
     openings = [functools.partial(_open_one, each, False, access, verify) for each in files_of(pattern)]
     return _open_several(pattern, openings)
@@ -278,34 +271,6 @@ def _check_local_options(path: str | os.PathLike[str], given: dict[str, Any]) ->
         hint = f"leave out {' and '.join(named)}"
         problem = f"{' and '.join(named)} without effect"
         raise SpecError(problem, kind="no_effect", path=path, expected="a URL", found=path, hint=hint)
-
-
-def _open_set(path: Path, access: Access, verify: Verify | None) -> StoreSet:
-    """Open all parts that a manifest names."""
-    named, folder = read_manifest(path), parts_folder(path)
-    with contextlib.ExitStack() as stack:
-        parts: list[AnyStore] = []
-        for part in named:
-            try:
-                store = stack.enter_context(_open_one(folder / part.name, False, access, verify))
-            except StoreNotFoundError as error:
-                raise missing_part(error, path) from None
-            except ReadError as error:
-                if error.kind != "open_files":
-                    raise
-                hint = "raise the limit with `ulimit -n`; `ups-store concat` then makes one file of the parts"
-                raise StoreError(
-                    f"{len(named):,} parts are more than a process may have open files",
-                    path=path,
-                    kind="open_files",
-                    found=f"{len(parts):,} open",
-                    hint=hint,
-                ) from error
-            check_part(store, part, path)
-            parts.append(store)
-        joined = StoreSet(path, parts)
-        stack.pop_all()
-    return joined
 
 
 def _open_one(path: str | os.PathLike[str], partial: bool, access: Access, verify: Verify | None) -> AnyStore:

@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import FormatError, TruncatedError
-from ups_store.format.build_tail import HOW_TO_REPLACE, TailHeader, is_committed, parse_tail_header
+from ups_store.format.build_tail import (
+    HOW_TO_REPLACE,
+    SPOOL_MAGIC,
+    SPOOL_OFFSET,
+    TailHeader,
+    is_committed,
+    parse_tail_header,
+)
 from ups_store.format.checksum import crc32, crc32_each
 from ups_store.format.layout import PAGE_BYTES, ArrayLayout, Layout, consecutive_runs
 from ups_store.read.catalog import Catalog, read_building, read_finished
@@ -85,12 +92,17 @@ def read_building_file(fd: int, path: Path) -> Building:
     return Building(State.RESUMABLE, catalog, parse_tail_header(raw, layout, path=path))
 
 
+def read_is_spool(fd: int, layout: Layout) -> bool:
+    """Whether a building file is a spool: its N is what it has room for, not the samples there will be."""
+    return read_at(fd, layout.tail_offset + SPOOL_OFFSET, len(SPOOL_MAGIC)) == SPOOL_MAGIC
+
+
 def read_records(fd: int, layout: Layout, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     """Commit records of consecutive samples, shape (M, num_arrays + 2); zeros past the end of the file."""
     nbytes = layout.record_nbytes
     first = layout.table_offset + int(samples[0]) * nbytes if len(samples) else 0
     raw = read_at(fd, first, len(samples) * nbytes).ljust(len(samples) * nbytes, b"\0")
-    return np.frombuffer(raw, "<u4").reshape(len(samples), -1)
+    return np.frombuffer(raw, "<u4").reshape(len(samples), nbytes // 4)
 
 
 def read_commits(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 64 << 20  # of the largest array, in a chunk of Dask: its scheduler takes about 1 ms for each
 
-_SUFFIXES = (".zarr.zip", ".zarr.json")
+_SUFFIX = ".zarr.zip"
 _FOREIGN = ("foreign", "no_end_record", "not_a_file", "manifest")
 
 Key = tuple[Any, ...]
@@ -96,7 +96,7 @@ class StoreBackend(BackendEntrypoint):
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Tell whether it is one of our stores, if a damaged or missing one: the error then says so."""
         is_path = isinstance(filename_or_obj, str | os.PathLike) and not is_remote(filename_or_obj)
-        if not is_path or not os.fspath(filename_or_obj).endswith(_SUFFIXES):
+        if not is_path or not os.fspath(filename_or_obj).endswith(_SUFFIX):
             return False
         from ups_store.read.open import open_any
 

@@ -9,20 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ups_store.errors import FormatError, SpecError, StoreClosedError, StoreNotFoundError
-from ups_store.format.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from ups_store.errors import FormatError, SpecError, StoreClosedError
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, catalog_of, fingerprint_of, read_directory
 from ups_store.read.chunked import ChunkedStore, Use
 from ups_store.read.chunks import Chunk
 from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.several import PartitionedStore
-from ups_store.read.store_set import StoreSet, check_part, is_manifest, missing_part, parts_folder
 from ups_store.read.verify import Report, verify_catalog
 from ups_store.remote.chunks import REQUESTS_IN_FLIGHT, ChunkReader, Numbering
 from ups_store.remote.client import DEADLINE_S, RemoteObject
 from ups_store.remote.slot_cache import SlotCache, limit_of
 from ups_store.system.parallel import MAX_THREADS, for_each
+from ups_store.system.paths import check_no_manifest
 from ups_store.system.urls import Url
 
 CACHE_DIR, CACHE_BYTES, DEADLINE = "UPS_STORE_CACHE_DIR", "UPS_STORE_CACHE_BYTES", "UPS_STORE_DEADLINE_S"
@@ -172,10 +171,9 @@ def _number(given: float | None, name: str, variable: str) -> float | None:
 
 
 def open_url(path: str | os.PathLike[str], options: RemoteOptions) -> AnyStore:
-    """Open a store, a set by its manifest, or the partitions of a split, `NAME-*-of-00016.zarr.zip`."""
+    """Open a store, or the partitions of a split, `NAME-*-of-00016.zarr.zip`."""
     url = Url.of(path)
-    if is_manifest(url.path):
-        return _open_set(url, options)
+    check_no_manifest(url.path)
     match = _PARTITIONS.fullmatch(url.path.name)
     if match:
         stem, count, suffix = match.groups()
@@ -231,19 +229,6 @@ def _cache_of(catalog: Catalog, numbering: Numbering, options: RemoteOptions) ->
         num_chunks=numbering.num_chunks,
         places=numbering.places,
     )
-
-
-def _open_set(url: Url, options: RemoteOptions) -> StoreSet:
-    """Open all parts that a manifest names."""
-    raw = bytes(RemoteObject(url, deadline_s=options.deadline_s).read_end(MAX_MANIFEST_BYTES))
-    named, folder = parse_manifest(raw, path=url.path), parts_folder(url.path).name
-    try:
-        parts = _open_all([url.beside(folder, part.name) for part in named], options)
-    except StoreNotFoundError as error:
-        raise missing_part(error, url.path) from None
-    for store, part in zip(parts, named, strict=True):
-        check_part(store, part, url.path)
-    return StoreSet(url.path, parts)
 
 
 def _open_all(urls: Sequence[Url], options: RemoteOptions) -> list[RemoteStore]:

@@ -27,7 +27,6 @@ from ups_store.errors import (
 from ups_store.format.zip_records import END_BYTES, parse_end
 from ups_store.read.open import open_any
 from ups_store.read.several import PartitionedStore, parts_of
-from ups_store.read.store_set import is_manifest
 from ups_store.remote.client import Version
 from ups_store.remote.fetch import (
     RETRIES,
@@ -82,13 +81,10 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
         progress: Hears how it goes; twice the bytes of what is pushed: verified, and sent.
     Raises:
         CorruptChunkError: If the store is damaged.
-        SpecError: For a set of parts, whose identity changes when it grows; or another name of a file.
+        SpecError: For another name of a file.
         IdentityMismatchError: If other content of the same identity is there, kind "other_content".
         StoreError: If it can't be opened; as the cache.
     """
-    if is_manifest(path):
-        hint = "make one file of its parts with `ups-store concat`, and push that"
-        raise SpecError("a set of parts can't be pushed", kind="set", path=path, hint=hint)
     with open_any(path) as store:
         parts = parts_of(store)
         for part in parts:

@@ -344,10 +344,10 @@ def is_own(fd: int) -> bool:
     return status.st_uid == os.geteuid() and status.st_nlink == 1
 
 
-def allocated_bytes(path: Path) -> int:
+def allocated_bytes(file: int | Path) -> int:
     """Bytes that a file takes on the disk, holes left out; 0 if it isn't there."""
     try:
-        return os.stat(path).st_blocks * 512  # whatever the size of the file system's own blocks
+        return os.stat(file).st_blocks * 512  # whatever the size of the file system's own blocks
     except FileNotFoundError:
         return 0
 

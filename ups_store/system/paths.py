@@ -17,7 +17,7 @@ from ups_store.errors import SpecError, StoreNotFoundError
 from ups_store.system.urls import check_local
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux file systems
-MANIFEST_SUFFIX = ".zarr.json"  # of what names the parts of a set (spec 15)
+MANIFEST_SUFFIX = ".zarr.json"  # of what named the parts of a set, in earlier versions
 _MAX_PATH_BYTES = 4095  # PATH_MAX without the NUL behind it
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(\.packed)?\.zarr\.zip)")
 
@@ -125,10 +125,34 @@ def is_pattern(path: Path) -> bool:
 
 
 def check_one_file(path: Path) -> None:
-    """Refuse a pattern or a manifest where one file is meant; `SpecError` of kind "partitions"."""
-    if is_pattern(path) or path.name.endswith(MANIFEST_SUFFIX):
+    """Refuse a pattern where one file is meant, `SpecError` of kind "partitions"; and a manifest."""
+    check_no_manifest(path)
+    if is_pattern(path):
         hint = "name one of them, or make one file of them with `ups-store concat`"
         raise SpecError("it names several files", kind="partitions", path=path, expected="one", hint=hint)
+
+
+def check_no_manifest(path: Path) -> None:
+    """Refuse the manifest of a set of an earlier version; `SpecError` of kind "set"."""
+    if path.name.endswith(MANIFEST_SUFFIX):
+        name = path.name.removesuffix(MANIFEST_SUFFIX)
+        raise SpecError(
+            "a set of parts, by an earlier version of ups-store",
+            kind="set",
+            path=path,
+            hint=f"rename each part {name}.parts/KKKKK.zarr.zip to {name}-KKKKK.zarr.zip and open "
+            f"{name}-*.zarr.zip, to which `ups_store.append` adds; or make one store of them with "
+            f"`ups-store concat {name}.parts/*.zarr.zip {name}.zarr.zip`",
+        )
+
+
+def numbered_paths(pattern: Path) -> dict[int, Path]:
+    """The files that a pattern such as `days-*.zarr.zip` names, five digits for the star, by number."""
+    before, _, after = pattern.name.partition("*")
+    named = re.compile(rf"{re.escape(before)}(\d{{5}}){re.escape(after)}")
+    names = sorted(os.listdir(pattern.parent)) if pattern.parent.is_dir() else []
+    names = [name for name in names if not _NAME.fullmatch(name)]  # partitions are no numbers
+    return {int(match[1]): pattern.with_name(match[0]) for match in filter(None, map(named.fullmatch, names))}
 
 
 def find_partitions(pattern: Path) -> list[Path]:
@@ -155,6 +179,9 @@ def named_partitions(pattern: Path) -> tuple[list[Path], list[Path]]:
         StoreNotFoundError: If there is none.
         SpecError: If the pattern matches other files, or partitions of several stores.
     """
+    numbered = [*numbered_paths(pattern).values()]
+    if numbered:
+        return numbered, []
     names = glob.escape(pattern.name).replace("[*]", "*")  # a star is all that means something, in the name
     found = {path: _NAME.fullmatch(path.name) for path in pattern.parent.glob(names)}
     if not found:

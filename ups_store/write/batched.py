@@ -38,6 +38,7 @@ class BatchedCommits:
         check: Callable[[int, Arrays], dict[str, Any]],
         commit_many: Callable[[Samples, Arrays], object],
         *,
+        num_samples: int,
         buffer_bytes: int,
         save_every_s: float,
     ) -> None:
@@ -48,15 +49,15 @@ class BatchedCommits:
         self._buffer_bytes, self._save_every_s = buffer_bytes, save_every_s
         users = [array.meta for array in layout.per_sample if not array.meta.is_companion]
         fixed = [meta for meta in users if not meta.is_ragged]
-        self._num_samples, self._sample_nbytes = layout.num_samples, sum(meta.sample_nbytes for meta in fixed)
-        most = min(MAX_WAITING, layout.num_samples, buffer_bytes // max(1, self._sample_nbytes))
+        self._num_samples, self._sample_nbytes = num_samples, sum(meta.sample_nbytes for meta in fixed)
+        most = min(MAX_WAITING, num_samples, buffer_bytes // max(1, self._sample_nbytes))
         self._capacity = max(1, most)
         self._blocks = {
             meta.name: np.empty((self._capacity, *meta.sample_shape), dtype_of(meta.dtype)) for meta in fixed
         }
         self._ragged: dict[str, list[npt.NDArray[Any]]] = {meta.name: [] for meta in users if meta.is_ragged}
         self._waiting: dict[int, None] = {}
-        self._nbytes, self._began_s, self._has_failed = 0, 0.0, False
+        self._nbytes, self._began_s, self.has_failed = 0, 0.0, False
 
     @property
     def num_waiting(self) -> int:
@@ -128,16 +129,16 @@ class BatchedCommits:
         samples = np.array(list(self._waiting), np.int64)
         if not len(samples):
             return samples
-        self._has_failed = True  # unless this returns
+        self.has_failed = True  # unless this returns
         arrays: dict[str, Any] = {**self._blocks, **self._ragged}
         self._commit_many(samples, {name: values[: len(samples)] for name, values in arrays.items()})
         self._waiting.clear()
-        self._has_failed, self._nbytes = False, 0
+        self.has_failed, self._nbytes = False, 0
         return samples
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if not self._has_failed:
+        if not self.has_failed:
             self.flush()

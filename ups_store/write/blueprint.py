@@ -157,7 +157,7 @@ def _lengths(name: str, spec: ArraySpec) -> npt.NDArray[np.int64]:
     if lengths is None or lengths.ndim != 1 or num_samples not in (None, len(lengths)):
         expected = f"a whole number of rows per sample, {'N' if num_samples is None else num_samples} in all"
         found = reprlib.repr(spec.lengths) if lengths is None else f"shape {lengths.shape}"
-        hint = "where they aren't known yet, write with `ups_store.write_parts`"
+        hint = "where they aren't known yet, write with `ups_store.write`"
         raise SpecError("lengths", kind="lengths", array=name, expected=expected, found=found, hint=hint)
     if (lengths < 0).any():
         raise SpecError(

@@ -54,6 +54,7 @@ class BuildingFile:
         is_lazy: Whether commits go unsynced; only ever where the header says so too, for its samples are
             checked after a power loss.
         offsets: Of each ragged array, by name, the row at which each sample begins, shape (N + 1,).
+        is_spool: Whether N and the numbers of rows are only what it has room for (spec 6.13).
     """
 
     path: Path
@@ -63,11 +64,18 @@ class BuildingFile:
     metadata_crcs: tuple[int, ...]
     is_lazy: bool
     offsets: Mapping[str, Offsets]
+    is_spool: bool = False
 
     @functools.cached_property
     def building_path(self) -> Path:
         """The file's own name."""
         return building_path(self.path)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Room that it takes on the disk; of a spool, which is sparse, what it takes now."""
+        nbytes = self.layout.building_nbytes
+        return files.allocated_bytes(self.building_path) if self.is_spool else nbytes
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ def commit_pieces(
             _write_piece(building, piece)
             crcs[part] = piece.crcs
 
-    with failures_as_errors(building.building_path, building.layout.building_nbytes, what):
+    with failures_as_errors(building.building_path, building.needed_bytes, what):
         for_each(write, pieces, num_threads=NUM_THREADS if len(pieces) >= _MANY_PIECES else 1)  # 1
         if not building.is_lazy:
             files.sync_data(building.fd)  # 2: the bytes are durable before a record says so
@@ -145,7 +145,7 @@ def take_back(building: BuildingFile, samples: Samples) -> None:
     with (
         building.gate(exclusive=False),
         building.samples_locked(samples),
-        failures_as_errors(building.building_path, layout.building_nbytes, what),
+        failures_as_errors(building.building_path, building.needed_bytes, what),
     ):
         _write_rows(building.fd, layout.table_offset, layout.record_nbytes, samples, records)
         files.sync_data(building.fd)  # before anything is written in the samples' places
@@ -168,9 +168,7 @@ def finish(building: BuildingFile) -> None:
         CorruptChunkError: If the bytes of a small array or constant changed since they were written.
         CommitError: If a write or sync failed; as for `commit_pieces`.
     """
-    with failures_as_errors(
-        building.building_path, building.layout.building_nbytes, "the store was not finished"
-    ):
+    with failures_as_errors(building.building_path, building.needed_bytes, "the store was not finished"):
         _complete(building)
     publish(building)
 
@@ -181,14 +179,25 @@ def _complete(building: BuildingFile) -> None:
     files.sync_data(fd)  # 1: lazy commits, and what other processes wrote
     committed, crcs = read_commits(fd, layout, building.header)
     _check_complete(building, committed)
-    columns = {array.meta.name: crcs[:, i] for i, array in enumerate(layout.per_sample)}
-    arrays = [array for array in layout.arrays.values() if array.entry]
-    data_crcs = [_finish_entry(building, array, columns.get(array.meta.name)) for array in arrays]  # 2
-    directory = pack_directory(layout.entries, [*building.metadata_crcs, *data_crcs])
-    files.write_at(fd, layout.directory_offset, directory)  # 3
+    write_entries(building, crcs)  # 2, 3
     files.sync_data(fd)  # 4
     files.truncate(fd, layout.file_nbytes)  # 5: from here on only the rename is left
     files.sync(fd)  # 6
+
+
+def write_entries(building: BuildingFile, crcs: CrcTable) -> None:
+    """Write what follows from samples that are there: indexes, local headers, the central directory.
+
+    Args:
+        building: The file, of which all else is written.
+        crcs: CRC-32 of every sample's slot, bytes or rows, shape (N, num_arrays).
+    """
+    layout = building.layout
+    columns = {array.meta.name: crcs[:, i] for i, array in enumerate(layout.per_sample)}
+    arrays = [array for array in layout.arrays.values() if array.entry]
+    data_crcs = [_finish_entry(building, array, columns.get(array.meta.name)) for array in arrays]
+    directory = pack_directory(layout.entries, [*building.metadata_crcs, *data_crcs])
+    files.write_at(building.fd, layout.directory_offset, directory)
 
 
 def _check_complete(building: BuildingFile, committed: npt.NDArray[np.bool_]) -> None:
@@ -209,7 +218,7 @@ def publish(building: BuildingFile) -> None:
     One in memory has its name, and from now on it can't be changed (spec 6.12).
     """
     with failures_as_errors(
-        building.building_path, building.layout.building_nbytes, "the finished store was not published"
+        building.building_path, building.needed_bytes, "the finished store was not published"
     ):
         if is_in_memory(building.path):
             files.seal(building.fd)

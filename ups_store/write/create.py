@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,14 +24,30 @@ from ups_store.errors import (
     StoreNotFoundError,
     StoreReplacedError,
 )
-from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK, HOW_TO_REPLACE, Owner, TailHeader
+from ups_store.format.build_tail import (
+    BUILDER_LOCK,
+    GATE_LOCK,
+    HOW_TO_REPLACE,
+    SPOOL_MAGIC,
+    SPOOL_OFFSET,
+    Owner,
+    TailHeader,
+)
 from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout, RaggedLayout
 from ups_store.format.metadata import ArraySpec
 from ups_store.format.ragged import Offsets
 from ups_store.format.root import describe_differences, differences, identity_document
 from ups_store.read.ragged import read_offsets
-from ups_store.read.recovery import BUILDING_SUFFIX, Building, State, building_path, read_building_file
+from ups_store.read.recovery import (
+    BUILDING_SUFFIX,
+    Building,
+    State,
+    building_path,
+    read_building_file,
+    read_is_spool,
+)
+from ups_store.read.spool_store import read_offsets_of_spool
 from ups_store.read.store_file import looks_like_store
 from ups_store.system import files, locks
 from ups_store.system.memory_file import (
@@ -139,17 +155,38 @@ def create(
             in_memory.close()
             raise
         return in_memory
+    return _begin(target, blueprint, is_lazy, resuming)
+
+
+def create_spool(
+    path: Path, arrays: Mapping[str, ArraySpec], *, on_mismatch: Literal["raise", "restart"], **content: Any
+) -> StoreWriter:
+    """Start a spool, or continue the one at the path: a lazy building file of which N is only its room.
+
+    Args:
+        path: Where the store will be, no link.
+        arrays: With room for N samples; of ragged arrays for the rows of the first one.
+        on_mismatch: As for `create`, whose other arguments and errors are the same.
+        content: Constants, dims, identity and attrs, all four.
+    """
+    blueprint = blueprint_of(arrays, **content)
+    return _begin(path, blueprint, True, _Resuming(on_mismatch == "restart", True, warn), is_spool=True)
+
+
+def _begin(
+    target: Path, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming, *, is_spool: bool = False
+) -> StoreWriter:
+    """Create the building file of a store or a spool, or take it up."""
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
-    check_replaceable(target, force=restart)
+    check_replaceable(target, force=resuming.restart)
     remove_begun(target)
+    nbytes = 0 if is_spool else blueprint.layout.building_nbytes
     for _ in range(_MAX_ROUNDS):
         writer = None
         try:
-            with failures_as_errors(
-                target, blueprint.layout.building_nbytes, "the store was not begun", passing=_OVERTAKEN
-            ):
-                writer = _create_or_resume(target, blueprint, is_lazy, resuming)
+            with failures_as_errors(target, nbytes, "the store was not begun", passing=_OVERTAKEN):
+                writer = _create_or_resume(target, blueprint, is_lazy, resuming, is_spool)
                 _note_owner(writer)
         except BaseException as error:
             if writer is not None:  # whatever fails, the lock isn't kept
@@ -180,6 +217,9 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         found = read_building_file(fd, target)
         if found.header is None:
             raise StoreNotFoundError("the store is finished", path=target, hint="run its builder again")
+        if read_is_spool(fd, found.catalog.layout):
+            hint = "its samples come one after the other, from one process: give that all of them"
+            raise SpecError("the number of samples isn't known yet", kind="spool", path=target, hint=hint)
         content = identity_document([], {}, identity)["content"]
         _check_same(found.catalog.root.identity.get("content"), content, target)
         if not is_in_memory(store_path):
@@ -241,23 +281,25 @@ class _Resuming:
     note: Note
 
 
-def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming) -> StoreWriter:
+def _create_or_resume(
+    path: Path, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming, is_spool: bool
+) -> StoreWriter:
     target = building_path(path)
     try:
         fd = files.open_existing(target, writable=True)
     except StoreNotFoundError:
-        return StoreWriter(create_building(path, blueprint, is_lazy=is_lazy))
+        return StoreWriter(create_building(path, blueprint, is_lazy=is_lazy, is_spool=is_spool))
     try:
         take_builder_lock(fd, target)
         locks.lock(fd, GATE_LOCK, timeout_s=LOCK_TIMEOUT_S, path=target)
         if not files.is_file_at(fd, target):
             raise StoreReplacedError("replaced while waiting for it", path=target)
         try:
-            return _resume(path, fd, blueprint, is_lazy, resuming)
+            return _resume(path, fd, blueprint, is_lazy, resuming, is_spool)
         except (FormatError, IdentityMismatchError, CorruptChunkError):
             if not resuming.restart:
                 raise
-        replacing = create_building(path, blueprint, is_lazy=is_lazy, replace=True)
+        replacing = create_building(path, blueprint, is_lazy=is_lazy, replace=True, is_spool=is_spool)
         files.close(fd)
         return StoreWriter(replacing)
     except BaseException:
@@ -265,19 +307,26 @@ def _create_or_resume(path: Path, blueprint: Blueprint, is_lazy: bool, resuming:
         raise
 
 
-def _resume(path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming) -> StoreWriter:
+def _resume(
+    path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming, is_spool: bool
+) -> StoreWriter:
     """Continue a building file whose builder lock and gate are held; the gate is released (spec 6.9)."""
     target = building_path(path)
     mended = mend_metadata(fd, blueprint, target)
     found = read_building_file(fd, target)
     _check_same(found.catalog.root.identity, blueprint.root.identity, target)
-    sizes = [{"num_samples": each.layout.num_samples} for each in (found.catalog, blueprint)]
+    kinds = read_is_spool(fd, found.catalog.layout), is_spool
+    sizes = [
+        {"num_samples": "not known yet" if of_spool else layout.num_samples}
+        for layout, of_spool in zip((found.catalog.layout, blueprint.layout), kinds, strict=True)
+    ]
     _check_same(sizes[0], sizes[1], target)  # they aren't in the identity (spec 8.4)
     if found.state is State.RESUMABLE:
-        mended += mend_constants(fd, found.catalog.layout, blueprint)
+        mended += mend_constants(fd, found.catalog.layout, blueprint, is_spool=is_spool)
     building = _building_file(path, fd, found, is_lazy=is_lazy)
     try:
-        _check_same_lengths(building, blueprint)
+        if not is_spool:
+            _check_same_lengths(building, blueprint)
         files.sync_data(fd)  # a record in the page cache only must not count before it is durable
         # Nor must a commit, if the process that created the file died before its name was durable.
         files.sync_folder(target.parent)
@@ -298,9 +347,10 @@ def _building_file(path: Path, fd: int, found: Building, *, is_lazy: bool) -> Bu
     header = found.header or TailHeader.for_layout(
         layout, build_id=bytes(16), boot_id=bytes(16), is_lazy=False
     )
-    where = building_path(path)
-    offsets = {name: read_offsets(fd, array, path=where) for name, array in layout.ragged.items()}
-    return BuildingFile(path, fd, layout, header, crcs, is_lazy and header.is_lazy, offsets)
+    where, is_spool = building_path(path), read_is_spool(fd, layout)
+    read = read_offsets_of_spool if is_spool else read_offsets
+    offsets = {name: read(fd, array, path=where) for name, array in layout.ragged.items()}
+    return BuildingFile(path, fd, layout, header, crcs, is_lazy and header.is_lazy, offsets, is_spool)
 
 
 def _check_same_lengths(building: BuildingFile, blueprint: Blueprint) -> None:
@@ -338,20 +388,28 @@ def _check_same(found: Any, expected: Any, path: Path) -> None:
 
 
 def create_building(
-    path: Path, blueprint: Blueprint, *, is_lazy: bool, replace: bool = False
+    path: Path,
+    blueprint: Blueprint,
+    *,
+    is_lazy: bool,
+    replace: bool = False,
+    is_spool: bool = False,
+    fill: Callable[[BuildingFile], None] = lambda building: None,
 ) -> BuildingFile:
     """Create a building file, complete before anybody can see it; its builder lock is held (spec 6.6).
 
     With `replace` it takes the place of one whose locks the caller holds; else FileExistsError says that
-    there is one. Nothing is left behind by an error.
+    there is one. A spool is sparse, and `fill` may write samples into it. Nothing is left behind by an error.
     """
     target, header = building_path(path), _new_header(blueprint.layout, is_lazy=is_lazy)
     fd, temporary = create_locked(path)
     building = None
     try:
-        building = _new_building(path, fd, blueprint, header)
-        files.allocate(building.fd, building.layout.building_nbytes)  # 1
+        building = _new_building(path, fd, blueprint, header, is_spool=is_spool)
+        reserve = files.truncate if is_spool else files.allocate
+        reserve(building.fd, building.layout.building_nbytes)  # 1
         _write_skeleton(building, blueprint)  # 2
+        fill(building)
         files.sync(building.fd)  # 3
         files.sync_folder(target.parent)
         (files.rename if replace else files.link)(temporary, target)  # 4: from here on it can be seen
@@ -385,13 +443,30 @@ def _new_header(layout: Layout, *, is_lazy: bool) -> TailHeader:
     return TailHeader.for_layout(layout, **ids, is_lazy=is_lazy)
 
 
-def _new_building(path: Path, fd: int, blueprint: Blueprint, header: TailHeader) -> BuildingFile:
+def _new_building(
+    path: Path, fd: int, blueprint: Blueprint, header: TailHeader, *, is_spool: bool = False
+) -> BuildingFile:
     crcs = tuple(map(crc32, blueprint.documents))
     offsets = {name: _offsets_in(blueprint, array) for name, array in blueprint.layout.ragged.items()}
-    return BuildingFile(path, fd, blueprint.layout, header, crcs, header.is_lazy, offsets)
+    return BuildingFile(path, fd, blueprint.layout, header, crcs, header.is_lazy, offsets, is_spool)
+
+
+def write_skeleton(path: Path, fd: int, blueprint: Blueprint) -> BuildingFile:
+    """Write what a store without a build tail has beside samples; gives where these go."""
+    building = _new_building(path, fd, blueprint, _new_header(blueprint.layout, is_lazy=True))
+    _write_documents(building, blueprint)
+    return building
 
 
 def _write_skeleton(building: BuildingFile, blueprint: Blueprint) -> None:
+    layout = building.layout
+    _write_documents(building, blueprint)
+    files.write_at(building.fd, layout.tail_offset, building.header.pack())
+    if building.is_spool:
+        files.write_at(building.fd, layout.tail_offset + SPOOL_OFFSET, SPOOL_MAGIC)
+
+
+def _write_documents(building: BuildingFile, blueprint: Blueprint) -> None:
     layout, crcs = building.layout, building.metadata_crcs
     for entry, document, crc in zip(layout.metadata, blueprint.documents, crcs, strict=True):
         files.write_at(building.fd, entry.offset, entry.pack_local_header(crc) + document)
@@ -399,4 +474,3 @@ def _write_skeleton(building: BuildingFile, blueprint: Blueprint) -> None:
         place = layout.arrays[name].entry
         if place:
             files.write_at(building.fd, place.data_offset, payload + struct.pack("<I", crc32c(payload)))
-    files.write_at(building.fd, layout.tail_offset, building.header.pack())

@@ -107,6 +107,15 @@ def as_rows(values: Any, meta: ArrayMeta, lengths: npt.NDArray[np.int64]) -> lis
     ]
 
 
+def sample_payload(value: Any, meta: ArrayMeta) -> npt.NDArray[Any]:
+    """A sample as bytes of the declared dtype; of a ragged array of any number of rows."""
+    if not meta.is_ragged:
+        return as_payload(value, meta, meta.sample_shape)
+    rows = encoded_text(value, meta)
+    shape = np.shape(rows)
+    return as_payload(rows, meta, (*(shape[:1] or (0,)), *meta.sample_shape))
+
+
 def encoded_text(value: Any, meta: ArrayMeta) -> Any:
     """The bytes of a sample of text as an array of uint8, checked; all else as it is."""
     if meta.encoding is None:

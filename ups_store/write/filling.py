@@ -1,15 +1,13 @@
-"""Samples of a known or unknown number into a store: directly, or through parts that are merged at the end.
+"""Samples of a known or unknown number into a store: directly, or through a spool.
 
 Where the number is known and no array is ragged, they are committed into the store itself; else they go
-through parts (spec 15).
+through a spool.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,27 +16,24 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import CommitError, FormatError, IdentityMismatchError, SpecError, StoreNotFoundError
+from ups_store.errors import IdentityMismatchError, SpecError
 from ups_store.format.canonical import plain_json
 from ups_store.format.layout import consecutive_ranges
-from ups_store.format.manifest import part_name
 from ups_store.format.metadata import ArraySpec
+from ups_store.read.base import AnyStore
 from ups_store.read.recovery import read_building_file
-from ups_store.read.store_set import parts_folder
 from ups_store.system import files
 from ups_store.write.commit import take_back
 from ups_store.write.create import create
-from ups_store.write.part_files import recipe_of
-from ups_store.write.parts import PartsWriter, write_parts
 from ups_store.write.progress_line import ProgressLine
 from ups_store.write.sample_sources import Columns, Rows
-from ups_store.write.sample_specs import SampleCheck, counted_specs, specs_of
+from ups_store.write.sample_specs import SampleCheck, counted_specs, specs_of, uncounted
+from ups_store.write.spool import Spool, spool_left
 from ups_store.write.writer import StoreWriter
 
 OnMismatch = Literal["raise", "restart"]
 OnError = Literal["fail", "skip"]
 Sample = Mapping[str, Any]
-Waiting = tuple[int, Mapping[str, Any] | None]  # a number of samples, and attributes of their part
 
 PROBED_SAMPLES, PROBED_BYTES = 32, 64 << 20  # that specs are found from; never a matter of time
 BATCH_BYTES, MAX_BATCH = 16 << 20, 16384  # committed together
@@ -66,10 +61,11 @@ class Plan:
     on_mismatch: OnMismatch
     buffer_bytes: int
     save_every_s: float
+    like: AnyStore | None = None  # whose arrays the samples have
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments that `create` and `write_parts` share."""
+        """Arguments that `create` and `Spool` share."""
         return {
             "constants": self.constants,
             "dims": {name: dims for name, dims in self.dims.items() if name in self.constants},
@@ -85,6 +81,22 @@ class Plan:
             constants={**source.constants, **self.constants},
             dims={**source.constant_dims, **self.dims},
             attrs={**source.attrs, **self.attrs},
+        )
+
+    def specs_alike(self) -> dict[str, ArraySpec] | None:
+        """The arrays of the store that this one is like, where there is one."""
+        if self.like is None:
+            return None
+        return {name: uncounted(spec) for name, spec in self.like.arrays.items()}
+
+    def spool(self, specs: Mapping[str, ArraySpec]) -> Spool:
+        """Begin, or continue, what takes samples whose number isn't known."""
+        return Spool(
+            self.target,
+            specs,
+            buffer_bytes=self.buffer_bytes,
+            save_every_s=self.save_every_s,
+            **self.options,
         )
 
     def named_dims(self, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
@@ -119,37 +131,31 @@ def write_columns(plan: Plan, source: Columns, line: ProgressLine) -> None:
 
 def write_rows(plan: Plan, source: Rows, line: ProgressLine) -> None:
     """Find specs from the first samples, and write all."""
-    specs = specs_of_parts(plan)
-    samples = source.begin(0)
-    probed: list[Sample] = []
+    left, samples, probed = specs_left(plan), source.begin(0), list[Sample]()
+    specs = left or plan.specs_alike()
     if specs is None:
         probed = _probe(samples)
         found = specs_of(probed, ragged=plan.ragged)
         attrs = source.array_attrs
         specs = plan.named_dims({name: replace(spec, attrs=attrs.get(name)) for name, spec in found.items()})
-        if source.num_samples is not None and not any(spec.is_ragged for spec in specs.values()):
-            _write_directly(plan, source, specs, probed, line)
-            return
+    is_counted = source.num_samples is not None and not any(spec.is_ragged for spec in specs.values())
+    if left is None and is_counted:
+        _write_directly(plan, source, specs, probed, line)
+        return
     check = SampleCheck(specs, num_seen=len(probed))
-    with write_parts(plan.target, specs, buffer_bytes=plan.buffer_bytes, **plan.options) as writer:
-        first = 0
+    with plan.spool(specs) as spool:
         if source.can_skip:
-            _check_found(plan, source, writer, check)
-        if source.can_skip and writer.num_found:
-            first, samples, probed = writer.num_found, source.begin(writer.num_found), []
-            writer.extend(lambda found: ())  # nothing is passed over
-        line.begin_at(writer.num_found)
-        clock = Clock(plan.save_every_s)
-        with saving(plan, writer):
-            for number, sample in enumerate(itertools.chain(probed, samples), first):
-                before = writer.waiting_nbytes
-                writer.add(check(sample, number))
-                if number >= writer.num_found:
-                    line.advance(1, max(0, writer.waiting_nbytes - before))
-                if clock.is_time(writer.num_waiting):
-                    writer.flush()
-        line.say("merging parts")
-        writer.finish()
+            _compare_found(plan, source, spool, check)
+            if spool.num_found:
+                spool.begin_at(spool.num_found)
+                samples, probed = source.begin(spool.num_found), []
+        line.begin_at(spool.num_found)
+        for number, sample in enumerate(itertools.chain(probed, samples), spool.num_samples):
+            spool.add(check(sample, number))
+            if number >= spool.num_found:
+                line.advance(1, spool.nbytes_of_last)
+        line.say("making the store")
+        spool.finish()
 
 
 def _probe(samples: Iterator[Sample]) -> list[Sample]:
@@ -162,56 +168,18 @@ def _probe(samples: Iterator[Sample]) -> list[Sample]:
         if nbytes >= PROBED_BYTES:
             break
     if not probed:
-        hint = "`ups_store.write_parts` and `create` make a store of none, from specs"
+        hint = "`ups_store.create` makes a store of none, from specs"
         raise SpecError("there are no samples to find arrays from", kind="empty", expected="one", hint=hint)
     return probed
 
 
-def specs_of_parts(plan: Plan) -> dict[str, ArraySpec] | None:
+def specs_left(plan: Plan) -> dict[str, ArraySpec] | None:
     """What an interrupted run of the same found; None if there was none, or its samples may give way."""
-    if not plan.is_named or plan.on_mismatch == "restart":
+    left = spool_left(plan.target) if plan.is_named and plan.on_mismatch != "restart" else None
+    if left is None or left.identity != plain_json(dict(plan.identity), what="identity"):
         return None
-    try:
-        recipe = recipe_of(parts_folder(plan.target) / part_name(0))
-    except (StoreNotFoundError, FormatError):
-        return None
-    is_same = recipe.identity == plain_json(dict(plan.identity), what="identity")
-    return dict(recipe.arrays) if is_same and plan.ragged.issubset(recipe.ragged) else None
-
-
-class Clock:
-    """Says when samples have waited long enough."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s, self._last = every_s, time.monotonic()
-
-    def is_time(self, num_waiting: int) -> bool:
-        """Whether it is; begins again then, and where nothing waits."""
-        now = time.monotonic()
-        if num_waiting and now - self._last < self._every_s:
-            return False
-        self._last = now
-        return num_waiting > 0
-
-
-@contextlib.contextmanager
-def saving(plan: Plan, writer: PartsWriter, whole: Callable[[], Waiting] | None = None) -> Iterator[None]:
-    """Has a failure of the samples themselves leave those before it as a part, for the next call.
-
-    Args:
-        plan: Says whether there can be such a call.
-        writer: Whose samples they are.
-        whole: How many of those that wait may be in a part, and its attributes; by default all, and none.
-    """
-    try:
-        yield
-    except (CommitError, IdentityMismatchError, OSError):
-        raise
-    except BaseException:
-        if plan.is_named:
-            num_waiting, attrs = whole() if whole else (writer.num_waiting, None)
-            writer.keep(num_waiting, attrs=attrs)
-        raise
+    ragged = {name for name, spec in left.arrays.items() if spec.is_ragged}
+    return dict(left.arrays) if plan.ragged <= ragged else None
 
 
 def _write_directly(
@@ -288,20 +256,19 @@ def _compared(plan: Plan, writer: StoreWriter, sample_of: Callable[[int], Sample
     return missing
 
 
-def _check_found(plan: Plan, source: Rows, writer: PartsWriter, check: SampleCheck) -> None:
-    """As `_compared` does, of samples in parts."""
+def _compare_found(plan: Plan, source: Rows, spool: Spool, check: SampleCheck) -> None:
+    """As `_compared` does, of samples in a spool."""
     num_samples = source.num_samples or 0
-    if num_samples < writer.num_found and plan.on_mismatch == "raise":
-        expected = f"{writer.num_found} samples or more"
-        raise writer.not_repeated(num_samples, expected, f"{num_samples} in all")
-    for number in _spread(writer.num_found):
+    if num_samples < spool.num_found and plan.on_mismatch == "raise":
+        raise spool.not_repeated(num_samples, f"{spool.num_found} samples or more", f"{num_samples} in all")
+    for number in _spread(spool.num_found):
         is_there = number < num_samples
-        differing = writer.differing(number, check(next(source.begin(number)), number)) if is_there else ""
+        differing = spool.differing(number, check(next(source.begin(number)), number)) if is_there else ""
         if differing is None:
             continue
         if plan.on_mismatch == "raise":
-            raise writer.not_repeated(number, "the sample that the part holds", f"another {differing!r}")
-        writer.drop_found()
+            raise spool.not_repeated(number, "the sample that was committed", f"another {differing!r}")
+        spool.drop_found()
         return
 
 

@@ -1,4 +1,4 @@
-"""Samples of a function of inputs into a store: parts end with an input and say with which.
+"""Samples of a function of inputs into a store: notes in the spool say which inputs are done.
 
 So a run that continues asks for the inputs that are left only, whatever number of samples each gives.
 """
@@ -6,23 +6,21 @@ So a run that continues asks for the inputs that are left only, whatever number 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ups_store.errors import IdentityMismatchError, SpecError
-from ups_store.write.filling import PROBED_SAMPLES, Clock, OnError, Plan, saving, specs_of_parts
-from ups_store.write.parts import PartsWriter, write_parts
+from ups_store.write.filling import PROBED_SAMPLES, OnError, Plan, specs_left
 from ups_store.write.progress_line import ProgressLine
 from ups_store.write.sample_specs import SampleCheck, specs_of
+from ups_store.write.spool import Spool
 
 if TYPE_CHECKING:
     from ups_store.write.mapped import MapJob, Mapped
 
 
 SKIPPED = "skipped_inputs"  # attribute of a store: what `on_error="skip"` left out
-_DONE = "mapped_inputs"  # attribute of a part: which inputs it ends with
-_NEVER = 1 << 62  # bytes: parts end with an input
 _ADDRESS = " at 0x"  # of an object whose text is another one in every process
 
 
@@ -30,32 +28,27 @@ def write_mapped(plan: Plan, job: MapJob, on_error: OnError, line: ProgressLine)
     """Find specs from the first inputs' samples, write those of all, and publish the store."""
     from ups_store.write.mapped import map_inputs
 
-    specs = specs_of_parts(plan)
+    specs = specs_left(plan) or plan.specs_alike()
     results, probed = map_inputs(job, first=0, on_error=on_error), []
     if specs is None:
         probed = _probe(results)
         specs = plan.named_dims(specs_of([s for each in probed for s in each.samples], ragged=plan.ragged))
     check = SampleCheck(specs, num_seen=sum(len(each.samples) for each in probed))
-    with write_parts(plan.target, specs, buffer_bytes=_NEVER, **plan.options) as writer:
-        done = _Done.of_parts(writer)
+    with plan.spool(specs) as spool:
+        done = _Done.of_spool(spool)
         if done.num_inputs:
-            job = replace(job, inputs=done.same_inputs(job.inputs, writer))
+            job = replace(job, inputs=done.same_inputs(job.inputs, spool))
             results, probed = map_inputs(job, first=done.num_inputs, on_error=on_error), []
-        writer.extend(lambda found: ())
-        line.begin_at(writer.num_found)
-        clock = Clock(plan.save_every_s)
-        whole = 0, done  # samples that wait of whole inputs, and these: changed in one step, for an interrupt
-        with saving(plan, writer, lambda: (whole[0], whole[1].attrs())):
-            for each in itertools.chain(probed, results):
-                _add(writer, each, check, line)
-                whole = writer.num_waiting, whole[1].after(each)
-                if writer.waiting_nbytes >= plan.buffer_bytes or clock.is_time(writer.num_waiting):
-                    writer.flush(attrs=whole[1].attrs())
-                    whole = 0, whole[1]
-        done = whole[1]
-        line.say("merging parts")
-        writer.flush(attrs=done.attrs())
-        writer.finish(attrs={**plan.attrs, **({SKIPPED: done.skipped} if done.skipped else {})})
+        spool.begin_at(spool.num_found)
+        line.begin_at(spool.num_found)
+        for each in itertools.chain(probed, results):
+            _add(spool, each, check, line)
+            done = (replace(done, skipped=[]) if spool.note is None else done).after(each)
+            spool.note = {**done.to_json(), "num_samples": spool.num_samples}
+        spool.flush()
+        skipped = [each for note in spool.notes for each in note["skipped"]]
+        line.say("making the store")
+        spool.finish(attrs={**plan.attrs, **({SKIPPED: skipped} if skipped else {})})
 
 
 def _probe(results: Iterator[Mapped]) -> list[Mapped]:
@@ -73,17 +66,16 @@ def _probe(results: Iterator[Mapped]) -> list[Mapped]:
     return probed
 
 
-def _add(writer: PartsWriter, each: Mapped, check: SampleCheck, line: ProgressLine) -> None:
+def _add(spool: Spool, each: Mapped, check: SampleCheck, line: ProgressLine) -> None:
     """Add the samples of one input: all of them, or, if one doesn't fit, none."""
-    before = writer.waiting_nbytes
     try:
-        samples = [check(sample, writer.num_samples + i) for i, sample in enumerate(each.samples)]
+        samples = [check(sample, spool.num_samples + i) for i, sample in enumerate(each.samples)]
     except SpecError as error:
         error.path = each.input
         raise
     for sample in samples:
-        writer.add(sample)
-    line.advance(len(samples), writer.waiting_nbytes - before)
+        spool.add(sample)
+        line.advance(1, spool.nbytes_of_last)
 
 
 @dataclass(frozen=True)
@@ -95,14 +87,13 @@ class _Done:
     skipped: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def of_parts(cls, writer: PartsWriter) -> _Done:
-        """What an interrupted run had done."""
-        if not writer.num_found:
+    def of_spool(cls, spool: Spool) -> _Done:
+        """What an interrupted run had done; samples behind its last note are made again."""
+        if not spool.notes:
+            if spool.num_found:
+                raise _other_run(spool, "samples of a function of inputs", "those of an iterable")
             return cls()
-        found = writer.found_attrs.get(_DONE)
-        if not isinstance(found, Mapping):
-            raise _other_run(writer, "parts of a function of inputs", "parts of an iterable")
-        return cls(int(found["num_inputs"]), str(found["last"]), list(found["skipped"]))
+        return cls(spool.notes[-1]["num_inputs"], spool.notes[-1]["last"])
 
     def after(self, each: Mapped) -> _Done:
         """The same with one input more."""
@@ -112,29 +103,29 @@ class _Done:
             skipped = [*skipped, {"input": each.input, "error": f"{each.error.problem}{found}"}]
         return _Done(each.number + 1, each.input, skipped)
 
-    def attrs(self) -> dict[str, Any]:
-        """The attributes of a part that ends here."""
-        return {_DONE: {"num_inputs": self.num_inputs, "last": self.last, "skipped": self.skipped}}
+    def to_json(self) -> dict[str, Any]:
+        """The note of a spool that ends here; of failed inputs those since the note before."""
+        return {"num_inputs": self.num_inputs, "last": self.last, "skipped": self.skipped}
 
-    def same_inputs(self, inputs: Iterable[Any], writer: PartsWriter) -> Iterator[Any]:
+    def same_inputs(self, inputs: Iterable[Any], spool: Spool) -> Iterator[Any]:
         """The inputs, all; those that are done have to be what they were."""
         from ups_store.write.mapped import text_of
 
         expected, last, num_inputs = self.last, self.num_inputs - 1, 0
         for number, each in enumerate(inputs):
             if number == last and _ADDRESS not in expected and text_of(each) != expected:
-                raise _other_run(writer, f"input {last} to be {expected!r}", repr(text_of(each)))
+                raise _other_run(spool, f"input {last} to be {expected!r}", repr(text_of(each)))
             num_inputs = number + 1
             yield each
         if num_inputs <= last:
-            raise _other_run(writer, f"{last + 1} inputs at least", f"{num_inputs}")
+            raise _other_run(spool, f"{last + 1} inputs at least", f"{num_inputs}")
 
 
-def _other_run(writer: PartsWriter, expected: str, found: str) -> IdentityMismatchError:
+def _other_run(spool: Spool, expected: str, found: str) -> IdentityMismatchError:
     return IdentityMismatchError(
         "the inputs don't begin as in the run that this one continues",
         kind="not_repeated",
-        path=writer.path,
+        path=spool.path,
         expected=expected,
         found=found,
         hint="give them in the same order, or say another identity",

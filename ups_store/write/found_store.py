@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,28 +12,26 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import (
-    BuildLockedError,
-    CommitError,
     FormatError,
     IdentityMismatchError,
     SpecError,
+    StoreError,
     StoreNotFoundError,
 )
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.canonical import plain_json
-from ups_store.format.manifest import number_of_part, part_name
 from ups_store.format.metadata import ArraySpec
 from ups_store.format.root import constant_digest, describe_differences, differences, identity_of_array
 from ups_store.read.base import AnyStore, spec_of
-from ups_store.read.catalog import read_finished
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path, read_building_file
-from ups_store.read.store_set import manifest_path, parts_folder
 from ups_store.system import files, locks
 from ups_store.write.create import identity_of
 from ups_store.write.filling import HOW_TO_REPLACE, OnMismatch
-from ups_store.write.part_files import LOCK_NAME, locked, remove_begun_parts, unlock
 from ups_store.write.sample_specs import SampleCheck
+from ups_store.write.spool import remove_spool, spool_left
+
+_PART = re.compile(r"[0-9]{5}\.zarr\.zip")  # of what versions before `Spool` collected
 
 
 def unnamed_identity() -> dict[str, Any]:
@@ -159,6 +158,24 @@ def other_arrays(
     return different
 
 
+def check_no_parts(target: Path, *, on_mismatch: OnMismatch) -> None:
+    """Refuse a path beside which an earlier version left samples, in parts, unless they may give way.
+
+    Raises:
+        IdentityMismatchError: If there are parts.
+    """
+    folder = target.with_name(target.name.removesuffix(".zarr.zip") + ".parts")
+    parts = [name for name in files.names_in(folder) if _PART.fullmatch(name)]
+    if parts and on_mismatch == "raise" and not files.exists(target):
+        raise IdentityMismatchError(
+            "an interrupted run of an earlier version of ups-store left samples here",
+            path=folder,
+            found=f"{len(parts)} stores, such as {parts[0]}",
+            hint="`ups-store concat` makes one store of them; or move the folder away, or say "
+            f"{HOW_TO_REPLACE} to leave it as it is",
+        )
+
+
 def check_left(
     target: Path,
     identity: Mapping[str, Any] | None,
@@ -202,64 +219,36 @@ def gives_way(target: Path) -> bool:
 
 def _contents_left(target: Path) -> Iterator[tuple[Path, Mapping[str, Any] | None]]:
     """What interrupted runs left at the path, and what it was made from; None where that can't be read."""
-    building, folder = building_path(target), parts_folder(target)
-    is_set = files.exists(manifest_path(target))
-    names = [] if is_set else [name for name in files.names_in(folder) if number_of_part(name) is not None]
-    for path in (building, *(folder / name for name in names)):
-        try:
-            with files.opened(path) as fd:
-                catalog = (
-                    read_building_file(fd, path).catalog if path == building else read_finished(fd, path)
-                )
-                yield path, catalog.root.identity["content"]
-        except StoreNotFoundError:
-            continue
-        except FormatError:
-            yield path, None
+    path = building_path(target)
+    try:
+        with files.opened(path) as fd:
+            yield path, read_building_file(fd, path).catalog.root.identity["content"]
+    except StoreNotFoundError:
+        return
+    except FormatError:
+        yield path, None
 
 
 def remove_leftovers(target: Path, store: AnyStore) -> None:
-    """Remove the parts that a kill between merging them and removing them left, as far as that is possible.
+    """Remove the spool that a kill between making the store and removing it left, as far as that is possible.
 
-    These begin with the first one, and their samples are the first of the store. Those of a set that isn't
-    finished may have the same identity, and stay.
+    It is of the store's identity, and holds the store's first samples.
     """
-    folder = parts_folder(target)
-    if not files.exists(folder) or files.exists(manifest_path(target)):
+    left = spool_left(target)
+    if left is None or left.identity != store.identity:
         return
-    with contextlib.suppress(BuildLockedError, CommitError, OSError):
-        fd = locked(folder)
-        try:
-            remove_begun_parts(folder, manifest_path(target))
-            names = [name for name in files.names_in(folder) if number_of_part(name) is not None]
-            if names == [part_name(i) for i in range(len(names))] and _is_beginning(store, folder, names):
-                for name in reversed(names):
-                    files.remove(folder / name)
-        finally:
-            unlock(fd, folder)
+    with contextlib.suppress(StoreError, OSError):
+        with open_any(building_path(target), partial=True) as spool:
+            ends = {0, len(spool) - 1} if len(spool) else set()
+            is_beginning = len(spool) <= len(store) and all(_is_same(store[i], spool[i]) for i in ends)
+        if is_beginning and spool.config_hash == store.config_hash:
+            remove_spool(target)
 
 
-def _is_beginning(store: AnyStore, folder: Path, names: Sequence[str]) -> bool:
-    """Whether parts are of a store's identity, and hold its first samples: of each the first and the last."""
-    first = 0
-    for name in names:
-        try:
-            part = open_any(folder / name)
-        except FormatError:
-            return False
-        with part:
-            end = first + len(part)
-            if part.config_hash != store.config_hash or end > len(store):
-                return False
-            for sample in (first, end - 1) if len(part) else ():
-                here, there = store[sample], part[sample - first]
-                if any(np.asarray(here[key]).tobytes() != np.asarray(there[key]).tobytes() for key in there):
-                    return False
-        first = end
-    return True
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(np.asarray(one[name]).tobytes() == np.asarray(other[name]).tobytes() for name in other)
 
 
 def is_being_written(target: Path) -> bool:
-    """Whether a process, this one included, writes the store, itself or in parts."""
-    places = (parts_folder(target) / LOCK_NAME, building_path(target))
-    return any(locks.is_held(place, BUILDER_LOCK) for place in places)
+    """Whether a process, this one included, writes the store."""
+    return locks.is_held(building_path(target), BUILDER_LOCK)

@@ -13,28 +13,28 @@ import numpy.typing as npt
 from ups_store.errors import SpecError
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
-from ups_store.read.store_set import is_manifest
 from ups_store.system.memory import num_cores
 from ups_store.system.memory_file import IN_MEMORY
-from ups_store.system.paths import path_of
+from ups_store.system.paths import MANIFEST_SUFFIX, path_of
 from ups_store.system.replacement import real_place
 from ups_store.write.described import described
 from ups_store.write.filling import OnError, OnMismatch, Plan, write_columns, write_rows
 from ups_store.write.filling_mapped import SKIPPED, write_mapped
 from ups_store.write.found_store import (
     check_free,
+    check_no_parts,
     gives_way,
     opened_if_same,
     other_arguments,
     other_arrays,
     unnamed_identity,
 )
-from ups_store.write.parts import BUFFER_BYTES, PARTS_NBYTES
 from ups_store.write.progress_line import ProgressLine
 from ups_store.write.sample_sources import Columns, Rows, digest_of, source_of
+from ups_store.write.spool import BUFFER_BYTES, SAVE_EVERY_S
 
-SAVE_EVERY_S = 60.0
 ITEM_TIMEOUT_S = 300.0
+_SUFFIX_NBYTES = 32  # that names of what is being written are longer than the store's
 
 
 def write(
@@ -66,9 +66,11 @@ def write(
     one). Dtypes, shapes, and which arrays are ragged are found from the first 32 samples.
 
     Killed at any moment, the same call continues: what was committed stays. For that an iterable has to give
-    the same samples in the same order whenever it is iterated; those that are there are passed over, and the
-    first and last of every part compared. What can be asked for by number (a list, a data set, arrays) is
-    asked for what is missing only. The store appears under its name in one rename when all of it is there.
+    the same samples in the same order whenever it is iterated; those that are there are compared. What can
+    be asked for by number (a list, a data set, arrays) is asked for what is missing only. The store appears
+    under its name in one rename when all of it is there; until then `open` with `partial=True` reads what is
+    committed. Where the number of samples, or of the rows of each, isn't known, the disk needs room for them
+    twice: at the end they are copied from the unfinished file into the store.
 
     **Identity.** A store is given back only if its identity is equal to `identity`, so that has to name
     everything that decides the samples: files and their versions, parameters, a version of the code. Without
@@ -98,8 +100,10 @@ def write(
             noted in the attribute `skipped_inputs`, and warned about whenever the store is given back.
         on_mismatch: Whether a store, or what an interrupted call left, of another identity is an error, or
             gives way ("restart") once the new one is whole.
-        buffer_bytes: Where samples go through parts, those that are collected in memory.
-        save_every_s: Likewise: after so many seconds a part is published, so that a kill loses no more.
+        buffer_bytes: Bytes of samples that wait in memory, and are committed together, where their number, or
+            that of their rows, isn't known.
+        save_every_s: Likewise: after so many seconds those that wait are committed, and all is made durable,
+            so that neither a kill nor a power loss loses more.
         progress: Whether to show a line on stderr; by default if that is a terminal.
     Returns:
         The store, open.
@@ -112,6 +116,52 @@ def write(
         DiskFullError: If there is no room; what was committed stays.
         CommitError: If the file system fails.
     """
+    return write_like(
+        path,
+        samples,
+        None,
+        identity=identity,
+        names=names,
+        ragged=ragged,
+        constants=constants,
+        dims=dims,
+        attrs=attrs,
+        map=map,
+        inputs=inputs,
+        num_workers=num_workers,
+        item_timeout_s=item_timeout_s,
+        retries=retries,
+        on_error=on_error,
+        on_mismatch=on_mismatch,
+        buffer_bytes=buffer_bytes,
+        save_every_s=save_every_s,
+        progress=progress,
+    )
+
+
+def write_like(
+    path: str | os.PathLike[str],
+    samples: Any,
+    like: AnyStore | None,
+    *,
+    identity: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None,
+    ragged: Collection[str] = (),
+    constants: Mapping[str, npt.ArrayLike] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    map: Callable[[Any], Any] | None = None,
+    inputs: Iterable[Any] | None = None,
+    num_workers: int | None = None,
+    item_timeout_s: float = ITEM_TIMEOUT_S,
+    retries: int = 0,
+    on_error: OnError = "fail",
+    on_mismatch: OnMismatch = "raise",
+    buffer_bytes: int = BUFFER_BYTES,
+    save_every_s: float = SAVE_EVERY_S,
+    progress: bool | None = None,
+) -> AnyStore:
+    """Write a store, as `write` does; of the arrays of another one where that is given."""
     _check_one_of("on_mismatch", on_mismatch, ("raise", "restart"))
     _check_one_of("on_error", on_error, ("fail", "skip"))
     _check_names(names, ragged)
@@ -132,6 +182,7 @@ def write(
                 "ragged without effect", kind="no_effect", expected="samples", found=found, hint=hint
             )
     target = target_of(path)
+    check_no_parts(target, on_mismatch=on_mismatch)
     known = identity if identity is not None else _default_identity(source, constants or {}, attrs or {})
     plan = Plan(
         target,
@@ -144,9 +195,15 @@ def write(
         "restart" if on_mismatch == "raise" and gives_way(target) else on_mismatch,
         buffer_bytes,
         save_every_s,
+        like,
     )
     if isinstance(source, Columns):
         plan = plan.with_those_of(source)
+        specs = plan.named_dims(source.specs())
+        if like is not None:
+            for name, (expected, found) in other_arrays(like, specs=specs, sample=None).items():
+                problem = f"{name} isn't as in {like.path.name}"
+                raise SpecError(problem, kind="mixed", expected=expected, found=found)
     if known is not None:
         store = opened_if_same(
             target,
@@ -203,12 +260,13 @@ def target_of(path: str | os.PathLike[str]) -> Path:
     Raises:
         SpecError: If that can't be; kind "path".
     """
-    target = path_of(real_place(path_of(path)), suffix_nbytes=PARTS_NBYTES)
-    is_set = is_manifest(target)
-    if is_set or os.fspath(path) == IN_MEMORY:
-        found = "the name of a set's manifest" if is_set else IN_MEMORY
-        hint = "`write_parts` writes sets" if is_set else "`create` makes stores in memory"
-        raise SpecError("path", kind="path", path=path, expected="that of a store", found=found, hint=hint)
+    target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_NBYTES)
+    if target.name.endswith(MANIFEST_SUFFIX):
+        hint = "choose a name that ends in .zarr.zip; `append` writes stores that grow"
+        raise SpecError("path", kind="path", path=path, expected="the name of a store", hint=hint)
+    if os.fspath(path) == IN_MEMORY:
+        hint = "`create` makes stores in memory"
+        raise SpecError("path", kind="path", path=path, expected="that of a file", found=IN_MEMORY, hint=hint)
     return target
 
 

@@ -69,15 +69,17 @@ def mend_metadata(fd: int, blueprint: Blueprint, path: Path) -> list[str]:
     return [entry.name for entry, _ in damaged]
 
 
-def mend_constants(fd: int, layout: Layout, blueprint: Blueprint) -> list[str]:
+def mend_constants(fd: int, layout: Layout, blueprint: Blueprint, *, is_spool: bool) -> list[str]:
     """Write constants again, or their checksums, that differ from those of the arguments.
 
-    Offsets of ragged arrays, too, if either they or their checksum are the arguments' own.
+    Offsets of ragged arrays, too, if either they or their checksum are the arguments' own; not those of a
+    spool, which grow.
 
     Args:
         fd: A resumable file of the same identity, which has their digests: those of the arguments are right.
         layout: Its geometry; attributes of the arguments may be other ones.
         blueprint: Of the arguments.
+        is_spool: Whether the file is one.
     Returns:
         Names of the constants that were written.
     """
@@ -87,6 +89,8 @@ def mend_constants(fd: int, layout: Layout, blueprint: Blueprint) -> list[str]:
         chunk = payload + checksum
         found = files.read_at(fd, place.data_offset, len(chunk)) if place else chunk
         if place is None or found == chunk:
+            continue
+        if not layout.arrays[name].meta.is_constant and is_spool:
             continue
         if not layout.arrays[name].meta.is_constant and payload != found[:-4] and checksum != found[-4:]:
             continue  # offsets of ragged samples, of other lengths: no identity has them

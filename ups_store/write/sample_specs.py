@@ -193,6 +193,11 @@ def _shape_text(shape: Sequence[int | None]) -> str:
     return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
 
 
+def uncounted(spec: ArraySpec) -> ArraySpec:
+    """The spec of an array of another number of samples, and of rows, that isn't known."""
+    return replace(spec, shape=(None, *spec.shape[1:]), lengths=None)
+
+
 def counted_specs(specs: Mapping[str, ArraySpec], num_samples: int) -> dict[str, ArraySpec]:
     """The specs of a store with so many samples, none of them ragged."""
     return {name: replace(spec, shape=(num_samples, *spec.shape[1:])) for name, spec in specs.items()}

@@ -17,7 +17,6 @@ from ups_store.errors import CommitError, DiskFullError, SpecError, StoreError, 
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.base import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX
-from ups_store.read.store_set import is_manifest
 from ups_store.system import files, locks
 from ups_store.system.replacement import create_replacement, real_place, take_over_permissions
 
@@ -210,14 +209,11 @@ def check_target(target: Path, *, force: bool = False) -> Path:
         Where it will be: the target, or behind it where it is a symbolic link.
     Raises:
         StoreNotFoundError: If there is no such folder, or the link points to nothing.
-        SpecError: Kind "exists"; kind "path" for the name of a set's manifest.
+        SpecError: Kind "exists".
     """
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
     place = real_place(target)
-    if is_manifest(place):
-        hint = "choose a name that ends in .zarr.zip"
-        raise SpecError("such a name is that of a set's manifest", kind="path", path=target, hint=hint)
     if files.exists(target) and not force:
         raise _exists(target)
     return place

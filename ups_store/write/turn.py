@@ -14,7 +14,6 @@ from typing import Any, Self
 from ups_store.errors import BuildLockedError, FormatError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.recovery import building_path
-from ups_store.read.store_set import parts_folder
 from ups_store.system import files, locks
 from ups_store.write.progress_line import ProgressLine
 
@@ -78,7 +77,7 @@ class Turn:
 
     def wait(self) -> None:
         """Wait a moment for the process that makes the store, with or without this lock."""
-        places = (self._path, parts_folder(self._target), building_path(self._target))
+        places = (self._path, building_path(self._target))
         signs = [files.last_write(place) for place in places]
         if self.fd >= 0:
             signs[0] = None  # that is our own

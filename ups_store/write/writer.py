@@ -104,7 +104,7 @@ class Committer:
         written = np.zeros(len(samples), bool)
         if not len(samples):
             return written
-        nbytes = building.layout.building_nbytes
+        nbytes = building.needed_bytes
         with (
             self._mutex,
             failures_as_errors(
@@ -141,6 +141,7 @@ class Committer:
             building.layout,
             self._checked,
             self.commit_many,
+            num_samples=self.num_samples,
             buffer_bytes=buffer_bytes,
             save_every_s=save_every_s,
         )
@@ -201,7 +202,7 @@ class Committer:
         return raw.astype(np.int64)
 
     def _check_arrays(self, arrays: Arrays, samples: Samples) -> dict[str, Any]:
-        metas = self._metas
+        metas = self.metas
         _check_mapping(arrays)
         if metas.keys() != arrays.keys():
             raise SpecError(
@@ -213,7 +214,7 @@ class Committer:
         return {name: self._payload(arrays[name], meta, samples) for name, meta in metas.items()}
 
     @functools.cached_property
-    def _metas(self) -> dict[str, ArrayMeta]:
+    def metas(self) -> dict[str, ArrayMeta]:
         """The arrays that a sample has, by name."""
         per_sample = (array.meta for array in self.building.layout.per_sample)
         return {meta.name: meta for meta in per_sample if not meta.is_companion}
@@ -324,7 +325,7 @@ class StoreWriter(Committer):
             CommitError: If it didn't become durable; the writer is of no use afterwards.
         """
         building = self._usable()
-        nbytes = building.layout.building_nbytes
+        nbytes = building.needed_bytes
         with (
             self._mutex,
             failures_as_errors(building.building_path, nbytes, "the store was not finished"),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import run_ups_store
 from diagnoses import OTHERS, diagnosis_of
 from small_stores import (
     MakeStore,
@@ -30,18 +29,15 @@ from small_stores import (
 import ups_store
 from tools.conformance import REFUSED, corpus, truncations, write_sample_store
 from tools.conformance.archive import edit_shape, put_together, take_apart
-from ups_store import ArraySpec, CorruptChunkError, FormatError, IdentityMismatchError
+from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
 from ups_store.check.doctor import Status, examine, spans
 from ups_store.check.intact import read_without_root
 from ups_store.check.salvage import ORIGINAL_SAMPLE, salvage
-from ups_store.check.set_doctor import examine_set, files_of_set
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
-from ups_store.format.manifest import pack_manifest
-from ups_store.packed.pack import pack, pack_store
+from ups_store.packed.pack import pack_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files
-from ups_store.write import part_files
 
 VALUES = mixed_values(6)
 BROKEN = {Status.DAMAGED, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
@@ -419,101 +415,3 @@ def test_doctor_of_a_missing_file_says_so(tmp_path: Path) -> None:
     done = run(tmp_path / "a.zarr.zip")
     assert done.returncode == 1
     assert "no such file" in done.stderr
-
-
-# --- sets -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    """Of a set of three parts, two samples each."""
-    arrays = {"u": ArraySpec((None, 3), "float32")}
-    with ups_store.write_parts(
-        tmp_path / "a.zarr.json", arrays, identity={}, merge=False, buffer_bytes=24
-    ) as writer:
-        writer.extend({"u": np.full(3, i, np.float32)} for i in range(6))
-        return writer.finish()
-
-
-def part_of(manifest: Path, number: int) -> Path:
-    return manifest.with_name("a.parts") / f"{number:05d}.zarr.zip"
-
-
-def statuses(manifest: Path) -> list[Status]:
-    return [part.status for part in examine_set(manifest).parts]
-
-
-def test_every_part_of_a_set_is_examined(manifest: Path) -> None:
-    found = examine_set(manifest)
-    assert (found.status, found.problems, found.num_samples) == (Status.SET, (), 6)
-    assert [part.status for part in found.parts] == [Status.COMPLETE] * 3
-    done = run_ups_store("doctor", manifest)
-    assert (done.exit_code, done.stdout.splitlines()[1:4]) == (
-        0,
-        [f"  0000{i}.zarr.zip: complete, samples {2 * i}..{2 * i + 2}" for i in range(3)],
-    )
-
-
-def test_parts_of_a_set_that_are_not_sound_are_named(manifest: Path) -> None:
-    flip(part_of(manifest, 0), layout_of(part_of(manifest, 0)).arrays["u"].offset)
-    part_of(manifest, 1).unlink()
-    with ups_store.create(part_of(manifest, 3), {"u": ArraySpec((2, 3), "float32")}, identity={}) as writer:
-        writer.commit_many(range(2), {"u": np.ones((2, 3), np.float32)})
-        writer.finish()
-    part_of(manifest, 3).replace(part_of(manifest, 2))
-    assert statuses(manifest) == [Status.DAMAGED, Status.MISSING, Status.OTHER_STORE]
-    done = run_ups_store("doctor", manifest, "--json")
-    told = json.loads(done.stdout)
-    assert (done.exit_code, told["status"]) == (1, "set_damaged")
-    assert [(part["status"], part["samples"]) for part in told["parts"]] == [
-        ("damaged", [0, 2]),
-        ("missing", [2, 4]),
-        ("other_store", [4, 6]),
-    ]
-    verified = run_ups_store("verify", manifest)  # the parts that are there, one by one
-    assert verified.exit_code == 1
-    assert f"{part_of(manifest, 0)}: DAMAGED, 1 problem" in verified.stdout
-    assert f"{part_of(manifest, 2)}: ok" in verified.stdout
-
-
-def test_packed_part_of_a_set_is_sound(manifest: Path) -> None:
-    pack(part_of(manifest, 1), part_of(manifest, 1))
-    assert statuses(manifest) == [Status.COMPLETE, Status.PACKED, Status.COMPLETE]
-    assert run_ups_store("verify", manifest).exit_code == 0
-
-
-def test_set_without_a_readable_manifest_has_its_parts_examined(manifest: Path) -> None:
-    manifest.write_bytes(manifest.read_bytes()[:-1])
-    found = examine_set(manifest)
-    assert (found.status, len(found.problems), found.samples) == (Status.SET_DAMAGED, 1, (None,) * 3)
-    assert statuses(manifest) == [Status.COMPLETE] * 3
-
-
-def test_parts_that_do_not_belong_together_are_said(manifest: Path) -> None:
-    """Spec 15.2."""
-    other = {"u": ArraySpec((2, 4), "float32")}
-    part_of(manifest, 1).unlink()
-    with ups_store.create(part_of(manifest, 1), other, identity={}) as writer:
-        writer.commit_many(range(2), {"u": np.ones((2, 4), np.float32)})
-        writer.finish()
-    named = [part_files.part_of(path, part_files.catalog_of(path)) for path in files_of_set(manifest)]
-    manifest.write_bytes(pack_manifest(named))
-    found = examine_set(manifest)
-    assert (found.status, [part.status for part in found.parts]) == (
-        Status.SET_DAMAGED,
-        [Status.COMPLETE] * 3,
-    )
-    assert "another set's part" in found.problems[0]
-
-
-def test_parts_of_an_interrupted_append_are_no_damage(manifest: Path) -> None:
-    with ups_store.append(manifest, buffer_bytes=1) as writer:
-        writer.add({"u": np.zeros(3, np.float32)})
-    found = examine_set(manifest)
-    assert (found.status, found.loose) == (Status.SET, (part_of(manifest, 3),))
-    assert "00003.zarr.zip: named by no manifest" in run_ups_store("doctor", manifest).stdout
-
-
-def test_salvage_of_a_set_says_what_to_do(manifest: Path, tmp_path: Path) -> None:
-    done = run_ups_store("doctor", manifest, "--salvage", tmp_path / "b.zarr.zip")
-    assert (done.exit_code, "one by one" in done.stderr) == (2, True)

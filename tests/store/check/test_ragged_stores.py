@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +125,23 @@ def test_doctor_saves_ragged_samples_of_a_file_without_end_or_root(path: Path, t
     assert _saved(rootless, tmp_path / "also.zarr.zip") == list(range(N))
 
 
-def test_gc_names_parts_and_removes_them_with_the_unfinished(tmp_path: Path) -> None:
-    arrays: dict[str, Any] = {"u": ups_store.ArraySpec((None,), "int8")}
-    with ups_store.write_parts(tmp_path / "a.zarr.zip", arrays, identity={}, buffer_bytes=1) as writer:
-        writer.add({"u": np.int8(1)})
-    assert "part of 1 sample that no manifest names" in run_ups_store("gc", tmp_path, "--delete").stdout
-    assert "removed" in run_ups_store("gc", tmp_path, "--delete", "--unfinished").stdout
-    assert not list(tmp_path.iterdir())
+def test_gc_names_a_spool_and_removes_it_with_the_unfinished(tmp_path: Path) -> None:
+    def failing(number: int) -> Iterator[dict[str, Any]]:
+        yield {"u": np.int8(number)}
+        if number == 32:
+            raise RuntimeError
+
+    for options in ({"map": failing, "inputs": range(33), "num_workers": 0}, {}):
+        samples = None if options else (each for i in range(33) for each in failing(i))
+        with pytest.raises((RuntimeError, ups_store.SourceError)):
+            ups_store.write(tmp_path / "a.zarr.zip", samples, identity={"v": len(options)}, **options)
+        (spool,) = tmp_path.glob("*.building")
+        done = run_ups_store("doctor", spool)
+        assert "32 of 32 samples verify" in done.stdout or "33 of 33 samples verify" in done.stdout
+        assert "of an unknown number committed" in run_ups_store("info", spool).stdout
+        assert "samples committed" in run_ups_store("gc", tmp_path, "--delete").stdout
+        assert "removed" in run_ups_store("gc", tmp_path, "--delete", "--unfinished").stdout
+        assert not list(tmp_path.iterdir())
 
 
 def test_resuming_mends_damaged_offsets_that_follow_from_the_arguments(tmp_path: Path) -> None:

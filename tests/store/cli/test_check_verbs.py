@@ -178,20 +178,6 @@ def test_doctor_says_what_is_wrong_with_sound_partitions_together(tmp_path: Path
     assert "by its identity" in done.stderr
 
 
-def test_advice_for_a_part_of_a_set_is_about_that_part(tmp_path: Path) -> None:
-    manifest = tmp_path / "s.zarr.json"
-    specs = {"u": ups_store.ArraySpec((None, 4), "float32")}
-    with ups_store.write_parts(manifest, specs, identity={}, merge=False, buffer_bytes=16) as writer:
-        writer.extend([{"u": np.ones(4, np.float32)}] * 3)
-        writer.finish()
-    damage(tmp_path / "s.parts" / "00001.zarr.zip", "u", 0)
-    done = run_ups_store("doctor", manifest)
-    assert "copy the part again from where the set came" in done.stdout
-    assert "--repair" not in done.stdout, "no configuration makes a part"
-    done = run_ups_store("verify", manifest, "--repair", tmp_path / "c.yaml")
-    assert "it names several files" in done.stderr
-
-
 def test_packed_store_whose_metadata_is_damaged_is_called_packed(tmp_path: Path, path: Path) -> None:
     packed = tmp_path / "a.packed.zarr.zip"
     with ups_store.open(build_small(tmp_path / "b.zarr.zip", {"u": np.ones((3, 4))}, dims={})) as store:

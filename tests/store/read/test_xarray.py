@@ -36,22 +36,17 @@ def server() -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def ragged_sets(tmp_path: Path) -> dict[str, ups_store.AnyStore]:
-    """The values of `ragged_values`, in a file, mapped and read, and in a set of parts."""
+    """The values of `ragged_values`, in a file, mapped and read, and in stores of a pattern."""
     values = ragged_values()
     path = build_ragged(tmp_path / "a.zarr.zip", values)
-    specs = {
-        "points": ups_store.ArraySpec((None, None, 3), "float32", dims=("sample", "point", "xyz")),
-        "text": ups_store.ArraySpec((None, None), "uint8", encoding="utf-8"),
-    }
-    with ups_store.write_parts(
-        tmp_path / "b.zarr.zip", specs, identity={}, merge=False, buffer_bytes=1000
-    ) as writer:
-        writer.extend({name: values[name][i] for name in specs} for i in range(len(LENGTHS)))
-        manifest = writer.finish()
+    samples = [{name: values[name][i] for name in ("points", "text")} for i in range(len(LENGTHS))]
+    for some in (samples[:2], samples[2:]):
+        options = {"ragged": ["points"], "dims": {"points": ("point", "xyz")}} if some == samples[:2] else {}
+        ups_store.append(tmp_path / "b-*.zarr.zip", some, identity={}, **options).close()
     return {
         "mapped": ups_store.open(path),
         "pread": ups_store.open(path, access="pread"),
-        "set": ups_store.open(manifest),
+        "set": ups_store.open(tmp_path / "b-*.zarr.zip"),
     }
 
 

@@ -60,7 +60,7 @@ def saved(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("call", [unnamed, cached, saved])
-def test_parts_of_a_named_run_are_not_removed_by_another_call(
+def test_spool_of_a_named_run_is_not_removed_by_another_call(
     tmp_path: Path, call: Callable[[Path], Any]
 ) -> None:
     path = tmp_path / "a.zarr.zip"
@@ -124,7 +124,7 @@ def digest(folder: Path) -> Any:
         return store.identity
 
 
-def test_cached_leaves_a_users_own_folder_of_parts(tmp_path: Path) -> None:
+def test_cached_leaves_the_parts_of_an_earlier_version(tmp_path: Path) -> None:
     (tmp_path / "a.parts").mkdir()
     for number in (0, 7):
         ups_store.save(tmp_path / "a.parts" / f"{number:05}.zarr.zip", u=np.arange(5.0))
@@ -134,19 +134,3 @@ def test_cached_leaves_a_users_own_folder_of_parts(tmp_path: Path) -> None:
     assert bytes_below(tmp_path) == before
     assert "a.parts" in str(caught.value)
     assert "restart" in str(caught.value)
-
-
-@pytest.mark.parametrize("open_again", ["write", "cached"])
-def test_store_that_is_there_leaves_the_parts_of_a_set_of_its_name(tmp_path: Path, open_again: str) -> None:
-    path = tmp_path / "a.zarr.zip"
-    ups_store.write(path, rows(3), identity=NAMED).close()
-    specs = {"u": ups_store.ArraySpec((None, 50, 50), "float32")}
-    with ups_store.write_parts(path, specs, identity=NAMED, merge=False) as writer:
-        writer.extend(rows(40))
-        writer.flush()
-    before = bytes_below(tmp_path)
-    if open_again == "write":
-        ups_store.write(path, rows(3), identity=NAMED).close()
-    else:
-        ups_store.cached(path, NAMED, lambda: rows(3)).close()
-    assert bytes_below(tmp_path) == before

@@ -15,7 +15,6 @@ import ups_store
 
 LOCK_COMMANDS = {fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW, fcntl.F_OFD_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW}
 SPECS = {"x": ups_store.ArraySpec((10, 3), "float32")}
-GROWING = {"x": ups_store.ArraySpec((None, 3), "float32")}
 
 
 def samples() -> Any:
@@ -25,7 +24,6 @@ def samples() -> Any:
 WAYS: dict[str, Callable[[Path], object]] = {
     "write": lambda path: ups_store.write(path, samples(), identity={"v": 1}),
     "create": lambda path: ups_store.create(path, SPECS, identity={"v": 1}),
-    "write_parts": lambda path: ups_store.write_parts(path, GROWING, identity={"v": 1}, merge=False),
     "save": lambda path: ups_store.save(path, x=np.zeros((10, 3))),
     "cached": lambda path: ups_store.cached(path, {"v": 1}, samples),
 }

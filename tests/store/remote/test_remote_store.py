@@ -135,7 +135,7 @@ def test_ragged_arrays(server: ObjectServer, tmp_path: Path) -> None:
         assert padded["points.lengths"].tolist() == [3, 1]
 
 
-def test_partitions_and_sets_open_as_here(server: ObjectServer, tmp_path: Path) -> None:
+def test_partitions_open_as_here(server: ObjectServer, tmp_path: Path) -> None:
     values = some_values(10)
     for number, part in enumerate((slice(0, 5), slice(5, 10))):
         some = {name: value[part] for name, value in values.items()}
@@ -151,25 +151,6 @@ def test_partitions_and_sets_open_as_here(server: ObjectServer, tmp_path: Path) 
     with ups_store.open("s3://bucket/a-*-of-00002.zarr.zip") as store:
         assert_same_bits(store.gather([9, 0, 5]), samples_of(values, [9, 0, 5]))
         assert store.network == "s3"
-
-
-def test_set_opens_by_its_manifest(server: ObjectServer, tmp_path: Path) -> None:
-    values = some_values(6)
-    specs = {name: ups_store.ArraySpec((None, *v.shape[1:]), v.dtype) for name, v in values.items()}
-    target = tmp_path / "s.zarr.zip"
-    with ups_store.write_parts(target, specs, identity={"of": "set"}, merge=False) as writer:
-        for first in (0, 3):
-            writer.extend(sample_of(values, i) for i in range(first, first + 3))
-            writer.flush()
-        manifest = writer.finish()
-    for path in tmp_path.rglob("*.zarr.*"):
-        server.objects[f"bucket/{path.relative_to(tmp_path)}"] = path.read_bytes()
-    with ups_store.open(f"s3://bucket/{manifest.name}") as store:
-        assert_same_bits(store.gather([5, 0]), samples_of(values, [5, 0]))
-    part = next(key for key in server.objects if ".parts/" in key)
-    del server.objects[part]
-    with pytest.raises(StoreNotFoundError, match="names it"):
-        ups_store.open(f"s3://bucket/{manifest.name}")
 
 
 def test_packed_store_is_refused_with_what_to_do(server: ObjectServer, tmp_path: Path) -> None:

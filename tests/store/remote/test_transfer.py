@@ -80,7 +80,7 @@ def test_store_that_went_meanwhile_is_not_found(cache: FolderCache, store: Path,
     assert names_in(tmp_path / "into") == []
 
 
-def test_set_of_parts_and_other_names_are_not_pushed(cache: FolderCache, store: Path, tmp_path: Path) -> None:
+def test_sets_and_other_names_are_not_pushed(cache: FolderCache, store: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         push(cache, tmp_path / "a.zarr.json")
     assert caught.value.kind == "set"

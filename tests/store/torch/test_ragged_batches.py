@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ragged_stores
 import torch
 from ragged_stores import LENGTHS, TEXTS, build_ragged, ragged_values
 from torch.utils.data import DataLoader
@@ -131,22 +130,6 @@ def test_gather_nested_gives_a_jagged_tensor(path: Path) -> None:
         for unknown in ("pionts", ["points"]):
             with pytest.raises(ups_store.ArrayNotFoundError, match="one of fields, label, points, text"):
                 gather_nested(store, [0], unknown)
-
-
-def test_set_of_parts_is_one_source_whose_batches_mix_parts(tmp_path: Path) -> None:
-    specs = {
-        name: ups_store.ArraySpec((None, *s.shape[1:]), s.dtype, s.dims, encoding=s.encoding)
-        for name, s in ragged_stores.ragged_specs(VALUES).items()
-    }
-    with ups_store.write_parts(
-        tmp_path / "a.zarr.zip", specs, identity={}, merge=False, buffer_bytes=1
-    ) as writer:
-        writer.extend({name: value[i] for name, value in VALUES.items()} for i in range(N))
-        manifest = writer.finish()
-    dataset = StoreDataset(manifest, ragged="padded")
-    assert len(dataset.sources) == 1
-    for batch in make_loader(dataset, batch_size=N, num_workers=0):
-        _check(batch, "padded")
 
 
 def test_device_memory_is_refused_for_ragged_stores(path: Path) -> None:

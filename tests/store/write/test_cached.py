@@ -1,12 +1,10 @@
-"""`cached`, `cached_in`, `save` and `load`."""
+"""`cached`, `save` and `load`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,51 +52,11 @@ def test_processes_that_want_the_same_wait_for_one_that_makes_it(tmp_path: Path)
     assert [path.name for path in tmp_path.glob("*.zip")] == ["a.zarr.zip"]
 
 
-def rows(num: int, seed: int = 0, *, folder: Path | None = None) -> Iterator[dict[str, Any]]:
-    for i in range(num):
-        yield {"x": seed + i}
-
-
-def test_function_that_is_cached_gives_the_store_of_its_arguments(tmp_path: Path) -> None:
-    stored = ups_store.cached_in(tmp_path / "cache", identity={"version": 1})(rows)
-    first = stored(5)
-    assert first["x"].tolist() == [0, 1, 2, 3, 4]
-    assert first.path == stored(num=5, seed=0).path == stored(5, 0).path
-    assert stored(5, seed=1)["x"][0] == 1
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-    assert first.identity["arguments"] == {"num": 5, "seed": 0, "folder": None}
-    other = ups_store.cached_in(tmp_path / "cache", identity={"version": 2})(rows)
-    assert other(5).path != first.path
-    assert stored(5, folder=tmp_path).identity["arguments"]["folder"] == str(tmp_path)
-    with pytest.raises(ups_store.SpecError) as caught:
-        stored(5, object())  # type: ignore[arg-type]
-    assert caught.value.kind == "arguments"
-
-
-def test_other_source_is_another_store_and_other_comments_are_not(tmp_path: Path) -> None:
-    bodies = ["yield {'x': 1}", "yield {'x':  1}  # comment", "yield {'x': 2}"]
-    found = []
-    for number, body in enumerate(bodies):
-        module = tmp_path / f"m{number}.py"
-        module.write_text(f"def f():\n    {body}\n")
-        scope: dict[str, Any] = {"__name__": "m"}
-        exec(compile(module.read_text(), str(module), "exec"), scope)
-        found.append(ups_store.cached_in(tmp_path / "cache")(scope["f"])().path)
-    assert found[0] == found[1] != found[2]
-
-
-def test_function_whose_identity_would_lack_something_is_refused(tmp_path: Path) -> None:
-    scale = 3
-
-    def scaled() -> Iterator[dict[str, int]]:
-        yield {"x": scale}
-
-    with pytest.raises(ups_store.SpecError, match="scale") as caught:
-        ups_store.cached_in(tmp_path)(scaled)
-    assert caught.value.kind == "closure"
-    with pytest.raises(ups_store.SpecError) as caught:
-        ups_store.cached_in(tmp_path)(eval("lambda: []", {}))
-    assert caught.value.kind == "source"
+@pytest.mark.parametrize("name", ["cached_in", "write_parts", "StoreSet", "PartsWriter"])
+def test_name_that_is_gone_says_what_to_write_instead(name: str) -> None:
+    with pytest.raises(AttributeError, match=r"is gone: .*`ups_store\.(cached|write|open)"):
+        getattr(ups_store, name)
+    assert not hasattr(ups_store, name)
 
 
 def test_saved_arrays_are_loaded_as_views(tmp_path: Path) -> None:

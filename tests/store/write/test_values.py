@@ -165,16 +165,6 @@ def commit_many_ragged(path: Path) -> None:
         writer.commit_many([0, 1], {"u": [MASKED[:1], MASKED[1:]]})
 
 
-def write_parts(path: Path) -> None:
-    spec = ups_store.ArraySpec((None, 3), "float64")
-    with ups_store.write_parts(path, {"u": spec}, identity={}) as writer:
-        writer.add({"u": np.ones(3)})
-        try:
-            writer.add({"u": MASKED[0]})
-        finally:
-            writer.finish()
-
-
 def write_constant_of_a_store_that_is_there(path: Path) -> None:
     for constant in (np.zeros((2, 3)), MASKED):
         ups_store.write(path, [{"v": 1}], constants={"u": constant}, identity={})
@@ -189,7 +179,6 @@ WAYS_IN: list[Callable[[Path], object]] = [
     commit_batched,
     commit_ragged,
     commit_many_ragged,
-    write_parts,
     write_constant_of_a_store_that_is_there,
     lambda path: ups_store.write(path, ({"u": row} for row in MASKED), identity={}),
     lambda path: ups_store.write(path, [{"u": list(MASKED)}], identity={}),

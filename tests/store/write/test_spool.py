@@ -1,0 +1,157 @@
+"""Samples of an unknown number: the spool is read, grows, continues, and ends as what `create` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ups_store
+from ups_store.system import files
+from ups_store.write import spool as spool_module
+
+N = 60
+IDENTITY = {"kind": "spool"}
+LENGTHS = [i % 4 for i in range(N)]
+
+
+def sample(i: int) -> dict[str, Any]:
+    return {
+        "big": np.full((40, 40), i, "f4"),
+        "n": i,
+        "rows": np.full((LENGTHS[i], 2), i, "f4"),
+        "text": "é" * LENGTHS[i],
+    }
+
+
+def samples(stop: int = N) -> Iterator[dict[str, Any]]:
+    for i in range(N):
+        if i == stop:
+            raise KeyboardInterrupt
+        yield sample(i)
+
+
+def interrupted(path: Path, stop: int, **options: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ups_store.write(path, samples(stop), identity=IDENTITY, ragged=["rows"], **options)
+
+
+def created(path: Path) -> bytes:
+    """What `create` makes of the same, all lengths known."""
+    texts = [2 * length for length in LENGTHS]
+    arrays = {
+        "big": ups_store.ArraySpec((N, 40, 40), "float32"),
+        "n": ups_store.ArraySpec((N,), "int64"),
+        "rows": ups_store.ArraySpec((N, None, 2), "float32", lengths=LENGTHS),
+        "text": ups_store.ArraySpec((N, None), "uint8", lengths=texts, encoding="utf-8"),
+    }
+    made = [sample(i) for i in range(N)]
+    with ups_store.create(path, arrays, identity=IDENTITY) as writer:
+        batch: dict[str, Any] = {name: [each[name] for each in made] for name in arrays}
+        writer.commit_many(range(N), {**batch, "big": np.stack(batch["big"])})
+        return writer.finish().read_bytes()
+
+
+@pytest.mark.parametrize("room", [1 << 17, 4])
+@pytest.mark.parametrize("buffer_bytes", [1, 20_000, 1 << 24])
+def test_store_is_that_of_known_lengths_to_the_byte_however_often_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, buffer_bytes: int
+) -> None:
+    monkeypatch.setattr(spool_module, "_ROOM_SAMPLES", room)
+    monkeypatch.setattr(spool_module, "_ROOM_ROWS_BYTES", 8 * room)
+    path = tmp_path / "a.zarr.zip"
+    for stop in (35, 33, 50):
+        interrupted(path, stop, buffer_bytes=buffer_bytes)
+    ups_store.write(path, samples(), identity=IDENTITY, buffer_bytes=buffer_bytes).close()
+    assert [each.name for each in tmp_path.iterdir()] == ["a.zarr.zip"]
+    assert path.read_bytes() == created(tmp_path / "b.zarr.zip")
+
+
+def test_spool_is_read_like_a_store_of_the_samples_that_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    interrupted(path, 40)
+    with pytest.raises(ups_store.StoreNotFoundError, match="partial=True"):
+        ups_store.open(path)
+    with ups_store.open(path, partial=True) as store:
+        assert (len(store), store.is_partial, store.committed.tolist()) == (40, True, [True] * 40)
+        assert store["n"].tolist() == list(range(40))
+        assert store["big"].shape == (40, 40, 40)
+        assert store.lengths("rows").tolist() == LENGTHS[:40]
+        assert (store[39]["text"], len(store["text"])) == ("é" * LENGTHS[39], 40)
+        assert "not known yet" in repr(store)
+        with pytest.raises(ups_store.SampleIndexError):
+            store.sample(40)
+        assert store.nbytes < 4 << 20, "what it takes, without the room that it has for more"
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.join(path, identity=IDENTITY)
+    assert caught.value.kind == "spool"
+
+
+def test_list_continues_what_an_iterable_left_and_create_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    fixed = [{"u": np.full(9, i, "f4")} for i in range(N)]
+
+    def failing() -> Iterator[dict[str, Any]]:
+        yield from fixed[:40]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ups_store.write(path, failing(), identity=IDENTITY)
+    specs = {"u": ups_store.ArraySpec((N, 9), "float32")}
+    with pytest.raises(ups_store.IdentityMismatchError) as caught:
+        ups_store.create(path, specs, identity=IDENTITY)
+    assert caught.value.differences == {"num_samples": ("not known yet", N)}
+    with ups_store.write(path, fixed, identity=IDENTITY) as store:
+        assert store["u"][:, 0].tolist() == list(range(N))
+
+
+@pytest.mark.parametrize("number", [0, 20, 39])
+def test_sample_that_differs_from_the_committed_one_is_named_or_replaced(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "a.zarr.zip"
+    interrupted(path, 40)
+
+    def others() -> list[dict[str, Any]]:
+        made = [sample(i) for i in range(N)]
+        made[number] = {**made[number], "text": "other"}
+        return made
+
+    with pytest.raises(ups_store.IdentityMismatchError) as caught:
+        ups_store.write(path, iter(others()), identity=IDENTITY)
+    assert caught.value.kind == "not_repeated"
+    assert f"at sample {number}" in str(caught.value)
+    options: dict[str, Any] = {"identity": IDENTITY, "on_mismatch": "restart", "ragged": ["rows"]}
+    with ups_store.write(path, iter(others()), **options) as store:
+        assert (store[number]["text"], len(store)) == ("other", N)
+        assert store.verify().ok
+
+
+def test_disk_that_has_no_room_for_the_copy_is_said_before_all_samples_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, made = tmp_path / "a.zarr.zip", list[int]()
+
+    def counted() -> Iterator[dict[str, Any]]:
+        for i in range(N):
+            made.append(i)
+            yield sample(i)
+
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 1 << 20)
+    with pytest.raises(ups_store.DiskFullError) as caught:
+        ups_store.write(path, counted(), identity=IDENTITY, buffer_bytes=20_000)
+    assert "nothing that was committed is lost" in str(caught.value)
+    assert len(made) < N
+    monkeypatch.undo()
+    with ups_store.write(path, samples(), identity=IDENTITY) as store:
+        assert len(store) == N
+
+
+def test_parts_of_an_earlier_version_are_said(tmp_path: Path) -> None:
+    (tmp_path / "a.parts").mkdir()
+    ups_store.save(tmp_path / "a.parts" / "00000.zarr.zip", u=np.arange(5))
+    with pytest.raises(ups_store.IdentityMismatchError, match=r"a\.parts.*ups-store concat"):
+        ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY)
+    ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY, on_mismatch="restart").close()
+    assert (tmp_path / "a.parts" / "00000.zarr.zip").exists()

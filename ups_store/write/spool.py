@@ -1,0 +1,494 @@
+"""`Spool`: samples whose number, or whose numbers of rows, come out at the end only (spec 6.13).
+
+The geometry of a store follows from these numbers, so the samples are committed into a building file that has
+room for more than there are. It is sparse: it takes what its samples take. At the end they are copied, inside
+the kernel, into the store, whose bytes are those that `create` makes where all is known beforehand. The spool
+goes when the store has its name; until then the next call of the same identity continues it, and
+`open(partial=True)` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreNotFoundError, TruncatedError
+from ups_store.format.build_tail import BUILDER_LOCK, HOW_TO_REPLACE, pack_records
+from ups_store.format.layout import Layout
+from ups_store.format.metadata import ArraySpec, dtype_name, dtype_of
+from ups_store.read.base import spec_of
+from ups_store.read.gather import Samples
+from ups_store.read.recovery import (
+    State,
+    building_path,
+    read_building_file,
+    read_commits,
+    read_is_spool,
+    read_records,
+)
+from ups_store.system import files, locks
+from ups_store.write.batched import BatchedCommits
+from ups_store.write.blueprint import blueprint_of
+from ups_store.write.building import BuildingFile, failures_as_errors
+from ups_store.write.commit import extent_of, take_back, write_entries
+from ups_store.write.create import create_building, create_spool, write_skeleton
+from ups_store.write.encode import sample_payload
+from ups_store.write.target import new_file
+from ups_store.write.writer import StoreWriter
+
+BUFFER_BYTES, SAVE_EVERY_S = 16 << 20, 60.0
+_ROOM_SAMPLES, _ROOM_BYTES, _ROOM_ROWS_BYTES = 1 << 17, 64 << 30, 256 << 30  # of a new spool
+_GROWTH = 16  # times the room where that is full: what was copied before is a sixteenth of it
+NOTES_SUFFIX = ".notes"
+
+
+class Spool:
+    """Takes samples in their order, a buffer of which is committed at a time, and makes the store of them.
+
+    Those that an interrupted call has committed are compared with what is added in their place.
+
+    Args:
+        target: Where the store will be.
+        arrays: Arrays with a sample axis, whose N, and the lengths of ragged ones, are None.
+        on_mismatch: Whether what another identity left, or samples that are others now, give way ("restart").
+        buffer_bytes: Bytes of samples that wait at most to be committed.
+        save_every_s: When those that wait are committed, and made durable, anyway.
+        content: Constants, dims, identity and attrs, as for `create`.
+
+    Attributes:
+        num_samples: Samples that were added, or passed over.
+        num_found: Committed samples that an interrupted call left.
+        note: JSON values to keep when samples are committed next; its "num_samples" says how many.
+        notes: Those that were kept, also by that call, oldest first.
+        nbytes_of_last: Bytes of the sample that was added last.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        arrays: Mapping[str, ArraySpec],
+        *,
+        on_mismatch: str,
+        buffer_bytes: int = BUFFER_BYTES,
+        save_every_s: float = SAVE_EVERY_S,
+        **content: Any,
+    ) -> None:
+        self.path, self._arrays, self._content = target, arrays, content
+        self._restarts = on_mismatch == "restart"
+        self._ragged = [name for name, spec in arrays.items() if spec.is_ragged]
+        self._save_every_s, self._saved_s = save_every_s, time.monotonic()
+        left, (num, rows) = spool_left(target), _first_room(arrays)
+        if left is not None:
+            num, rows = left.num_samples, {name: left.num_rows.get(name, rows[name]) for name in rows}
+        options: dict[str, Any] = {**content, "on_mismatch": on_mismatch}
+        self.writer = create_spool(target, _with_room(arrays, num, rows), **options)
+        try:
+            self._notes = building_path(target).with_name(building_path(target).name + NOTES_SUFFIX)
+            self._take_up()
+            self._batch = BatchedCommits(
+                self._layout,
+                self._checked,
+                self._commit,
+                num_samples=1 << 62,
+                buffer_bytes=buffer_bytes,
+                save_every_s=save_every_s,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _layout(self) -> Layout:
+        return self.writer.building.layout
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that aren't committed yet."""
+        return self._batch.num_waiting
+
+    def _take_up(self) -> None:
+        """Find what an interrupted call has committed, up to the first gap: what lies behind it goes."""
+        building = self.writer.building
+        building.offsets = {name: offsets.copy() for name, offsets in building.offsets.items()}
+        committed = self._committed()
+        self.num_committed = int(np.argmin(np.append(committed, False)))
+        self.note: dict[str, Any] | None = None
+        self.notes, end, self.nbytes_of_last = list[dict[str, Any]](), 0, 0
+        for note in self._read_notes():
+            if note["num_samples"] > self.num_committed:
+                break
+            self.notes.append(note)
+        if self.notes:
+            self.num_committed = self.notes[-1]["num_samples"]
+        if not self.num_committed:
+            self.notes = []
+            files.remove(self._notes)
+        elif self.notes:
+            end = sum(len(_line_of(note)) for note in self.notes)
+            with files.opened(self._notes, writable=True) as fd:
+                files.truncate(fd, end)
+        self._take_back(self.num_committed, committed)
+        self.num_samples, self.num_found = 0, self.num_committed
+
+    def _take_back(self, first: int, committed: npt.NDArray[np.bool_]) -> None:
+        """Have no sample from this one on be committed, nor have a place."""
+        building = self.writer.building
+        beyond = first + np.flatnonzero(committed[first:])
+        if len(beyond):
+            take_back(building, beyond)
+        self.num_committed = first
+        for name, ragged in self._layout.ragged.items():
+            num_rows = ragged.rows.meta.shape[0]
+            offsets = building.offsets[name]
+            if (offsets[first + 1 :] != num_rows).any():
+                offsets[first + 1 :] = num_rows
+                files.write_at(
+                    building.fd, ragged.offsets.offset, offsets.astype("<i8", copy=False).data.cast("B")
+                )
+
+    def _committed(self) -> npt.NDArray[np.bool_]:
+        building = self.writer.building
+        return read_commits(building.fd, building.layout, building.header)[0]
+
+    def begin_at(self, number: int) -> None:
+        """Pass over samples that were found; those that are added come behind them."""
+        self.num_samples = number
+
+    def drop_found(self) -> None:
+        """Take back what an interrupted call has committed."""
+        self._take_back(0, self._committed())
+        self.num_found = 0
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Take the next sample: every array by name, copied; of a ragged one with any number of rows.
+
+        Raises:
+            SpecError: If an array is missing, unknown, or of another shape or dtype.
+            IdentityMismatchError: If an interrupted call has committed another one; kind "not_repeated".
+            CommitError: If those that wait couldn't be committed, `DiskFullError` if there is no room.
+        """
+        try:
+            self._batch.commit(self.num_samples, sample)
+        except SpecError as error:
+            error.sample = self.num_samples
+            raise
+        self.num_samples += 1
+        self.nbytes_of_last = sum(map(_nbytes_of, sample.values()))
+
+    def flush(self) -> None:
+        """Commit the samples that wait."""
+        self._batch.flush()
+        with failures_as_errors(self._notes, 0, "a note was not written"):
+            self._write_note()
+
+    def _write_note(self) -> None:
+        if self.note is None:
+            return
+        fd = files.open_or_create(self._notes)
+        try:
+            files.write_at(fd, files.size(fd), _line_of(self.note))
+        finally:
+            files.close(fd)
+        self.notes.append(self.note)
+        self.note = None
+
+    def _read_notes(self) -> list[dict[str, Any]]:
+        try:
+            with files.opened(self._notes) as fd:
+                lines = files.read_at(fd, 0, files.size(fd)).splitlines(keepends=True)
+        except StoreNotFoundError:
+            return []
+        notes = []
+        for line in lines:
+            try:
+                note = json.loads(line)
+            except ValueError:
+                break  # a kill cut it
+            if _line_of(note) != line:
+                break
+            notes.append(note)
+        return notes
+
+    def differing(self, number: int, sample: Mapping[str, Any]) -> str | None:
+        """Name an array of which another sample was committed; None if it is the same."""
+        batch: dict[str, Any] = self._checked(number, sample)
+        flaw = self._flaw_of(np.array([number]), batch)
+        return flaw and flaw[1]
+
+    def _checked(self, index: int, sample: Any) -> dict[str, Any]:
+        """A batch of one sample."""
+        metas = self.writer.metas
+        if not isinstance(sample, Mapping) or sample.keys() != metas.keys():
+            found = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
+            problem = "all arrays of a sample are added together"
+            raise SpecError(problem, kind="arrays", expected=sorted(metas), found=found)
+        values = {name: sample_payload(sample[name], meta) for name, meta in metas.items()}
+        return {name: [value] if metas[name].is_ragged else value[None] for name, value in values.items()}
+
+    def _commit(self, samples: Samples, arrays: Mapping[str, Any]) -> None:
+        """Commit consecutive samples; the first of them may be committed already, with the same values."""
+        num_there = min(max(self.num_committed - int(samples[0]), 0), len(samples))
+        if num_there:
+            there = {name: values[:num_there] for name, values in arrays.items()}
+            flaw = self._flaw_of(samples[:num_there], there)
+            if flaw is not None:
+                if not self._restarts:
+                    raise self.not_repeated(flaw[0], "the sample that was committed", f"another {flaw[1]!r}")
+                self._take_back(flaw[0], self._committed())
+                self.num_found, num_there = flaw[0], flaw[0] - int(samples[0])
+        fresh = samples[num_there:]
+        if not len(fresh):
+            return
+        rest = {name: values[num_there:] for name, values in arrays.items()}
+        end = int(fresh[-1]) + 1
+        lengths = {name: [len(rows) for rows in rest[name]] for name in self._ragged}
+        with failures_as_errors(
+            self.writer.building.building_path, self._needed(), "the samples were not committed"
+        ):
+            self._make_room(end, lengths)
+            building = self.writer.building
+            for name in self._ragged:
+                offsets, ragged = building.offsets[name], self._layout.ragged[name]
+                first = int(fresh[0])
+                offsets[first + 1 : end + 1] = offsets[first] + np.cumsum(lengths[name])
+                begin = ragged.offsets.offset + 8 * (first + 1)
+                files.write_at(building.fd, begin, offsets[first + 1 : end + 1].astype("<i8").tobytes())
+            self.writer.commit_many(fresh, rest)
+            self.num_committed = end
+            self._write_note()
+            if time.monotonic() - self._saved_s >= self._save_every_s:
+                files.sync_data(building.fd)
+                self._saved_s = time.monotonic()
+            if files.free_bytes(self.path.parent) < self._needed():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # now, not when all samples are made
+
+    def _flaw_of(self, samples: Samples, arrays: Mapping[str, Any]) -> tuple[int, str] | None:
+        """Sample and array of the first of committed samples that is another one; None if none is."""
+        first, num = int(samples[0]), len(samples)
+        for name in self._ragged:
+            known = np.diff(self.writer.building.offsets[name][first : first + num + 1])
+            differs = known != [len(rows) for rows in arrays[name]]
+            if differs.any():
+                num = min(num, int(differs.argmax()))
+        try:
+            if num:
+                self.writer.commit_many(
+                    samples[:num], {name: values[:num] for name, values in arrays.items()}
+                )
+        except SpecError as error:
+            if error.kind != "committed" or error.array is None or error.sample is None:
+                raise
+            return error.sample, error.array.removesuffix(".crc32c")
+        if num == len(samples):
+            return None
+        offsets = self.writer.building.offsets
+        return first + num, next(
+            name
+            for name in self._ragged
+            if len(arrays[name][num]) != offsets[name][first + num + 1] - offsets[name][first + num]
+        )
+
+    def not_repeated(self, sample: int, expected: str, found: str) -> IdentityMismatchError:
+        """Make the error for samples that aren't those of the call that this one continues."""
+        return IdentityMismatchError(
+            f"the samples don't begin as in the run that this one continues, at sample {sample}",
+            kind="not_repeated",
+            path=building_path(self.path),
+            expected=expected,
+            found=found,
+            hint=f"give them in the same order, or say another identity; {HOW_TO_REPLACE} begins again there",
+        )
+
+    def _make_room(self, num_samples: int, lengths: Mapping[str, Sequence[int]]) -> None:
+        """Put a larger spool in the place of one that is full; `lengths` are those of the last samples."""
+        building, room = self.writer.building, self._layout.num_samples
+        rows = {name: ragged.rows.meta.shape[0] for name, ragged in self._layout.ragged.items()}
+        needed = {
+            name: int(building.offsets[name][self.num_committed]) + sum(lengths[name])
+            for name in self._ragged
+        }
+        if num_samples <= room and all(needed[name] < rows[name] for name in self._ragged):
+            return
+        room = max(room, num_samples) * (_GROWTH if num_samples > room else 1)
+        rows = {
+            name: num if needed[name] < num else max(num, needed[name]) * _GROWTH
+            for name, num in rows.items()
+        }
+        blueprint = blueprint_of(_with_room(self._arrays, room, rows), **self._content)
+        committed = np.arange(self.num_committed)
+        crcs = read_records(building.fd, self._layout, committed)[:, 1:-1]
+
+        def fill(larger: BuildingFile) -> None:
+            _copy(building, larger, self.num_committed)
+            for name, ragged in larger.layout.ragged.items():
+                offsets = larger.offsets[name].copy()
+                offsets[: self.num_committed + 1] = building.offsets[name][: self.num_committed + 1]
+                files.write_at(larger.fd, ragged.offsets.offset, offsets.tobytes())
+                larger.offsets = {**larger.offsets, name: offsets}
+            records = pack_records(larger.header, committed, crcs)
+            files.write_at(larger.fd, larger.layout.table_offset, records.tobytes())
+
+        with building.gate(exclusive=True):
+            larger = create_building(
+                self.path, blueprint, is_lazy=True, replace=True, is_spool=True, fill=fill
+            )
+        self.writer.close()
+        self.writer = StoreWriter(larger)
+
+    def _needed(self) -> int:
+        """Bytes that the store takes beside its spool."""
+        return files.allocated_bytes(building_path(self.path))
+
+    def finish(self, *, attrs: Mapping[str, Any] | None = None) -> Path:
+        """Make the store of all samples, and remove the spool; closes it.
+
+        Args:
+            attrs: Root attributes, where they are known only now.
+        Raises:
+            IdentityMismatchError: If there were fewer samples than an interrupted call has committed.
+            CommitError: If it didn't become durable, `DiskFullError` if there is no room: the samples stay.
+        """
+        self.flush()
+        if self.num_samples < self.num_found:
+            expected, found = f"{self.num_found} samples or more", f"the end after {self.num_samples}"
+            raise self.not_repeated(self.num_samples, expected, found)
+        building, num = self.writer.building, self.num_committed
+        lengths = {name: np.diff(building.offsets[name][: num + 1]) for name in self._ragged}
+        content = self._content if attrs is None else {**self._content, "attrs": attrs}
+        blueprint = blueprint_of(_counted(self._arrays, num, lengths), **content)
+        layout = blueprint.layout
+        with building.gate(exclusive=True):
+            crcs = read_records(building.fd, self._layout, np.arange(num))[:, 1:-1]
+            with new_file(self.path, force=True, needed_bytes=layout.file_nbytes) as fd:
+                files.allocate(fd, layout.file_nbytes)
+                store = write_skeleton(self.path, fd, blueprint)
+                _copy(building, store, num)
+                write_entries(store, crcs)
+            with contextlib.suppress(OSError):  # the store is there; the next call removes them
+                files.remove(self._notes)
+                files.remove(building.building_path)
+        self.close()
+        return self.path
+
+    def close(self) -> None:
+        """Release the spool: what is committed stays, samples that wait don't."""
+        self.writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Commit what waits, also after an error of the samples themselves, for the call that continues."""
+        try:
+            if self.writer.building.fd >= 0 and not self._batch.has_failed:
+                self.flush()
+        finally:
+            self.close()
+
+
+@dataclass(frozen=True)
+class Left:
+    """A spool that an interrupted call left.
+
+    Attributes:
+        identity: Of its samples.
+        arrays: Of its samples; N and the lengths of ragged ones are None.
+        num_samples: Samples that it has room for.
+        num_rows: Rows that it has room for, of each ragged array.
+    """
+
+    identity: Mapping[str, Any]
+    arrays: Mapping[str, ArraySpec]
+    num_samples: int
+    num_rows: Mapping[str, int]
+
+
+def spool_left(target: Path) -> Left | None:
+    """Look for a spool of the store at a path; None too where it is damaged."""
+    where = building_path(target)
+    try:
+        with files.opened(where) as fd:
+            building = read_building_file(fd, where)
+            if building.state is State.FINISHED or not read_is_spool(fd, building.catalog.layout):
+                return None
+    except (StoreNotFoundError, FormatError):
+        return None
+    layout = building.catalog.layout
+    metas = [array.meta for array in layout.per_sample if not array.meta.is_companion]
+    num_rows = {name: ragged.rows.meta.shape[0] for name, ragged in layout.ragged.items()}
+    arrays = {meta.name: spec_of(meta, None) for meta in metas}
+    return Left(building.catalog.root.identity["content"], arrays, layout.num_samples, num_rows)
+
+
+def remove_spool(target: Path) -> None:
+    """Remove a spool and its notes, unless a process writes it."""
+    where = building_path(target)
+    with contextlib.suppress(StoreNotFoundError), files.opened(where, writable=True) as fd:
+        if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, where):
+            files.remove(where.with_name(where.name + NOTES_SUFFIX))
+            files.remove(where)
+
+
+def _first_room(arrays: Mapping[str, ArraySpec]) -> tuple[int, dict[str, int]]:
+    """Samples, and rows of ragged arrays, that a new spool has room for."""
+    nbytes = {
+        name: math.prod(n for n in spec.shape[1:] if n is not None)
+        * dtype_of(dtype_name(spec.dtype)).itemsize
+        for name, spec in arrays.items()
+    }
+    sample_nbytes = sum(nbytes[name] for name, spec in arrays.items() if not spec.is_ragged)
+    num = min(_ROOM_SAMPLES, max(1024, _ROOM_BYTES // max(1, sample_nbytes)))
+    rows = {name: _ROOM_ROWS_BYTES // max(1, nbytes[name]) for name, spec in arrays.items() if spec.is_ragged}
+    return num, rows
+
+
+def _with_room(
+    arrays: Mapping[str, ArraySpec], num_samples: int, num_rows: Mapping[str, int]
+) -> dict[str, ArraySpec]:
+    """Arrays of a spool: until samples are there, the first one has all rows, and no other has any."""
+    lengths = {name: np.zeros(num_samples, np.int64) for name in num_rows}
+    for name, num in num_rows.items():
+        lengths[name][0] = num
+    return _counted(arrays, num_samples, lengths)
+
+
+def _counted(
+    arrays: Mapping[str, ArraySpec], num_samples: int, lengths: Mapping[str, npt.NDArray[np.int64]]
+) -> dict[str, ArraySpec]:
+    return {
+        name: replace(spec, shape=(num_samples, *spec.shape[1:]), lengths=lengths.get(name))
+        for name, spec in arrays.items()
+    }
+
+
+def _copy(source: BuildingFile, target: BuildingFile, num_samples: int) -> None:
+    """Copy the first samples from a spool, whose checksums are recorded."""
+    for array in source.layout.per_sample if num_samples else ():
+        first, end = extent_of(source, array, 0)[0], extent_of(source, array, num_samples - 1)[1]
+        if array.entry is None or first == end:
+            continue
+        copied = files.copy_range(
+            source.fd, first, target.fd, target.layout.arrays[array.meta.name].offset, end - first
+        )
+        if copied < end - first:
+            problem = "another program cut the unfinished file"
+            raise TruncatedError(problem, path=source.building_path, expected=end - first, found=copied)
+
+
+def _nbytes_of(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes) else np.asarray(value).nbytes
+
+
+def _line_of(note: Mapping[str, Any]) -> bytes:
+    return json.dumps(note, sort_keys=True).encode() + b"\n"
