@@ -668,7 +668,7 @@ def test_console_watcher_shows_count_rate_and_time_left_on_a_terminal() -> None:
         watcher.advance(2)
         watcher.note("a [note] with brackets")
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())[-260:]
-    assert re.search(r"burgers1d train: sources +.* 4\.0/4\.0 MB +[0-9.]+ .?B/s +0:00:00", last)
+    assert re.search(r"burgers1d train: sources +.* 4\.0 MB/4\.0 MB +[0-9.]+ .?B/s +0:00:00", last)
     assert re.search(r"burgers1d train: samples +.* 4/16 +\d+ samples/s +0:00:[0-9]+", last)
     assert "a [note] with brackets" in out.getvalue()
 
