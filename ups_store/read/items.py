@@ -201,9 +201,10 @@ class StoreItems:
 
 
 def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
-    """Open a store, or its partitions: each is a source."""
+    """Open a store; the partitions of a split are a source each, any other files of a pattern or list are one."""
     opened = open_any(store) if isinstance(store, str | os.PathLike) else store
-    return parts_of(opened)
+    stores = parts_of(opened)
+    return stores if stores[0].partition else (opened,)
 
 
 @dataclass(frozen=True)

@@ -192,3 +192,14 @@ def test_batches_that_are_kept_are_distinct(path: Path, make_store: MakeStore) -
         for batch in loader:
             assert not np.shares_memory(batch["a"], part)
     assert (part == value).all()
+
+
+def test_appended_stores_are_mixed_in_a_batch(tmp_path: Path) -> None:
+    pattern = str(tmp_path / "days-*.zarr.zip")
+    for day in range(3):
+        values = ({"u": np.full(4, 4 * day + hour, "f4")} for hour in range(4))
+        ups_store.append(pattern, values, identity={"version": 1}, key=f"day {day}").close()
+    loader = ups_store.make_loader(pattern, batch_size=6, seed=0)
+    batches = [batch["u"][:, 0] // 4 for batch in loader]
+    assert [len(days) for days in batches] == [6, 6]
+    assert all(len(np.unique(days)) > 1 for days in batches)
