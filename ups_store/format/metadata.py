@@ -117,8 +117,7 @@ class ArraySpec:
     lengths=[...])` holds `lengths[i]` points of 3 coordinates for sample i.
 
     Args:
-        shape: Whole shape, the number of samples N first; None as the second one for a ragged array. Where
-            samples are counted later (`ups_store.write_parts`), N is None, too.
+        shape: Whole shape, the number of samples N first; None as the second one for a ragged array.
         dtype: Anything that NumPy takes as a dtype, or "bfloat16".
         dims: Dimension names, "sample" first; made from the array's name where not given.
         attrs: Zarr attributes of the array, JSON values; not part of the identity.
