@@ -30,14 +30,19 @@ def __getattr__(name: str) -> object:
     return _lazy(name)
 
 
-_READERS = {"packed": "packed.store", "remote": "remote.store"}  # stand above `read`, where `open` is
+_ABOVE = {  # what stands above the modules that use it
+    "open": "read.open",
+    "packed": "packed.store",
+    "remote": "remote.store",
+    "xarray": "read.xarray",
+}
 
 
-def reader_of(kind: str) -> ModuleType:
-    """Import what opens stores of a kind that most programs don't have; see `ups_store.read.open`."""
+def module_above(name: str) -> ModuleType:
+    """Import a module that uses the caller's: what knows the kinds of stores, and shows them."""
     from importlib import import_module
 
-    return import_module(f"ups_store.{_READERS[kind]}")
+    return import_module(f"ups_store.{_ABOVE[name]}")
 
 
 def __dir__() -> list[str]:

@@ -148,10 +148,10 @@ NEEDED: dict[Place, Check] = {
     ("write/target.py", "_finish_tree", 2): makes("zarr"),
     ("system/replacement.py", "_write_new", 1): makes("small file"),
     ("write/spool.py", "_commit", 1): check_spool,
-    ("sources/copies.py", "publish", 1): copying,
-    ("sources/download.py", "run", 1): copying,
-    ("sources/download.py", "_sync", 1): copying,
-    ("sources/download.py", "_start_again", 1): copying,
+    ("remote/fetch.py", "_publish", 2): copying,
+    ("remote/fetch.py", "_publish", 1): copying,
+    ("remote/fetch.py", "_take", 1): copying,
+    ("remote/fetch.py", "_start_again", 1): copying,
 }
 DEARER = {
     ("write/create.py", "create_building", 3),
@@ -167,13 +167,13 @@ STAYS = {
     ("write/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
     "kept in order, which not every file system promises",
 }
-OF_OTHER_MACHINES = {  # of a server's disk, or after the bytes were synced by `download.fetch`
+OF_OTHER_MACHINES = {  # of a server's disk, or after the bytes were synced by `fetch`
     (
-        "remote/shared_folder.py",
+        "remote/shared.py",
         "create",
         1,
     ): "the copy before its link: a store that a server lost is damaged, which a pull finds",
-    ("remote/shared_folder.py", "create", 2): "a name that is lost is pushed again",
+    ("remote/shared.py", "create", 2): "a name that is lost is pushed again",
     ("remote/transfer.py", "_land", 1): "a name that is lost is pulled again",
 }
 OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_before_the_name_is_given

@@ -64,9 +64,7 @@ def export(to: str) -> Callable[[], None]:
 
 
 def import_pt() -> None:
-    import torch
-
-    from ups_store.convert.import_pt import import_pt
+    from ups_store.convert.import_pt import import_pt, torch
 
     (here / "pt").mkdir(exist_ok=True)
     torch.save({"x": torch.zeros(2)}, here / "pt" / "sample_0.pt")

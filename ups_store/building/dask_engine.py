@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import ups_store
-from ups_store.building.build import build_store, remove_replaced
 from ups_store.building.config import BuildConfig
 from ups_store.building.decide import count_files
 from ups_store.building.digests import DigestCache, DigestKind, FileSignature
 from ups_store.building.joining import is_finished
+from ups_store.building.making import build_store, remove_replaced
 from ups_store.building.progress import QuietWatcher, Stopwatch, Watcher
 from ups_store.building.ranks import ALONE, BuildRank
 from ups_store.building.readers import Readers

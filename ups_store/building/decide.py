@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ups_store.building.joining import builder_at, is_damaged
-from ups_store.building.plan import StorePlan
+from ups_store.building.plan import PlannedStore, StorePlan
 from ups_store.console import format_nbytes
 from ups_store.errors import ConfigError, FormatError, ReadError, StoreError, StoreNotFoundError
 from ups_store.format.root import describe_differences, differences
@@ -24,9 +24,6 @@ from ups_store.read.recovery import BUILDING_SUFFIX, building_path
 from ups_store.system import files
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
 from ups_store.system.replacement import check_not_read_only, real_place
-
-if TYPE_CHECKING:
-    from ups_store.building.build import Build
 
 Action = Literal["reuse", "repack", "build", "continue", "rebuild", "refuse"]
 Holds = Literal["fields", "latents"]
@@ -59,7 +56,7 @@ class Decision:
     restarts: bool = False
 
 
-def decide(build: Build, *, overwrite: bool = False) -> Decision:
+def decide(build: PlannedStore, *, overwrite: bool = False) -> Decision:
     """Decide what becomes of a store; nothing is written.
 
     Where something is there to compare with, sources whose digests aren't known are read.
@@ -84,7 +81,7 @@ def decide(build: Build, *, overwrite: bool = False) -> Decision:
     return Decision("build", f"{decision.reason}{number}{packed}")
 
 
-def decide_published(build: Build) -> Decision:
+def decide_published(build: PlannedStore) -> Decision:
     """Decide by the finished store that is there, in one file or in several, mapped or packed."""
     plan, decision = build.plan, Decision("build", "there is none yet")
     try:
@@ -124,7 +121,7 @@ def decide_published(build: Build) -> Decision:
     return decision
 
 
-def decide_unfinished(build: Build, otherwise: Decision) -> Decision:
+def decide_unfinished(build: PlannedStore, otherwise: Decision) -> Decision:
     """Decide by the unfinished file that is there; what else would be done is given."""
     where, num_samples = building_path(build.path), build.num_samples
     try:
@@ -172,7 +169,7 @@ def check_no_folder(path: Path) -> None:
         raise ConfigError("there is a folder in the store's place", path=path, hint=OTHER_FOLDER)
 
 
-def find_partitions(build: Build) -> AnyStore | None:
+def find_partitions(build: PlannedStore) -> AnyStore | None:
     """Open all partitions of the store together, if they are there and of the identity that is wanted."""
     for count in [] if build.plan.is_partition else partition_counts(build.path):
         try:
@@ -227,7 +224,7 @@ def check_replaceable(
 # --- in how many files --------------------------------------------------------------------------------
 
 
-def count_files(build: Build) -> int:
+def count_files(build: PlannedStore) -> int:
     """Return in how many files a store is built: as configured, as it was begun, else by its size.
 
     A packed store is built one file after the other: each is filled mapped, packed, and only then the next is
@@ -250,14 +247,14 @@ def count_files(build: Build) -> int:
     return max(1, min(MOST_FILES, nbytes // FILE_NBYTES, plan.num_samples))
 
 
-def _num_finished(build: Build, count: int) -> int:
+def _num_finished(build: PlannedStore, count: int) -> int:
     if count not in partition_counts(build.path):
         return 0
     paths = [partition_path(build.path, number, count) for number in range(count)]
     return sum(_is_of(path, build.part(number, count)) for number, path in enumerate(paths))
 
 
-def _is_of(path: Path, build: Build) -> bool:
+def _is_of(path: Path, build: PlannedStore) -> bool:
     """Return whether what is at a path, finished or not, has the identity of a build."""
     return files.exists(path) and hash_at(path) == build.config_hash
 
@@ -312,7 +309,7 @@ class Explanation:
         return {**values, **values.pop("plan")}
 
 
-def explain(build: Build, *, overwrite: bool = False) -> Explanation:
+def explain(build: PlannedStore, *, overwrite: bool = False) -> Explanation:
     """Say what a build would do with its store, and why; nothing is written.
 
     Where something is there to compare with, sources whose digests aren't known are read.

@@ -6,8 +6,9 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,12 @@ import numpy.typing as npt
 from ups_store.building.config import BuildConfig, Codec
 from ups_store.building.digests import DIGEST_CHARACTERS, DigestKind, Digests, FileSignature
 from ups_store.building.encode import Encoder, OverlappingEncoder, check_size, load_encoder
+from ups_store.building.progress import Stopwatch, Watcher
 from ups_store.building.ranks import BuildRank
 from ups_store.building.readers import Readers, given_or_own
 from ups_store.building.staging import Sources
 from ups_store.format.metadata import ArraySpec, dtype_of
+from ups_store.format.root import config_hash
 from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
 from ups_store.sources.file_state import OuterFile, changed
 from ups_store.sources.requests import describe_request
@@ -374,3 +377,54 @@ def payload_nbytes(arrays: Mapping[str, ArraySpec]) -> int:
         int(np.prod(spec.shape[1:], dtype=np.int64)) * dtype_of(spec.dtype).itemsize
         for spec in arrays.values()
     )
+
+
+class PlannedStore:
+    """A store before it is there: its plan, its path, and the identity that its file will have."""
+
+    def __init__(
+        self,
+        plan: StorePlan,
+        config: BuildConfig,
+        *,
+        digests: Digests,
+        readers: Readers | None,
+        watcher: Watcher,
+        rank: BuildRank,
+    ) -> None:
+        self.plan, self.rank, self.clock = plan, rank, Stopwatch(watcher.waits)
+        self.title, self.path, self.num_samples = plan.title, plan.path, plan.num_samples
+        self._config, self._digests, self._readers, self._watcher = config, digests, readers, watcher
+        self._content: Mapping[str, Any] | None = None
+        self._is_part = False
+
+    def identify(self) -> Mapping[str, Any]:
+        """Return what `ups_store.create` takes as identity; the first call digests the sources.
+
+        Raises:
+            SourceError: If one can't be read, or changes meanwhile.
+        """
+        if self._content is None:
+            self._watcher.stage(f"{self.title}: sources", self.plan.source_nbytes, unit="bytes")
+            self._content = self.plan.identity(self._digests, self._watcher.advance)
+        return self._content
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The whole identity document; raises as `identify`."""
+        return self.plan.document(self.identify())
+
+    @cached_property
+    def config_hash(self) -> str:
+        """Hash of the identity, as the store will have it; raises as `identify`."""
+        return config_hash(self.document)
+
+    def part(self, number: int, count: int) -> Self:
+        """Return the build of one of several files that hold the store together, on this one's clock."""
+        place = replace(self.rank, machine=number, num_machines=count)
+        plan = replace(partition_of(self.plan, place), batch_size=self.plan.batch_size)
+        options: dict[str, Any] = {"digests": self._digests, "readers": self._readers, "rank": self.rank}
+        part = type(self)(plan, self._config, watcher=self._watcher, **options)
+        part.title = f"{self.title}, file {number + 1} of {count}"
+        part._content, part.clock, part._is_part = self.identify(), self.clock, True
+        return part

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ups_store.building.build import Build, build_store, open_build
+from ups_store.building.build import Build, open_build
 from ups_store.building.config import BuildConfig
 from ups_store.building.decide import Explanation, explain
 from ups_store.building.digests import DigestCache, Digests
+from ups_store.building.making import build_store
 from ups_store.building.plan import StorePlan
 from ups_store.building.progress import Stopwatch, Watcher
 from ups_store.building.ranks import BuildRank

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from ups_store import module_above
 from ups_store.errors import ArrayNotFoundError, FormatError, SpecError
 from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, ArraySpec, dtype_of
 from ups_store.format.ragged import LENGTHS
@@ -315,9 +316,8 @@ class AnyStore(ABC):
             SpecError: For a store in a device's memory, kind "unsupported".
             MissingExtraError: If xarray isn't installed.
         """
-        from ups_store.read.xarray import dataset_of
-
-        return dataset_of(self, names)
+        dataset: Dataset = module_above("xarray").dataset_of(self, names)
+        return dataset
 
     @property
     def has_views(self) -> bool:
@@ -418,8 +418,7 @@ class AnyStore(ABC):
 
     def _reopened(self, path: str, options: dict[str, Any]) -> tuple[Any, ...]:
         """What `__reduce__` returns of a store that `ups_store.open` opens so."""
-        from ups_store.read.open import reopen
-
+        reopen = module_above("open").reopen
         return reopen, (path, None if self.is_partial else self.fingerprint, self.config_hash, options)
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from ups_store.read.windows import NUM_STEPS, TIMES, Trajectories, Window, check
 
 Array = npt.NDArray[Any]
 
-StoreLike = AnyStore | str | os.PathLike[str]
+StoreLike: TypeAlias = AnyStore | str | os.PathLike[str]
 
 Where = tuple[str | None, Sequence[int]]  # path of a store, and numbers of its samples
 
@@ -201,7 +201,7 @@ class StoreItems:
 
 
 def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
-    """Open a store; the partitions of a split are a source each, any other files of a pattern or list are one."""
+    """Open a store: partitions are a source each, other files of a pattern or list are one."""
     opened = open_any(store) if isinstance(store, str | os.PathLike) else store
     stores = parts_of(opened)
     return stores if stores[0].partition else (opened,)

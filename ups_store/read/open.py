@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from ups_store import reader_of
+from ups_store import module_above
 from ups_store.errors import (
     FormatError,
     SpecError,
@@ -259,7 +259,7 @@ def _open_url(
     if access != "auto" or verify not in (None, "touch"):
         found, expected = f"access={access!r}, verify={verify!r}", "auto; None or touch"
         raise SpecError("argument", path=shown_url(path), expected=expected, found=found)
-    remote = reader_of("remote")
+    remote = module_above("remote")
     opened: AnyStore = remote.open_url(path, remote.RemoteOptions.of(**given))
     return opened
 
@@ -277,7 +277,7 @@ def _open_one(path: str | os.PathLike[str], partial: bool, access: Access, verif
     """Open one file, mapped or packed."""
 
     def open_packed(target: Path, fd: int) -> AnyStore:
-        opened: AnyStore = reader_of("packed").open_descriptor(target, fd)
+        opened: AnyStore = module_above("packed").open_descriptor(target, fd)
         return opened
 
     return _open_file(path, partial, access, verify, open_packed=open_packed)

@@ -233,7 +233,7 @@ def _num_threads() -> int | None:
     return None if torch.get_num_threads() > 1 else 1
 
 
-Mixable = StoreDataset | StoreLike
+Mixable: TypeAlias = StoreDataset | StoreLike
 
 
 class MixedDataset:

@@ -164,7 +164,7 @@ def test_pickled_copy_of_another_store_is_refused(path: Path, make_store: MakeSt
         second.preload("copy", shared=True)
         function, arguments = store.__reduce__()
         with pytest.raises(StoreReplacedError):
-            function(*arguments[:-1], second._file.copy_path)
+            function(*arguments[:-1], arguments[-1] | {"copy_path": second._file.copy_path})
 
 
 @pytest.mark.parametrize("what", ["a file", "nothing", "an unsealed file"])
@@ -175,7 +175,7 @@ def test_descriptor_that_is_no_copy_any_more_is_not_used(path: Path, what: str) 
     with ups_store.open(path) as store:
         function, arguments = store.__reduce__()
         with pytest.warns(UserWarning, match="is gone"):
-            other = function(*arguments[:-1], Path(there))
+            other = function(*arguments[:-1], arguments[-1] | {"copy_path": Path(there)})
         assert digest(other) == digest(store)
     os.close(fd)
 
