@@ -18,7 +18,7 @@ from ups_store.format.metadata import ArraySpec
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_store
 from ups_store.read.several import parts_of
-from ups_store.system.paths import path_of
+from ups_store.system.paths import check_store_name, path_of
 from ups_store.system.progress import Progress
 from ups_store.write.create import create, identity_of
 from ups_store.write.described import Described
@@ -130,6 +130,8 @@ def split_store(
             raise SpecError(
                 "sample range", kind="split", path=store.path, expected=expected, found=f"{first}:{end}"
             )
+    for name in names:
+        check_store_name(name)
     parts = {name: _parts(store, *edges) for name, edges in zip(names, samples, strict=True)}
     done = set() if force else {name for name, here in parts.items() if _is_made(name, here)}
     for name in parts.keys() - done:
