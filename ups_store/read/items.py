@@ -69,11 +69,14 @@ class StoreItems:
             raise SpecError("state without a window has no effect", kind="state", found=state, hint=hint)
         if ragged not in (None, "padded", "views"):
             raise SpecError("ragged", kind="ragged", expected="padded or views", found=repr(ragged))
+        if not isinstance(window, Window | None):
+            expected, hint = "ups_store.Window or None", "say window=ups_store.Window(horizon=3)"
+            raise SpecError("window", kind="window", expected=expected, found=repr(window), hint=hint)
         self._options: dict[str, Any] = {
             "names": None if names is None else names_of(names),
             "window": window,
             "state": state,
-            "dtype": None if dtype is None else np.dtype(dtype),
+            "dtype": None if dtype is None else _dtype_of(dtype),
             "ragged": ragged,
         }
         self._open([store for each in given for store in _opened(each)])
@@ -201,7 +204,7 @@ class StoreItems:
 
 
 def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
-    """Open a store; the partitions of a split are a source each, any other files of a pattern or list are one."""
+    """Open a store; partitions of a split are a source each, other files of a pattern or list are one."""
     opened = open_any(store) if isinstance(store, str | os.PathLike) else store
     stores = parts_of(opened)
     return stores if stores[0].partition else (opened,)
@@ -475,6 +478,13 @@ def task_of(store: AnyStore) -> str:
         if isinstance(described.get("task"), str):
             return str(described["task"])
     return store.path.name.removesuffix(".zarr.zip")
+
+
+def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise SpecError("dtype", kind="dtype", expected="a dtype of NumPy", found=repr(dtype)) from error
 
 
 def split(
