@@ -118,7 +118,7 @@ class ArraySpec:
 
     Args:
         shape: Whole shape, the number of samples N first; None as the second one for a ragged array. Where
-            samples are counted later (`ups_store.write_parts`), N is None, too.
+            samples are counted later, as by `ups_store.write`, N is None, too.
         dtype: Anything that NumPy takes as a dtype, or "bfloat16".
         dims: Dimension names, "sample" first; made from the array's name where not given.
         attrs: Zarr attributes of the array, JSON values; not part of the identity.
