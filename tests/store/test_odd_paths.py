@@ -20,6 +20,7 @@ from ups_store.errors import StoreError
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.system import files
 from ups_store.system.replacement import replace_file
+from ups_store.write.concat import concat_stores, split_store
 
 SAMPLE = {"u": np.zeros(4, np.float32)}
 
@@ -188,6 +189,23 @@ def test_write_takes_no_manifest_and_no_memory(
         WRITING[call](Path(name))
     assert caught.value.kind == "path"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["create", "concat", "split", "pack", "unpack"])
+def test_no_store_gets_the_name_of_a_manifest(tmp_path: Path, call: str) -> None:
+    path, packed, name = tmp_path / "a.zarr.zip", tmp_path / "p.zarr.zip", tmp_path / "b.zarr.json"
+    _create(path)
+    pack_store(ups_store.open(path), packed)
+    with ups_store.open(path) as store, ups_store.open(packed) as small, pytest.raises(SpecError) as caught:
+        {
+            "create": lambda: _create(name),
+            "concat": lambda: concat_stores([store], name),
+            "split": lambda: split_store(store, [tmp_path / "c.zarr.zip", name], samples=[(0, 2), (2, 3)]),
+            "pack": lambda: pack_store(store, name),
+            "unpack": lambda: unpack_store(small, name),
+        }[call]()
+    assert caught.value.kind == "path"
+    assert sorted(each.name for each in tmp_path.iterdir()) == [path.name, packed.name]
 
 
 def test_join_and_folders_of_caches_check_their_paths(tmp_path: Path) -> None:

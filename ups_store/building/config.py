@@ -78,7 +78,7 @@ def _shared(value: object) -> str | None:
     try:
         return check_location(str(value))
     except SpecError as error:  # the code that catches it knows the key
-        raise ConfigError("", expected=error.expected, found=error.path) from error
+        raise ConfigError("", expected=error.expected, found=error.path, hint=error.hint) from error
 
 
 def _places(value: Any, info: SerializationInfo) -> Any:

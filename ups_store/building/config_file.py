@@ -419,7 +419,8 @@ class References:
         if name in os.environ:
             return os.environ[name]
         if not comma:
-            raise self._error(key, f"no variable {name} in the environment")
+            hint = f"set it, or say what stands for it: ${{env:{name},DEFAULT}}"
+            raise self._error(key, f"no variable {name} in the environment", hint=hint)
         return None if default == "null" else default.strip("'\"")
 
     def _error(self, key: Key, problem: str, kind: str | None = None, hint: str = _CHECK_KEYS) -> ConfigError:
@@ -446,7 +447,7 @@ def _check_environment(variables: Mapping[Key, set[str]], values: Any, path: Pat
                 kind="from_environment",
                 path=path,
                 expected="a value",
-                found=f"${{oc.env:{min(names)}}}",
+                found=f"${{env:{min(names)}}}",
                 hint=f'let the shell say it on the command line: {dotted}="${min(names)}"',
             )
         value = values[str(key[0])]

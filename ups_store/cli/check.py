@@ -240,7 +240,8 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
     print_lines(f"{found.path}: {found.status.title}{sound}")
     _show_problems(found.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="  ")
     if found.catalog is not None:
-        print_lines(f"  {savable:,} of {found.num_samples:,} samples verify")
+        where = " in the other arrays" if found.lost_arrays and savable else ""
+        print_lines(f"  {savable:,} of {found.num_samples:,} samples verify{where}")
     if found.lost_arrays:
         print_lines(f"  nothing verifies of {', '.join(found.lost_arrays)}")
     advice = ADVICE[found.status] if saved is None else f"{counted(savable, 'sample')} saved: {saved}"

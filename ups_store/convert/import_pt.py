@@ -182,6 +182,9 @@ def _files_in(folder: Path, pattern: str) -> list[Path]:
 
     paths = sorted(_matching(folder, pattern), key=key)
     if not paths:
+        if not folder.is_dir():
+            hint = "check the path; `import-pt` takes the folder that holds the files"
+            raise SourceError("no such folder", path=folder, hint=hint)
         hint = "check the path, or say which files by --pattern '*.pt'"
         raise SourceError("no samples", path=folder, expected=f"files {pattern}", found="none", hint=hint)
     return paths

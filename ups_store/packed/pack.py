@@ -32,7 +32,7 @@ from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.system.memory import num_cores
 from ups_store.system.parallel import in_order
-from ups_store.system.paths import path_of
+from ups_store.system.paths import check_store_name, path_of
 from ups_store.system.progress import Progress
 from ups_store.system.replacement import (
     OWN_USE,
@@ -132,6 +132,7 @@ def pack_store(
     """
     path = path_of(target)
     check_not_source(path, [store.path])
+    check_store_name(path)
     check_target(path, force=force)
     packing = Packing.of(codec, level, store.fingerprint)
     return _pack(store, path, packing, force, num_threads, progress)
@@ -267,6 +268,7 @@ def unpack_store(
     """
     path = path_of(target)
     check_not_source(path, [packed.path])
+    check_store_name(path)
     place = check_target(path, force=force)
     check_file_or_free(place)
     return _unpack(packed, path, place, force=force, progress=progress)

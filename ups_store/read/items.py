@@ -69,11 +69,14 @@ class StoreItems:
             raise SpecError("state without a window has no effect", kind="state", found=state, hint=hint)
         if ragged not in (None, "padded", "views"):
             raise SpecError("ragged", kind="ragged", expected="padded or views", found=repr(ragged))
+        if window is not None and not isinstance(window, Window):
+            expected, hint = "ups_store.Window or None", "say window=ups_store.Window(horizon=3)"
+            raise SpecError("window", kind="window", expected=expected, found=repr(window), hint=hint)
         self._options: dict[str, Any] = {
             "names": None if names is None else names_of(names),
             "window": window,
             "state": state,
-            "dtype": None if dtype is None else np.dtype(dtype),
+            "dtype": None if dtype is None else _dtype_of(dtype),
             "ragged": ragged,
         }
         self._open([store for each in given for store in _opened(each)])
@@ -475,6 +478,13 @@ def task_of(store: AnyStore) -> str:
         if isinstance(described.get("task"), str):
             return str(described["task"])
     return store.path.name.removesuffix(".zarr.zip")
+
+
+def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise SpecError("dtype", kind="dtype", expected="a dtype of NumPy", found=repr(dtype)) from error
 
 
 def split(

@@ -39,15 +39,17 @@ class PartitionedStore(AnyStore):
         network: That of the first one that doesn't lie on a local file system.
         identity_document: Of partitions the one that one file with all samples would have; of other stores
             theirs, if they are equal, else one that names their hashes; `config_hash` is its hash.
+        attrs: Those that all of them have with the same value.
     """
 
     def __init__(self, pattern: Path, partitions: Sequence[AnyStore]) -> None:
         self.partitions: tuple[AnyStore, ...] = tuple(partitions)
-        first, document = self.partitions[0], self._document(pattern, self.partitions)
+        document = self._document(pattern, self.partitions)
+        attrs = common_attrs([partition.attrs for partition in self.partitions])
         self._ends = np.cumsum([len(partition) for partition in self.partitions])
         num_samples = int(self._ends[-1])
         version = max(partition.version for partition in self.partitions)
-        root = RootMeta(version, config_hash(document), document, dict(first.attrs))
+        root = RootMeta(version, config_hash(document), document, attrs)
         super().__init__(pattern, root, _whole_metas(self.partitions, num_samples), num_samples)
         self.nbytes = sum(partition.nbytes for partition in self.partitions)
         self.network = next(filter(None, (partition.network for partition in self.partitions)), None)
@@ -262,6 +264,15 @@ def files_of(pattern: Path) -> list[Path]:
     if not paths or any(partition_of(path.name) for path in paths):
         return find_partitions(pattern)
     return paths
+
+
+def common_attrs(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Give what all of them say."""
+    return {
+        key: value
+        for key, value in documents[0].items()
+        if all(key in other and other[key] == value for other in documents[1:])
+    }
 
 
 def _without_partition(store: AnyStore) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ups_store.remote.client import (
 from ups_store.remote.fetch import LocalFile, Original, Progress, RemoteFile
 from ups_store.system import files
 from ups_store.system.paths import partition_of, path_of
-from ups_store.system.urls import SCHEMES, Url, shown_url, url_of
+from ups_store.system.urls import SCHEMES, Url, instead_of_rclone, shown_url, url_of
 
 SUFFIX = ".zarr.zip"
 EXPECTED = "s3://BUCKET/PREFIX, gs://..., az://... , https://... (read only), or a folder"
@@ -365,6 +365,8 @@ def _folder(location: str | Path) -> Path:
     text = os.fspath(location)
     if text.lower().startswith("file:"):
         text = unquote(urlsplit(text).path)
+    elif hint := instead_of_rclone(text):
+        raise SpecError("shared cache", kind="rclone", path=text, expected=EXPECTED, hint=hint)
     return path_of(os.path.expanduser(text))
 
 

@@ -179,6 +179,10 @@ def open_url(path: str | os.PathLike[str], options: RemoteOptions) -> AnyStore:
         stem, count, suffix = match.groups()
         urls = [url.beside(f"{stem}-{number:05d}-of-{count}{suffix}") for number in range(int(count))]
         return PartitionedStore(url.path, _open_all(urls, options))
+    if "*" in url.path.name:
+        hint, found = "name the URLs of its stores, in a list", url.path.name
+        expected = "NAME-*-of-00016.zarr.zip, as nothing is listed at a URL"
+        raise SpecError("pattern", kind="url", path=url.path, expected=expected, found=found, hint=hint)
     return _open_one(url, options)
 
 

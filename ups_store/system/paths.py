@@ -132,6 +132,13 @@ def check_one_file(path: Path) -> None:
         raise SpecError("it names several files", kind="partitions", path=path, expected="one", hint=hint)
 
 
+def check_store_name(path: Path) -> None:
+    """Refuse to write a store under a name by which `open` would take it for a manifest; kind "path"."""
+    if path.name.endswith(MANIFEST_SUFFIX):
+        hint = "choose a name that ends in .zarr.zip; `append` writes stores that grow"
+        raise SpecError("path", kind="path", path=path, expected="the name of a store", hint=hint)
+
+
 def check_no_manifest(path: Path) -> None:
     """Refuse the manifest of a set of an earlier version; `SpecError` of kind "set"."""
     if path.name.endswith(MANIFEST_SUFFIX):

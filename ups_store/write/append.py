@@ -80,6 +80,8 @@ def append(
                 "too many stores", kind="limits", path=pattern, expected=MAX_NUMBER + 1, hint=hint
             )
         target = place.with_name(place.name.replace("*", f"{number:05d}"))
+        if _left_nothing(target):
+            options["on_mismatch"] = "restart"
         _check_key_of_left(target, key, options)
         if key is not None:
             options["attrs"] = {**(options.get("attrs") or {}), KEY: key}
@@ -109,6 +111,14 @@ def _as_in(first: AnyStore, identity: Mapping[str, Any] | None, options: dict[st
     constants = {name: Described(value, first.metas[name].attrs) for name, value in first.constants.items()}
     dims = {name: first.dims[name] for name in constants}
     return {**options, "identity": first.identity, "constants": constants, "dims": dims, "ragged": ()}
+
+
+def _left_nothing(target: Path) -> bool:
+    """Whether an interrupted call committed no sample, so that those of any key may come."""
+    if not files.exists(building_path(target)):
+        return False
+    with open_any(building_path(target), partial=True) as left:
+        return not left.committed.any()
 
 
 def _check_key_of_left(target: Path, key: str | None, options: Mapping[str, Any]) -> None:

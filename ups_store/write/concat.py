@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +17,8 @@ from ups_store.errors import SpecError, StoreError
 from ups_store.format.metadata import ArraySpec
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_store
-from ups_store.read.several import parts_of
-from ups_store.system.paths import path_of
+from ups_store.read.several import common_attrs, parts_of
+from ups_store.system.paths import check_store_name, path_of
 from ups_store.system.progress import Progress
 from ups_store.write.create import create, identity_of
 from ups_store.write.described import Described
@@ -130,6 +130,8 @@ def split_store(
             raise SpecError(
                 "sample range", kind="split", path=store.path, expected=expected, found=f"{first}:{end}"
             )
+    for name in names:
+        check_store_name(name)
     parts = {name: _parts(store, *edges) for name, edges in zip(names, samples, strict=True)}
     done = set() if force else {name for name, here in parts.items() if _is_made(name, here)}
     for name in parts.keys() - done:
@@ -241,27 +243,18 @@ def _create_arguments(parts: list[StoreSlice], kind: str) -> dict[str, Any]:
         "constants": {n: Described(value, model.metas[n].attrs) for n, value in model.constants.items()},
         "dims": {name: model.dims[name] for name in model.constants},
         "identity": {"kind": kind, "parents": [part.to_json() for part in parts]},
-        "attrs": _common([part.store.attrs for part in parts]),
+        "attrs": common_attrs([part.store.attrs for part in parts]),
     }
 
 
 def _spec(name: str, num_samples: int, parts: list[StoreSlice]) -> ArraySpec:
     specs = [part.store.arrays[name] for part in parts]
     shape = (num_samples, *specs[0].shape[1:])
-    attrs = _common([spec.attrs or {} for spec in specs])
+    attrs = common_attrs([spec.attrs or {} for spec in specs])
     lengths, encoding = None, specs[0].encoding
     if specs[0].is_ragged:
         lengths = np.concatenate([part.store.lengths(name)[part.first : part.end] for part in parts])
     return ArraySpec(shape, specs[0].dtype, specs[0].dims, attrs, lengths, encoding)
-
-
-def _common(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all of them say."""
-    return {
-        key: value
-        for key, value in documents[0].items()
-        if all(key in other and other[key] == value for other in documents[1:])
-    }
 
 
 def _copy(writer: StoreWriter, parts: list[StoreSlice], progress: Progress) -> None:

@@ -57,7 +57,7 @@ from ups_store.system.memory_file import (
     is_in_memory,
     keeping,
 )
-from ups_store.system.paths import path_of
+from ups_store.system.paths import check_store_name, path_of
 from ups_store.system.replacement import (
     TAKEN,
     check_file_or_free,
@@ -128,7 +128,7 @@ def create(
         note: Given a sentence about what had changed: samples, or metadata and constants, which are written
             again from these arguments; by default a RuntimeWarning.
     Raises:
-        SpecError: If no store can be made from these arguments.
+        SpecError: If no store can be made from these arguments, or under this name, kind "path".
         IdentityMismatchError: If an unfinished file was made from something else.
         BuildLockedError: If it is being built already, by another process or this one.
         FormatError: If there is a folder or another program's file at the path.
@@ -147,6 +147,7 @@ def create(
     resuming = _Resuming(restart, check_on_resume, note)
     # The process may change its folder meanwhile.
     target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES)
+    check_store_name(target)
     if os.fspath(path) == IN_MEMORY:
         in_memory = StoreWriter(create_building_in_memory(blueprint, is_lazy=is_lazy))
         try:

@@ -15,7 +15,7 @@ from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.system.memory import num_cores
 from ups_store.system.memory_file import IN_MEMORY
-from ups_store.system.paths import MANIFEST_SUFFIX, path_of
+from ups_store.system.paths import check_store_name, path_of
 from ups_store.system.replacement import real_place
 from ups_store.write.described import described
 from ups_store.write.filling import OnError, OnMismatch, Plan, write_columns, write_rows
@@ -261,9 +261,7 @@ def target_of(path: str | os.PathLike[str]) -> Path:
         SpecError: If that can't be; kind "path".
     """
     target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_NBYTES)
-    if target.name.endswith(MANIFEST_SUFFIX):
-        hint = "choose a name that ends in .zarr.zip; `append` writes stores that grow"
-        raise SpecError("path", kind="path", path=path, expected="the name of a store", hint=hint)
+    check_store_name(target)
     if os.fspath(path) == IN_MEMORY:
         hint = "`create` makes stores in memory"
         raise SpecError("path", kind="path", path=path, expected="that of a file", found=IN_MEMORY, hint=hint)

@@ -189,8 +189,16 @@ def test_what_is_stored_must_not_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("N", "16")
     error = error_of("reading: {x: '${oc.env:N}'}\n", tmp_path, override)
-    assert (error.kind, error.found) == ("from_environment", "${oc.env:N}")
+    assert (error.kind, error.found) == ("from_environment", "${env:N}")
     assert f'{key}="$N"' in str(error)
+
+
+def test_variable_that_is_not_set_says_how_to_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+    error = error_of("data: {tasks: burgers1d}\n", tmp_path, "data.root=${env:NOT_SET}")
+    assert "${env:NOT_SET,DEFAULT}" in str(error.hint)
 
 
 # --- encoders -----------------------------------------------------------------------------------------

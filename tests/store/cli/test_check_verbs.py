@@ -84,6 +84,14 @@ def test_doctor_names_arrays_of_which_nothing_verifies(path: Path) -> None:
     assert (done.exit_code, "nothing verifies of fields" in done.stdout) == (1, True)
 
 
+def test_doctor_counts_samples_of_what_verifies_beside_a_lost_array(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    ups_store.save(path, u=np.arange(8.0), v=np.arange(9, 17))
+    damage(path, "u", 3)  # of small samples one checksum
+    lines = run_ups_store("doctor", path).stdout.splitlines()
+    assert {"  8 of 8 samples verify in the other arrays", "  nothing verifies of u"} <= set(lines)
+
+
 def test_doctor_of_no_store_has_no_samples_to_count(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("notes")

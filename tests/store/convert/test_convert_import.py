@@ -101,6 +101,12 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
+@pytest.mark.parametrize("name", ["nothing", "pt/sample_0.pt"])
+def test_import_of_no_folder_says_so(folder: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceError, match="no such folder"):
+        import_pt(tmp_path / name, tmp_path / "out.zarr.zip")
+
+
 def test_import_never_runs_what_a_file_holds(folder: Path, tmp_path: Path) -> None:
     torch.save(sample(3, params={"nu": Evil(tmp_path / "ran")}), folder / "sample_3.pt")
     with pytest.raises(SourceError) as caught:

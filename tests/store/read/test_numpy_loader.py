@@ -100,6 +100,13 @@ def test_transform_collate_fn_and_batch_transform_make_the_batches(path: Path) -
         assert caught.value.kind == "mixed"
 
 
+@pytest.mark.parametrize(("option", "wrong"), [("window", 3), ("dtype", "floot")])
+def test_option_of_a_wrong_kind_is_an_error_of_its_name(path: Path, option: str, wrong: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        ups_store.make_loader(path, batch_size=5, **{option: wrong})
+    assert caught.value.kind == option
+
+
 def test_ragged_arrays_are_padded_or_lists_and_a_transform_sees_a_sample_alone(tmp_path: Path) -> None:
     values = ragged_values(seed=1)
     path, num = build_ragged(tmp_path / "r.zarr.zip", values), len(LENGTHS)

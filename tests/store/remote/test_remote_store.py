@@ -153,6 +153,13 @@ def test_partitions_open_as_here(server: ObjectServer, tmp_path: Path) -> None:
         assert store.network == "s3"
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/days-*.zarr.zip", "https://127.0.0.1:1/days-*.zarr.zip"])
+def test_pattern_that_only_a_listing_could_resolve_is_refused_at_once(url: str) -> None:
+    with pytest.raises(SpecError, match="in a list") as caught:
+        ups_store.open(url)
+    assert caught.value.kind == "url"
+
+
 def test_packed_store_is_refused_with_what_to_do(server: ObjectServer, tmp_path: Path) -> None:
     pytest.importorskip("numcodecs", reason="the extra [pack]")
     from ups_store.packed.pack import pack_store

@@ -536,6 +536,18 @@ def test_other_urls_are_no_place(place: str) -> None:
         assert caught.value.kind == "url"
 
 
+def test_remote_of_rclone_is_no_folder_and_says_what_to_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for work in (check_location, open_shared):
+        with pytest.raises(SpecError, match=r"s3://bucket/stores") as caught:
+            work("b2:bucket/stores")
+        assert caught.value.kind == "rclone"
+    (tmp_path / "b2:bucket").mkdir()
+    assert check_location("b2:bucket") == str(tmp_path / "b2:bucket")
+
+
 def test_folders_have_absolute_names_and_urls_no_secrets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -99,6 +99,23 @@ def test_what_does_not_belong_to_the_pattern_is_refused(
     assert firsts(pattern) == list(range(4))
 
 
+def test_whole_has_the_attributes_that_all_stores_have(pattern: Path) -> None:
+    for key in ("first", "second"):
+        ups_store.append(pattern, day(0), identity=IDENTITY, key=key, attrs={"unit": "m"}).close()
+    with ups_store.open(pattern) as store:
+        assert store.attrs == {"unit": "m"}
+        assert [each.attrs["append_key"] for each in store.partitions] == ["first", "second"]
+
+
+def test_call_that_committed_nothing_is_in_no_other_key_s_way(pattern: Path) -> None:
+    ups_store.append(pattern, day(0), identity=IDENTITY, key="first").close()
+    with pytest.raises(ups_store.SpecError):
+        ups_store.append(pattern, [{"v": 1}], key="wrong")
+    with ups_store.append(pattern, day(4), key="right") as store:
+        assert store.attrs["append_key"] == "right"
+    assert firsts(pattern) == list(range(8))
+
+
 @pytest.mark.parametrize("name", ["days.zarr.zip", "days-*", "*-*.zarr.zip", "days.zarr.json"])
 def test_path_that_is_no_pattern_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ups_store.SpecError) as caught:
