@@ -73,8 +73,14 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return shrink
 
 
+DEAR = {"build.encode", "loader.device"}  # 12 s each
+
+
 @pytest.mark.multi_process
-@pytest.mark.parametrize("operation", run.OPERATIONS)
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(name, marks=pytest.mark.slow if name in DEAR else ()) for name in run.OPERATIONS],
+)
 def test_operation_measures_itself(operation: str, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its values are compared with what they should be by its `setup`."""
     name, values = TRIED[operation]

@@ -22,7 +22,13 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize(("run", "num"), [(gpu.run_precompute, 2 * 2), (gpu.run_training, 2 * 5 * 4)])
+@pytest.mark.parametrize(
+    ("run", "num"),
+    [
+        (gpu.run_precompute, 2 * 2),
+        pytest.param(gpu.run_training, 2 * 5 * 4, marks=pytest.mark.slow),  # the command below trains, too
+    ],
+)
 def test_part_of_the_gpu_benchmark_runs_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any, num: int
 ) -> None:

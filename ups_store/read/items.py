@@ -69,7 +69,7 @@ class StoreItems:
             raise SpecError("state without a window has no effect", kind="state", found=state, hint=hint)
         if ragged not in (None, "padded", "views"):
             raise SpecError("ragged", kind="ragged", expected="padded or views", found=repr(ragged))
-        if window is not None and not isinstance(window, Window):
+        if window is not None and type(window) is not Window:
             expected, hint = "ups_store.Window or None", "say window=ups_store.Window(horizon=3)"
             raise SpecError("window", kind="window", expected=expected, found=repr(window), hint=hint)
         self._options: dict[str, Any] = {
