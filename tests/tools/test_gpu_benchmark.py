@@ -26,7 +26,7 @@ REPO = Path(__file__).resolve().parents[2]
     ("run", "num"),
     [
         (gpu.run_precompute, 2 * 2),
-        pytest.param(gpu.run_training, 2 * 5 * 4, marks=pytest.mark.slow),  # the command below trains, too
+        pytest.param(gpu.run_training, 2 * 5 * 4, marks=pytest.mark.slow),  # 20 s
     ],
 )
 def test_part_of_the_gpu_benchmark_runs_on_a_cpu(
