@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,3 +157,40 @@ def test_parts_of_an_earlier_version_are_said(tmp_path: Path) -> None:
         ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY)
     ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY, on_mismatch="restart").close()
     assert (tmp_path / "a.parts" / "00000.zarr.zip").exists()
+
+
+def test_samples_of_many_texts_have_room(tmp_path: Path) -> None:
+    many = [{f"text{number}": "x" * number for number in range(100)}] * 3
+    with ups_store.write(tmp_path / "a.zarr.zip", iter(many), identity=IDENTITY) as store:
+        assert store[2]["text99"] == "x" * 99
+
+
+@pytest.mark.parametrize("number", [3, 40])
+@pytest.mark.parametrize(("usual", "value"), [(1, (1 << 63) + 5), (np.int8(1), 300)])
+def test_whole_number_that_would_become_another_is_refused(
+    tmp_path: Path, number: int, usual: Any, value: int
+) -> None:
+    numbers = ({"n": value if i == number else usual} for i in range(50))
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", numbers, identity=IDENTITY)
+    assert (caught.value.kind, caught.value.sample) == ("mixed", number)
+
+
+@pytest.mark.parametrize("call", ["is_file_at", "allocate"])
+def test_disk_that_fails_at_the_ends_of_a_run_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "a.zarr.zip"
+
+    def fails(*arguments: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def ending() -> Iterator[dict[str, Any]]:
+        yield from samples()
+        monkeypatch.setattr(files, call, fails)
+
+    with pytest.raises(ups_store.CommitError):
+        ups_store.write(path, ending(), identity=IDENTITY, ragged=["rows"])
+    monkeypatch.undo()
+    with ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"]) as store:
+        assert len(store) == N
