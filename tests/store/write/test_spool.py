@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import ups_store
+from ups_store.check.doctor import Status, examine
+from ups_store.read.recovery import read_building_file
 from ups_store.system import files
 from ups_store.write import spool as spool_module
 
@@ -194,3 +196,29 @@ def test_disk_that_fails_at_the_ends_of_a_run_is_a_typed_error(
     monkeypatch.undo()
     with ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"]) as store:
         assert len(store) == N
+
+
+def test_damaged_offset_gives_no_sample_all_of_a_sparse_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    interrupted(path, 50)
+    building = path.with_name("a.zarr.zip.building")
+    with files.opened(building, writable=True) as fd:
+        offsets = read_building_file(fd, building).catalog.layout.ragged["text"].offsets.offset
+        files.write_at(fd, offsets + 8 * 21 + 4, b"\x08")  # of the end of sample 20: 32 GiB more
+    with ups_store.open(path, partial=True) as store:
+        assert len(store) == 20
+        assert store[19]["text"] == sample(19)["text"]
+    with ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"]) as written:
+        assert [written[i]["text"] for i in range(N)] == [sample(i)["text"] for i in range(N)]
+
+
+def test_doctor_does_not_read_the_holes_of_a_spool_without_a_header(tmp_path: Path) -> None:
+    path, building = tmp_path / "a.zarr.zip", tmp_path / "a.zarr.zip.building"
+    interrupted(path, 50)
+    with files.opened(building, writable=True) as fd:
+        tail = read_building_file(fd, building).catalog.layout.tail_offset
+        files.write_at(fd, tail + 40, b"\xff" * 8)
+    diagnosis = examine(building)  # hundreds of GiB otherwise
+    assert (diagnosis.status, diagnosis.num_samples) == (Status.TORN_TAIL, 0)
+    with pytest.raises(ups_store.FormatError):
+        ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"])
