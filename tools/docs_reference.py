@@ -67,7 +67,8 @@ def _is_error(value: object) -> bool:
 
 def _module_page(module: str) -> str:
     parts = [f"# `{module}`", inspect.getdoc(importlib.import_module(module)) or ""]
-    parts += [f"::: {module}.{name}" for name in public_names(module)]
+    room = "ups_store.building" if module == "ups_store.build" else module  # where its table of names stands
+    parts += [f"::: {room}.{name}" for name in public_names(module)]
     parts += [f"::: {name}" for name in RETURNED.get(module, ())]
     return "\n\n".join(parts) + "\n"
 

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -350,11 +351,20 @@ def check(name: str, path: Path, expected: set[int], outcome: Outcome, where: st
     if wrong:
         outcome.note("num_wrong", where, f"samples {wrong} are others: {there}")
     committed = {number for number, _ in there}
+    if name == "of_map" and not finished:  # samples behind the last note are made again
+        committed &= set(range(num_noted(path)))
     lost = expected - committed
     if lost:
         outcome.note("num_lost", where, f"samples {sorted(lost)} are gone, {sorted(committed)} are there")
     outcome.num_samples_checked += len(there)
     return committed
+
+
+def num_noted(path: Path) -> int:
+    """Count the samples of inputs that the spool of a mapped call notes as done."""
+    notes = path.with_name(f"{path.name}.building.notes")
+    lines = notes.read_bytes().split(b"\n")[:-1] if notes.exists() else []  # a kill may have cut the last
+    return max((int(re.findall(rb'"num_samples": ?(\d+)', line)[0]) for line in lines), default=0)
 
 
 def check_end(name: str, path: Path, outcome: Outcome, where: str) -> None:

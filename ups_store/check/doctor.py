@@ -218,6 +218,8 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
         try:
             header = parse_tail_header(read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
         except FormatError as error:
+            if read_is_spool(fd, layout):  # sparse, and none of its chunks has a checksum
+                return Diagnosis(path, Status.TORN_TAIL, (what_is_wrong(error),))
             return Diagnosis(
                 path, Status.TORN_TAIL, (what_is_wrong(error),), catalog, intact_by_chunks(fd, catalog)
             )

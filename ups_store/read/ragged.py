@@ -230,14 +230,20 @@ def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> Co
 
 
 def extents_hold(fd: int, layout: RaggedLayout, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted."""
-    holds = np.zeros(len(samples), bool)
+    """Which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted.
+
+    Those of a spool have no checksum: a damaged one may say that a sample has all of a sparse file.
+    """
+    holds, past_last = np.zeros(len(samples), bool), layout.offsets.meta.shape[0]
     for run in np.split(np.arange(len(samples)), np.flatnonzero(np.diff(samples) > _MAX_GAP) + 1):
         if len(run):
-            first, num = int(samples[run[0]]), int(samples[run[-1]] - samples[run[0]]) + 2
+            first = int(samples[run[0]])
+            num = min(int(samples[run[-1]]) + 3, past_last) - first
             raw = read_at(fd, layout.offsets.offset + 8 * first, 8 * num).ljust(8 * num, b"\xff")
             offsets, within = np.frombuffer(raw, "<i8"), samples[run] - first
-            holds[run] = ~wrong_extents(offsets[within], offsets[within + 1], layout.rows.meta.shape[0])
+            ends, next_ends = offsets[within + 1], offsets[np.minimum(within + 2, num - 1)]
+            holds[run] = ~wrong_extents(offsets[within], ends, layout.rows.meta.shape[0])
+            holds[run] &= ends <= next_ends
     return holds
 
 

@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import IdentityMismatchError, SpecError, StoreNotFoundError
+from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreNotFoundError
 from ups_store.format.canonical import plain_json
 from ups_store.format.root import describe_differences, differences
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path
 from ups_store.system import files
-from ups_store.system.paths import check_no_manifest, numbered_paths, path_of
+from ups_store.system.paths import check_no_manifest, numbered_paths, partition_counts, path_of
 from ups_store.write.described import Described
 from ups_store.write.filling import HOW_TO_REPLACE
-from ups_store.write.found_store import other_arguments
+from ups_store.write.found_store import other_arguments, remove_leftovers
 from ups_store.write.from_iterable import write_like
+from ups_store.write.spool import remove_spool
 from ups_store.write.turn import Turn
 
 KEY = "append_key"  # attribute of a store that `append` made
@@ -68,6 +69,14 @@ def append(
         raise StoreNotFoundError("no such folder", path=place.parent, hint="create it first")
     with Turn(place, is_shown=options.get("progress")):
         there = numbered_paths(place)
+        if not there and partition_counts(place.with_name(place.name.replace("-*", ""))):
+            hint = "choose another name: opened by the pattern, new stores would hide them"
+            raise SpecError(
+                "it names partitions of a store", kind="partitions", path=pattern, expected="none", hint=hint
+            )
+        for path in filter(_is_beside_leftovers, there.values()):
+            with open_any(path) as store:
+                remove_leftovers(path, store)
         for path in reversed(there.values()) if key is not None else ():
             store = open_any(path)
             if store.attrs.get(KEY) == key:
@@ -121,17 +130,30 @@ def _left_nothing(target: Path) -> bool:
         return not left.committed.any()
 
 
+def _is_beside_leftovers(path: Path) -> bool:
+    return files.exists(building_path(path))
+
+
 def _check_key_of_left(target: Path, key: str | None, options: Mapping[str, Any]) -> None:
-    """Refuse to continue what an interrupted call left of other samples."""
-    if options.get("on_mismatch") == "restart" or not files.exists(building_path(target)):
+    """Refuse to continue what an interrupted call left of other samples; "restart" removes that."""
+    left = building_path(target)
+    if not files.exists(left):
         return
-    with open_any(building_path(target), partial=True) as left:
-        found = left.attrs.get(KEY)
-    if found != key:
-        raise IdentityMismatchError(
-            "an interrupted call left samples of another key",
-            path=building_path(target),
-            expected=repr(key),
-            found=repr(found),
-            hint=f"append those again, or say {HOW_TO_REPLACE}",
-        )
+    try:
+        with open_any(left, partial=True) as store:
+            found = repr(store.attrs.get(KEY))
+    except FormatError:
+        found = "a damaged file"
+    # Without a key samples are compared with those that are left, but not those of a function.
+    if found == repr(key) and (key is not None or options.get("map") is None):
+        return
+    if options.get("on_mismatch") == "restart":
+        remove_spool(target)
+        return
+    raise IdentityMismatchError(
+        "an interrupted call left samples of another key",
+        path=left,
+        expected=repr(key),
+        found=found,
+        hint=f"append those again, by their key, or say {HOW_TO_REPLACE}",
+    )

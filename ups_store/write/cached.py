@@ -20,7 +20,7 @@ from ups_store.write.found_store import (
     other_arguments,
 )
 from ups_store.write.from_iterable import target_of, write
-from ups_store.write.turn import Turn
+from ups_store.write.turn import Turn, remove_turn
 
 
 def cached(
@@ -59,6 +59,7 @@ def cached(
         )
 
     if (store := valid()) is not None:
+        remove_turn(target)
         return store
     with Turn(target, is_shown=options.get("progress")) as turn:
         while True:

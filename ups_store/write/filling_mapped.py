@@ -39,6 +39,9 @@ def write_mapped(plan: Plan, job: MapJob, on_error: OnError, line: ProgressLine)
         if done.num_inputs:
             job = replace(job, inputs=done.same_inputs(job.inputs, spool))
             results, probed = map_inputs(job, first=done.num_inputs, on_error=on_error), []
+        else:  # a kill before the first input is done leaves samples of a function, too
+            spool.note = {**done.to_json(), "num_samples": 0}
+            spool.flush()
         spool.begin_at(spool.num_found)
         line.begin_at(spool.num_found)
         for each in itertools.chain(probed, results):

@@ -24,6 +24,7 @@ from ups_store.write.found_store import (
     check_free,
     check_no_parts,
     gives_way,
+    is_of_values,
     opened_if_same,
     other_arguments,
     other_arrays,
@@ -183,7 +184,9 @@ def write_like(
             )
     target = target_of(path)
     check_no_parts(target, on_mismatch=on_mismatch)
-    known = identity if identity is not None else _default_identity(source, constants or {}, attrs or {})
+    known = identity
+    if identity is None or (like is not None and _is_default(identity)):  # the samples of `like` are others
+        known = _default_identity(source, constants or {}, attrs or {}) or identity
     plan = Plan(
         target,
         unnamed_identity() if known is None else known,
@@ -201,7 +204,9 @@ def write_like(
         plan = plan.with_those_of(source)
         specs = plan.named_dims(source.specs())
         if like is not None:
-            for name, (expected, found) in other_arrays(like, specs=specs, sample=None).items():
+            different = other_arrays(like, specs=specs, sample=None)
+            different |= other_arguments(like, constants=source.constants, dims=source.constant_dims)
+            for name, (expected, found) in different.items():
                 problem = f"{name} isn't as in {like.path.name}"
                 raise SpecError(problem, kind="mixed", expected=expected, found=found)
     if known is not None:
@@ -280,6 +285,11 @@ def _default_identity(
         return None
     more = {"constants": digest_of(constants)} if constants else {}
     return {**found, **more, **({"attrs": dict(attrs)} if attrs else {})}
+
+
+def _is_default(identity: Mapping[str, Any]) -> bool:
+    """Whether an identity is one that samples had of themselves."""
+    return "huggingface_fingerprint" in identity or is_of_values(identity)
 
 
 def _check_one_of(argument: str, found: str, known: tuple[str, str]) -> None:

@@ -159,7 +159,10 @@ class SampleCheck:
             return value
         if hasattr(value, "dtype") or not np.can_cast(array.dtype, dtype, "same_kind"):
             raise self._contradiction(name, number, str(dtype), str(array.dtype))
-        return array.astype(dtype)  # of Python's numbers, such as 1 among floating-point ones
+        cast = array.astype(dtype)  # of Python's numbers, such as 1 among floating-point ones
+        if isinstance(value, int) and cast.item() != value:
+            raise self._contradiction(name, number, f"numbers that {dtype} can hold", str(value))
+        return cast
 
     def _contradiction(self, name: str, number: int, expected: str, found: str) -> SpecError:
         spec = self._specs[name]

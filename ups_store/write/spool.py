@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreNotFoundError, TruncatedError
 from ups_store.format.build_tail import BUILDER_LOCK, HOW_TO_REPLACE, pack_records
+from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
 from ups_store.format.metadata import ArraySpec, dtype_name, dtype_of
 from ups_store.read.base import spec_of
@@ -49,8 +50,10 @@ from ups_store.write.writer import StoreWriter
 
 BUFFER_BYTES, SAVE_EVERY_S = 16 << 20, 60.0
 _ROOM_SAMPLES, _ROOM_BYTES, _ROOM_ROWS_BYTES = 1 << 17, 64 << 30, 256 << 30  # of a new spool
+_ROOM_ALL_ROWS_BYTES = 1 << 40  # of all ragged arrays: ext4 has no files beyond 16 TiB
 _GROWTH = 16  # times the room where that is full: what was copied before is a sixteenth of it
 NOTES_SUFFIX = ".notes"
+_CRC_DIGITS = 8  # that a note begins with
 
 
 class Spool:
@@ -95,7 +98,8 @@ class Spool:
         self.writer = create_spool(target, _with_room(arrays, num, rows), **options)
         try:
             self._notes = building_path(target).with_name(building_path(target).name + NOTES_SUFFIX)
-            self._take_up()
+            with failures_as_errors(building_path(target), 0, "what was committed was not taken up"):
+                self._take_up()
             self._batch = BatchedCommits(
                 self._layout,
                 self._checked,
@@ -167,7 +171,8 @@ class Spool:
 
     def drop_found(self) -> None:
         """Take back what an interrupted call has committed."""
-        self._take_back(0, self._committed())
+        with failures_as_errors(building_path(self.path), 0, "what was committed was not taken back"):
+            self._take_back(0, self._committed())
         self.num_found = 0
 
     def add(self, sample: Mapping[str, Any]) -> None:
@@ -212,7 +217,7 @@ class Spool:
         notes = []
         for line in lines:
             try:
-                note = json.loads(line)
+                note = json.loads(line[_CRC_DIGITS:])
             except ValueError:
                 break  # a kill cut it
             if _line_of(note) != line:
@@ -368,7 +373,10 @@ class Spool:
         content = self._content if attrs is None else {**self._content, "attrs": attrs}
         blueprint = blueprint_of(_counted(self._arrays, num, lengths), **content)
         layout = blueprint.layout
-        with building.gate(exclusive=True):
+        with (
+            failures_as_errors(building.building_path, 0, "the store was not made"),
+            building.gate(exclusive=True),
+        ):
             crcs = read_records(building.fd, self._layout, np.arange(num))[:, 1:-1]
             with new_file(self.path, force=True, needed_bytes=layout.file_nbytes) as fd:
                 files.allocate(fd, layout.file_nbytes)
@@ -449,7 +457,9 @@ def _first_room(arrays: Mapping[str, ArraySpec]) -> tuple[int, dict[str, int]]:
     }
     sample_nbytes = sum(nbytes[name] for name, spec in arrays.items() if not spec.is_ragged)
     num = min(_ROOM_SAMPLES, max(1024, _ROOM_BYTES // max(1, sample_nbytes)))
-    rows = {name: _ROOM_ROWS_BYTES // max(1, nbytes[name]) for name, spec in arrays.items() if spec.is_ragged}
+    ragged = [name for name, spec in arrays.items() if spec.is_ragged]
+    rows_bytes = min(_ROOM_ROWS_BYTES, _ROOM_ALL_ROWS_BYTES // max(1, len(ragged)))
+    rows = {name: rows_bytes // max(1, nbytes[name]) for name in ragged}
     return num, rows
 
 
@@ -491,4 +501,5 @@ def _nbytes_of(value: Any) -> int:
 
 
 def _line_of(note: Mapping[str, Any]) -> bytes:
-    return json.dumps(note, sort_keys=True).encode() + b"\n"
+    text = json.dumps(note, sort_keys=True).encode()
+    return b"%0*x %b\n" % (_CRC_DIGITS, crc32c(text), text)

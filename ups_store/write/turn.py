@@ -23,6 +23,17 @@ _LOOK_S = 0.1
 _MAX_NAME_BYTES = 300  # of a process and its machine
 
 
+def remove_turn(target: Path) -> None:
+    """Remove what a killed maker left of its turn, as far as that is possible."""
+    with contextlib.suppress(OSError, FormatError), files.opened(_turn_path(target), writable=True) as fd:
+        if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, _turn_path(target)):
+            files.remove(_turn_path(target))
+
+
+def _turn_path(target: Path) -> Path:
+    return target.with_name(f".{target.name}.making")
+
+
 class Turn:
     """The right to make a store, held in a context; waits for the process that has it.
 
@@ -37,7 +48,7 @@ class Turn:
     """
 
     def __init__(self, target: Path, *, is_shown: bool | None = None) -> None:
-        self._target, self._path = target, target.with_name(f".{target.name}.making")
+        self._target, self._path = target, _turn_path(target)
         self._is_shown, self.fd = is_shown, -1
         self._signs: list[Any] = []
         self._since_s = time.monotonic()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ups_store
+from ups_store.system import files
 
 IDENTITY = {"kind": "days"}
 
@@ -143,3 +144,75 @@ def test_appenders_in_two_processes_take_turns(pattern: Path) -> None:
     assert [process.wait(60) for process in running] == [0, 0]
     assert sorted(firsts(pattern)) == [0, 1, 2, 10, 11, 12]
     assert len(list(pattern.parent.iterdir())) == 6
+
+
+def one_of(value: int, stop: int = 99) -> Any:
+    """A function of inputs that is interrupted at one of them."""
+
+    def function(number: int) -> dict[str, Any]:
+        if number == stop:
+            raise KeyboardInterrupt
+        return {"u": np.full(5, value, "f4"), "text": "x"}
+
+    return function
+
+
+@pytest.mark.parametrize("keys", [("monday", "tuesday"), (None, None)])
+def test_function_of_another_key_continues_nothing_not_with_restart_either(
+    pattern: Path, keys: tuple[str | None, str | None]
+) -> None:
+    options: dict[str, Any] = {"inputs": range(12), "num_workers": 0, "buffer_bytes": 60}
+    ups_store.append(pattern, day(0), identity=IDENTITY).close()
+    with pytest.raises(KeyboardInterrupt):
+        ups_store.append(pattern, map=one_of(10, 8), key=keys[0], **options)
+    with pytest.raises(ups_store.IdentityMismatchError, match="another key"):
+        ups_store.append(pattern, map=one_of(20), key=keys[1], **options)
+    ups_store.append(pattern, map=one_of(20), key=keys[1], on_mismatch="restart", **options).close()
+    assert firsts(pattern) == [0, 1, 2, 3] + [20] * 12
+
+
+def test_spool_that_a_kill_left_beside_its_store_goes_at_the_next_call(
+    pattern: Path, monkeypatch: Any
+) -> None:
+    remove = files.remove
+
+    def killed(path: Path) -> None:
+        if path.name.endswith(".building"):
+            raise OSError
+        remove(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove", killed)
+        ups_store.append(pattern, day(0), identity=IDENTITY, key="monday").close()
+    assert len(list(pattern.parent.glob("*.building"))) == 1
+    ups_store.append(pattern, day(4), key="tuesday").close()
+    assert firsts(pattern) == list(range(8))
+    assert len(list(pattern.parent.iterdir())) == 2
+
+
+def test_coordinates_of_samples_have_to_be_those_of_the_first_store(pattern: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    for first in (0.0, 100.0):
+        u, x = np.full((3, 4), first), np.arange(4) + first
+        samples = xarray.Dataset({"u": (("sample", "x"), u)}, coords={"x": x})
+        if first:
+            with pytest.raises(ups_store.SpecError, match="constant x"):
+                ups_store.append(pattern, samples)
+        else:
+            ups_store.append(pattern, samples, identity=IDENTITY).close()
+    assert len(list(pattern.parent.iterdir())) == 1
+
+
+def test_arrays_without_an_identity_have_the_digest_of_their_own_values(pattern: Path) -> None:
+    for value in (0.0, 1.0):
+        ups_store.append(pattern, {"u": np.full((3, 2), value)}, key=str(value)).close()
+    with ups_store.open(pattern) as store:
+        digests = [part.identity["content"] for part in store.partitions]
+    assert digests[0] != digests[1]
+
+
+def test_pattern_of_partitions_is_refused(pattern: Path) -> None:
+    ups_store.save(pattern.with_name("days-00000-of-00001.zarr.zip"), u=np.zeros((3, 2)))
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.append(pattern, day(0), identity=IDENTITY)
+    assert caught.value.kind == "partitions"

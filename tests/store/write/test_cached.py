@@ -80,3 +80,11 @@ def test_saving_replaces_what_is_there_unless_it_is_the_same(tmp_path: Path) -> 
         nodes.append((path.stat().st_ino, ups_store.open(path).fingerprint))
     assert nodes[0] == nodes[1] != nodes[2] != nodes[3]
     assert ups_store.open(path).attrs["by"] == "me"
+
+
+def test_turn_that_a_kill_left_beside_a_store_goes_at_the_next_call(tmp_path: Path) -> None:
+    path, left = tmp_path / "a.zarr.zip", tmp_path / ".a.zarr.zip.making"
+    for _ in range(2):
+        ups_store.cached(path, {"version": 1}, lambda: [{"x": 1}]).close()
+        assert [*tmp_path.iterdir()] == [path]
+        left.write_text("process 1 of a machine")

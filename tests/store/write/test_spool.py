@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 
 import ups_store
+from ups_store.check.doctor import Status, examine
+from ups_store.read.recovery import read_building_file
 from ups_store.system import files
 from ups_store.write import spool as spool_module
 
@@ -155,3 +159,66 @@ def test_parts_of_an_earlier_version_are_said(tmp_path: Path) -> None:
         ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY)
     ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY, on_mismatch="restart").close()
     assert (tmp_path / "a.parts" / "00000.zarr.zip").exists()
+
+
+def test_samples_of_many_texts_have_room(tmp_path: Path) -> None:
+    many = [{f"text{number}": "x" * number for number in range(100)}] * 3
+    with ups_store.write(tmp_path / "a.zarr.zip", iter(many), identity=IDENTITY) as store:
+        assert store[2]["text99"] == "x" * 99
+
+
+@pytest.mark.parametrize("number", [3, 40])
+@pytest.mark.parametrize(("usual", "value"), [(1, (1 << 63) + 5), (np.int8(1), 300)])
+def test_whole_number_that_would_become_another_is_refused(
+    tmp_path: Path, number: int, usual: Any, value: int
+) -> None:
+    numbers = ({"n": value if i == number else usual} for i in range(50))
+    with pytest.raises(ups_store.SpecError) as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", numbers, identity=IDENTITY)
+    assert (caught.value.kind, caught.value.sample) == ("mixed", number)
+
+
+@pytest.mark.parametrize("call", ["is_file_at", "allocate"])
+def test_disk_that_fails_at_the_ends_of_a_run_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "a.zarr.zip"
+
+    def fails(*arguments: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def ending() -> Iterator[dict[str, Any]]:
+        yield from samples()
+        monkeypatch.setattr(files, call, fails)
+
+    with pytest.raises(ups_store.CommitError):
+        ups_store.write(path, ending(), identity=IDENTITY, ragged=["rows"])
+    monkeypatch.undo()
+    with ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"]) as store:
+        assert len(store) == N
+
+
+def test_damaged_offset_gives_no_sample_all_of_a_sparse_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    interrupted(path, 50)
+    building = path.with_name("a.zarr.zip.building")
+    with files.opened(building, writable=True) as fd:
+        offsets = read_building_file(fd, building).catalog.layout.ragged["text"].offsets.offset
+        files.write_at(fd, offsets + 8 * 21 + 4, b"\x08")  # of the end of sample 20: 32 GiB more
+    with ups_store.open(path, partial=True) as store:
+        assert len(store) == 20
+        assert store[19]["text"] == sample(19)["text"]
+    with ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"]) as written:
+        assert [written[i]["text"] for i in range(N)] == [sample(i)["text"] for i in range(N)]
+
+
+def test_doctor_does_not_read_the_holes_of_a_spool_without_a_header(tmp_path: Path) -> None:
+    path, building = tmp_path / "a.zarr.zip", tmp_path / "a.zarr.zip.building"
+    interrupted(path, 50)
+    with files.opened(building, writable=True) as fd:
+        tail = read_building_file(fd, building).catalog.layout.tail_offset
+        files.write_at(fd, tail + 40, b"\xff" * 8)
+    diagnosis = examine(building)  # hundreds of GiB otherwise
+    assert (diagnosis.status, diagnosis.num_samples) == (Status.TORN_TAIL, 0)
+    with pytest.raises(ups_store.FormatError):
+        ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from mapped_functions import badly, large, noting, one, several
 
 import ups_store
+from ups_store.write.spool import Spool
 
 pytestmark = pytest.mark.multi_process
+
+IDENTITY = {"kind": "mapped"}
 
 
 def write(path: Path, function: Any, inputs: Any, **options: Any) -> ups_store.AnyStore:
@@ -159,3 +163,46 @@ def test_function_of_a_script_is_found_and_the_script_not_run_twice(tmp_path: Pa
             assert store["i"].tolist() == list(range(0, 18, 2))
     else:
         assert "below `if __name__ == '__main__':`" in done.stderr
+
+
+def many(number: int) -> Iterator[dict[str, Any]]:
+    for j in range(40):
+        yield {"i": 40 * number + j, "text": "x"}
+
+
+def test_run_that_was_killed_amid_its_first_input_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, commit = tmp_path / "a.zarr.zip", Spool._commit
+    options: dict[str, Any] = {"buffer_bytes": 9 * 10, "num_workers": 0}
+
+    def killed(*arguments: Any) -> None:
+        commit(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "_commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write(path, many, range(3), **options)
+    with ups_store.open(path, partial=True) as store:
+        assert len(store) == 10
+    with write(path, many, range(3), **options) as store:
+        assert store["i"].tolist() == list(range(120))
+
+
+def test_note_that_was_damaged_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"buffer_bytes": 90, "num_workers": 0, "identity": IDENTITY}
+
+    def interrupted(number: int) -> Iterator[dict[str, Any]]:
+        if number == 4:
+            raise KeyboardInterrupt
+        yield from many(number)
+
+    for damage in [(b'"num_samples": 160', b'"num_samples": 150'), (b'"last": "3"', b'"lost": "3"')]:
+        path = tmp_path / f"{damage[1].hex()}.zarr.zip"
+        with pytest.raises(KeyboardInterrupt):
+            ups_store.write(path, map=interrupted, inputs=range(6), **options)
+        notes = path.with_name(f"{path.name}.building.notes")
+        notes.write_bytes(notes.read_bytes().replace(*damage))
+        with ups_store.write(path, map=many, inputs=range(6), **options) as store:
+            assert store["i"].tolist() == list(range(240))
