@@ -342,7 +342,7 @@ def check(name: str, path: Path, expected: set[int], outcome: Outcome, where: st
         outcome.note("num_lost", where, "the store that is to be replaced is gone")
     for building in path.parent.glob("x*.building"):
         first = N // 2 if name == "append" and len(there) >= N // 2 else 0
-        is_left = name == "append" and len(there) == N  # beside the store that was made of it
+        is_left = name == "append" and building.with_suffix("").exists()  # beside the store made of it
         with ups_store.open(building, partial=True) as store:
             committed = np.flatnonzero(store.committed).tolist()
             found = numbers_of(store, samples=committed)

@@ -229,7 +229,9 @@ def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> Co
     )
 
 
-def extents_hold(fd: int, layout: RaggedLayout, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def extents_hold(
+    fd: int, layout: RaggedLayout, samples: npt.NDArray[np.int64], *, is_spool: bool
+) -> npt.NDArray[np.bool_]:
     """Which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted.
 
     Those of a spool have no checksum: a damaged one may say that a sample has all of a sparse file.
@@ -243,7 +245,8 @@ def extents_hold(fd: int, layout: RaggedLayout, samples: npt.NDArray[np.int64]) 
             offsets, within = np.frombuffer(raw, "<i8"), samples[run] - first
             ends, next_ends = offsets[within + 1], offsets[np.minimum(within + 2, num - 1)]
             holds[run] = ~wrong_extents(offsets[within], ends, layout.rows.meta.shape[0])
-            holds[run] &= ends <= next_ends
+            if is_spool:
+                holds[run] &= ends <= next_ends
     return holds
 
 

@@ -146,8 +146,9 @@ def _commits_among(
     may have reached the disk before their bytes (spec 6.5, step 3).
     """
     committed = is_committed(header, samples, records)
+    is_spool = bool(layout.ragged) and read_is_spool(fd, layout)
     for ragged in layout.ragged.values():
-        committed &= extents_hold(fd, ragged, samples)
+        committed &= extents_hold(fd, ragged, samples, is_spool=is_spool)
     if committed.any() and is_read_to_count(header):
         recorded = np.flatnonzero(committed)
         parts = intact_parts(fd, layout, samples[recorded], records[recorded, 1:-1])

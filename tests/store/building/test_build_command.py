@@ -367,7 +367,7 @@ BUILD = [sys.executable, "-m", "ups_store.build"]
 # One sample a commit; after the fifth of the first store it says so and waits to be disturbed.
 DISTURBED = """
 import sys, time
-from ups_store.building import read, build as running
+from ups_store.building import read, making as running
 from ups_store.building.command import main
 from ups_store.console import run
 
