@@ -9,6 +9,7 @@ import io
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,20 @@ def _write_tensor(file: h5py.File) -> None:
 
 def _write_groups(file: h5py.File) -> None:
     for sample in range(3):
-        group = file.create_group(f"{sample:04d}")
+        group = _timeless_group(file, f"{sample:04d}")
         data = np.random.default_rng(sample).random((5, 10, 1), np.float32)
         group.create_dataset("data", data=data, chunks=(3, 4, 1), compression="lzf")
         group.attrs["config"] = "sim: {}\n"
+        grid = _timeless_group(group, "grid")
         for axis, length in (("t", 5), ("x", 10)):
-            group[f"grid/{axis}"] = np.linspace(0, 1, length, dtype="<f4")
+            grid[axis] = np.linspace(0, 1, length, dtype="<f4")
+
+
+def _timeless_group(parent: h5py.Group, name: str) -> h5py.Group:
+    """Make a group that doesn't note when: an input is a function of seed and number alone."""
+    creation = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    creation.set_obj_track_times(False)
+    return h5py.Group(h5py.h5g.create(parent.id, name.encode(), gcpl=creation))
 
 
 def _write_converted(file: h5py.File) -> None:
@@ -122,7 +131,17 @@ def _make_odd(file: h5py.File, name: str, chance: Chance) -> None:
         file.move(name, f"{parent}/{new}")
     else:
         del file[name]
-        file[name] = value
+        if isinstance(value, np.dtype):  # which notes when it was made: all inputs have a copy of one
+            file.copy(_named_type(), file, name)
+        else:
+            file[name] = value
+
+
+@cache
+def _named_type() -> h5py.Datatype:
+    file = h5py.File(io.BytesIO(), "w")
+    file["type"] = np.dtype("f4")  # as that of `ODD_VALUES`
+    return file["type"]
 
 
 class Hdf5Kind(InputKind):
