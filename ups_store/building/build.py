@@ -123,23 +123,14 @@ class Build(PlannedStore):
         is_finished: Whether the store is complete.
     """
 
-    def __init__(
-        self,
-        plan: StorePlan,
-        config: BuildConfig,
-        *,
-        digests: Digests,
-        readers: Readers | None,
-        watcher: Watcher,
-        rank: BuildRank,
-    ) -> None:
-        super().__init__(plan, config, digests=digests, readers=readers, watcher=watcher, rank=rank)
-        self.is_reused = self.is_finished = False
-        self._committer: Committer | None = None
-        self._store: AnyStore | None = None
-        self._is_there: npt.NDArray[np.bool_] | None = None
-        self._filling: Filling | None = None
-        self._helps = self._has_looked = False
+    is_reused = False
+    is_finished = False
+    _committer: Committer | None = None
+    _store: AnyStore | None = None
+    _is_there: npt.NDArray[np.bool_] | None = None
+    _filling: Filling | None = None
+    _helps = False
+    _has_looked = False
 
     def use(self, readers: Readers, watcher: Watcher) -> None:
         """Go on with other readers and another watcher, such as those of another thread."""
