@@ -12,7 +12,7 @@ from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 
 import ups_store
 from ups_store import SpecError
-from ups_store.errors import StoreClosedError
+from ups_store.errors import SampleIndexError, StoreClosedError
 from ups_store.packed.pack import pack_store
 from ups_store.packed.store import PackedChunks
 from ups_store.read import chunked
@@ -97,6 +97,13 @@ def test_packed_gather_refuses_what_the_mapped_form_refuses(
         with pytest.raises(SpecError) as caught:
             store.gather([0], **arguments)
         assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("arguments", [{"start": 4, "length": 2}, {"start": -1}])
+def test_packed_windows_outside_the_time_steps_are_refused(stores: Stores, arguments: dict[str, int]) -> None:
+    with pytest.raises(SampleIndexError) as caught:
+        stores[1].gather([0], ["fields"], **arguments)
+    assert caught.value.kind == "window"
 
 
 def test_packed_store_closed_amid_a_read_reads_its_own_file(

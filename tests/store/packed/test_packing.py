@@ -374,6 +374,13 @@ def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str) -> None:
             file.write(small[at : at + 1])
 
 
+@pytest.mark.parametrize("keep", [0, 1, 100, 4000, -1, -60, -200])
+def test_truncated_packed_store_is_refused(small: bytes, tmp_path: Path, keep: int) -> None:
+    (tmp_path / "p").write_bytes(small[:keep])
+    with pytest.raises(FormatError):
+        ups_store.open(tmp_path / "p")
+
+
 @settings(max_examples=200)
 @given(data=st.data())
 def test_mutated_packed_store_only_raises_typed_errors(small: bytes, data: st.DataObject) -> None:
@@ -574,3 +581,19 @@ def test_command_info_tells_what_a_packed_store_holds(
     assert run_command(monkeypatch, "info", path, packed, "--stats", "--json") == 0
     mapped, told = map(json.loads, capsys.readouterr().out.splitlines())
     assert told["statistics"] == mapped["statistics"] != {}
+
+
+def test_command_verify_finds_damage_in_a_packed_store(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = packed_at(make_store(), tmp_path / "p")
+    with ups_store.open(packed) as store:
+        entry = store.catalog.arrays["fields"].entry
+    assert entry is not None
+    raw = bytearray(packed.read_bytes())
+    raw[entry.data_offset + 9] ^= 1
+    packed.write_bytes(raw)
+    assert run_command(monkeypatch, "verify", packed, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    problem = report["problems"][0]
+    assert (report["ok"], problem["array"], problem["sample"]) == (False, "fields", 0)
