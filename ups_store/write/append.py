@@ -126,8 +126,11 @@ def _left_nothing(target: Path) -> bool:
     """Whether an interrupted call committed no sample, so that those of any key may come."""
     if not files.exists(building_path(target)):
         return False
-    with open_any(building_path(target), partial=True) as left:
-        return not left.committed.any()
+    try:
+        with open_any(building_path(target), partial=True) as left:
+            return not left.committed.any()
+    except FormatError:
+        return False  # nothing can be said of a damaged file
 
 
 def _is_beside_leftovers(path: Path) -> bool:
