@@ -116,6 +116,9 @@ def _write_foreign(folder: Path, kind: str) -> Path:
     elif kind == "text_of_a_temporary":
         path = folder / f"a.building.{'0123456789abcdef'}"
         path.write_text("notes")
+    elif kind == "text_of_notes":
+        path = folder / "town.building.notes"
+        path.write_text("notes")
     elif kind == "other_zip":
         path = folder / "a.zarr.zip.building"
         with zipfile.ZipFile(path, "w") as archive:
@@ -126,7 +129,7 @@ def _write_foreign(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kind", ["text", "text_of_a_store", "text_of_a_temporary", "other_zip", "unfinished"]
+    "kind", ["text", "text_of_a_store", "text_of_a_temporary", "text_of_notes", "other_zip", "unfinished"]
 )
 def test_gc_lists_a_foreign_file_and_never_deletes_it(tmp_path: Path, kind: str) -> None:
     path = _write_foreign(tmp_path, kind)
