@@ -50,8 +50,9 @@ from ups_store.write.writer import StoreWriter
 
 BUFFER_BYTES, SAVE_EVERY_S = 16 << 20, 60.0
 _ROOM_SAMPLES, _ROOM_BYTES, _ROOM_ROWS_BYTES = 1 << 17, 64 << 30, 256 << 30  # of a new spool
-_ROOM_ALL_ROWS_BYTES = 1 << 40  # of all ragged arrays: ext4 has no files beyond 16 TiB
-_GROWTH = 16  # times the room where that is full: what was copied before is a sixteenth of it
+_ROOM_ALL_ROWS_BYTES = 1 << 40  # of all ragged arrays
+_GROWTHS = (16, 4, 2)  # times the room where that is full: the less often, the less is copied
+_MAX_ROOM_BYTES = (1 << 44) - (1 << 12)  # ext4 has no longer files
 NOTES_SUFFIX = ".notes"
 _CRC_DIGITS = 8  # that a note begins with
 
@@ -334,12 +335,15 @@ class Spool:
         }
         if num_samples <= room and all(needed[name] < rows[name] for name in self._ragged):
             return
-        room = max(room, num_samples) * (_GROWTH if num_samples > room else 1)
-        rows = {
-            name: num if needed[name] < num else max(num, needed[name]) * _GROWTH
-            for name, num in rows.items()
-        }
-        blueprint = blueprint_of(_with_room(self._arrays, room, rows), **self._content)
+        for growth in _GROWTHS:
+            num = max(room, num_samples) * (growth if num_samples > room else 1)
+            num_rows = {
+                name: num if needed[name] < num else max(num, needed[name]) * growth
+                for name, num in rows.items()
+            }
+            blueprint = blueprint_of(_with_room(self._arrays, num, num_rows), **self._content)
+            if blueprint.layout.building_nbytes <= _MAX_ROOM_BYTES:
+                break
         committed = np.arange(self.num_committed)
         crcs = read_records(building.fd, self._layout, committed)[:, 1:-1]
 

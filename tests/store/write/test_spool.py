@@ -254,6 +254,19 @@ def test_larger_samples_in_the_place_of_small_ones_have_room_of_their_own(
     assert 1024 == read_room(path) < num_samples
 
 
+def test_spool_grows_as_far_as_the_file_system_has_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.zarr.zip"
+    monkeypatch.setattr(spool_module, "_ROOM_SAMPLES", 8)
+    monkeypatch.setattr(spool_module, "_MAX_ROOM_BYTES", 90 * 8192)
+    for stop, room in ((33, 9 * 4), (40, 37 * 2)):
+        fixed = ({"u": np.full((40, 40), i, "f4")} for i in range(N))
+        with pytest.raises(KeyboardInterrupt):
+            ups_store.write(path, interrupting(fixed, stop), identity=IDENTITY, buffer_bytes=1)
+        assert read_room(path) == room
+
+
 def interrupting(samples: Iterator[dict[str, Any]], stop: int) -> Iterator[dict[str, Any]]:
     yield from itertools.islice(samples, stop)
     raise KeyboardInterrupt
