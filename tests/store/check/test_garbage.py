@@ -105,6 +105,19 @@ def test_gc_lets_others_publish_or_remove_what_it_lists(
     assert find_garbage(tmp_path) == []
 
 
+def test_gc_removes_notes_without_their_spool_alone(tmp_path: Path) -> None:
+    spool, notes = tmp_path / "a.zarr.zip.building", tmp_path / "a.zarr.zip.building.notes"
+    notes.write_bytes(b'0123abcd {"num_samples": 1}\n')
+    (orphan,) = find_garbage(tmp_path)
+    assert (orphan.path, orphan.kind) == (notes, "temporary")
+    spool.write_bytes(b"")
+    assert notes not in [found.path for found in find_garbage(tmp_path)]
+    assert not remove_garbage(orphan)
+    spool.unlink()
+    assert remove_garbage(orphan)
+    assert not notes.exists()
+
+
 def _write_foreign(folder: Path, kind: str) -> Path:
     """A file under a name that only looks like a builder's."""
     path = folder / "precious.building"

@@ -226,3 +226,15 @@ def test_damaged_file_in_the_next_place_gives_way_to_restart_alone(pattern: Path
         ups_store.append(pattern, day(4), key="tuesday")
     ups_store.append(pattern, day(4), key="tuesday", on_mismatch="restart").close()
     assert firsts(pattern) == list(range(8))
+
+
+def test_store_of_a_key_that_lacks_inputs_says_so_again(pattern: Path) -> None:
+    def failing(number: int) -> dict[str, Any]:
+        if number == 1:
+            raise ValueError
+        return {"u": number}
+
+    options: dict[str, Any] = {"map": failing, "inputs": range(4), "num_workers": 0, "on_error": "skip"}
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="1 input failed"):
+            ups_store.append(pattern, identity=IDENTITY, key="monday", **options).close()
