@@ -48,7 +48,8 @@ from ups_store.write.encode import sample_payload
 from ups_store.write.target import new_file
 from ups_store.write.writer import StoreWriter
 
-BUFFER_BYTES, SAVE_EVERY_S = 16 << 20, 60.0
+BUFFER_BYTES: int = 16 << 20  # with their types: the module is in a cycle for mypy
+SAVE_EVERY_S: float = 60.0
 _ROOM_SAMPLES, _ROOM_BYTES, _ROOM_ROWS_BYTES = 1 << 17, 64 << 30, 256 << 30  # of a new spool
 _ROOM_ALL_ROWS_BYTES = 1 << 40  # of all ragged arrays
 _GROWTHS = (16, 4, 2)  # times the room where that is full: the less often, the less is copied
