@@ -27,6 +27,8 @@ _TEMPORARY = re.compile(rf".+{re.escape(BUILDING_SUFFIX)}\.[0-9a-f]{{16}}")
 _BUILT = re.compile(rf".*{re.escape(BUILDING_SUFFIX)}")
 _BUILDING = re.compile(rf".+\.zarr\.zip({re.escape(UNPACKING_SUFFIX)})?{re.escape(BUILDING_SUFFIX)}")
 _MAKING = re.compile(r"\..+\.making")  # the lock of `cached`
+_NOTES = re.compile(rf".+{re.escape(BUILDING_SUFFIX + NOTES_SUFFIX)}")
+_NOTE_START = re.compile(rb"[0-9a-f]{8} \{")
 _HDF5_START = b"\x89HDF\r\n\x1a\n"
 _SAFETENSORS_START = b'{"__metadata__"'  # after 8 bytes of its length
 _END_RECORD_START = b"PK\5\6"  # every finished ZIP file has it near its end, a building file never
@@ -74,9 +76,6 @@ def find_garbage(folder: Path) -> list[Garbage]:
     for path in sorted((*folder.glob(f"*{BUILDING_SUFFIX}*"), *folder.glob(".*.making"))):
         with contextlib.suppress(StoreNotFoundError):  # published or removed since it was listed
             found.append(_examine(path))
-    notes = folder.glob(f"*{BUILDING_SUFFIX}{NOTES_SUFFIX}")
-    left = [path for path in notes if not files.exists(path.with_name(path.name.removesuffix(NOTES_SUFFIX)))]
-    found += [Garbage(path, "temporary", path.stat().st_size, 0, 0, _age_s(path)) for path in left]
     for export in left_exports(folder):
         nbytes = sum(path.stat().st_size for path in export.rglob("*") if path.is_file())
         found.append(Garbage(export, "temporary", nbytes, 0, 0, _age_s(export)))
@@ -97,6 +96,8 @@ def remove_garbage(garbage: Garbage) -> bool:
         if garbage.path in left_exports(garbage.path.parent):
             shutil.rmtree(garbage.path)
         return not garbage.path.exists()
+    if _are_notes_of_spool(garbage.path):
+        return False
     if garbage.kind == "pull":
         return _remove_pulled(garbage.path)
     try:
@@ -122,7 +123,9 @@ def _remove_pulled(path: Path) -> bool:
 
 
 def _examine(path: Path) -> Garbage | None:
-    if not any(pattern.fullmatch(path.name) for pattern in (_TEMPORARY, _BUILT, _MAKING)):
+    if not any(pattern.fullmatch(path.name) for pattern in (_TEMPORARY, _BUILT, _MAKING, _NOTES)):
+        return None
+    if _are_notes_of_spool(path):
         return None
     with files.opened(path) as fd:
         if not stat.S_ISREG(files.mode(fd)) or locks.is_locked(fd, BUILDER_LOCK):
@@ -141,6 +144,12 @@ def _examine(path: Path) -> Garbage | None:
     return Garbage(path, kind, nbytes, num_committed, num_samples, _age_s(path))
 
 
+def _are_notes_of_spool(path: Path) -> bool:
+    """Whether it is the notes of a spool that is there: they go together."""
+    is_named = bool(_NOTES.fullmatch(path.name))
+    return is_named and files.exists(path.with_name(path.name.removesuffix(NOTES_SUFFIX)))
+
+
 def _age_s(path: Path) -> float:
     return max(0.0, time.time() - files.modified_s(path))
 
@@ -151,6 +160,8 @@ def _kind_of(path: Path, fd: int) -> Kind:
     end = read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES)
     if _MAKING.fullmatch(path.name):
         return "temporary" if not start or start.startswith(b"process ") else "foreign"
+    if _NOTES.fullmatch(path.name):
+        return "temporary" if not start or _NOTE_START.match(start) else "foreign"
     if _END_RECORD_START in end:
         return "finished" if may_be_store(start, end) else "foreign"
     is_begun = may_be_store(start, end)

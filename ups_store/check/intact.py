@@ -115,7 +115,7 @@ def intact_by_chunks(fd: int, catalog: Catalog) -> Intact:
     for array in _with_elements(catalog.layout):
         name, num = array.meta.name, catalog.layout.num_samples
         chunk_at = _chunks_of(fd, catalog.layout, array)
-        if chunk_at is None:
+        if chunk_at is None or _has_wrong_offsets(fd, catalog.layout, array):
             samples[name] = np.zeros(num, bool)
         elif array.meta.is_sharded or array.meta.is_ragged:
             samples[name] = np.fromiter((chunk_at(i).is_intact(read) for i in range(num)), bool, num)
@@ -158,7 +158,7 @@ def _read_again(
 
 
 def _chunks_of(fd: int, layout: Layout, array: ArrayLayout) -> ChunkAt | None:
-    """Find the chunk of each sample; None where wrong offsets don't tell."""
+    """Find the chunk of each sample; None where the file ends before the offsets do."""
     if not array.meta.is_ragged:
         return partial(chunk_of, array)
     ragged = layout.ragged[array.meta.name]
@@ -186,8 +186,16 @@ def _offsets_of(fd: int, layout: RaggedLayout) -> Offsets | None:
     raw = read_at(fd, layout.offsets.offset, layout.offsets.meta.nbytes)
     if len(raw) < layout.offsets.meta.nbytes:
         return None
-    offsets = np.frombuffer(raw, "<i8")
-    return None if any(offset_flaws(offsets, layout)) else offsets
+    return np.frombuffer(raw, "<i8")
+
+
+def _has_wrong_offsets(fd: int, layout: Layout, array: ArrayLayout) -> bool:
+    """Whether offsets that no commit vouches for can't be right."""
+    if not array.meta.is_ragged:
+        return False
+    ragged = layout.ragged[array.meta.name]
+    offsets = _offsets_of(fd, ragged)
+    return offsets is None or any(offset_flaws(offsets, ragged))
 
 
 def _with_elements(layout: Layout) -> list[ArrayLayout]:

@@ -18,7 +18,7 @@ from ups_store.system.paths import check_no_manifest, numbered_paths, partition_
 from ups_store.write.described import Described
 from ups_store.write.filling import HOW_TO_REPLACE
 from ups_store.write.found_store import other_arguments, remove_leftovers
-from ups_store.write.from_iterable import write_like
+from ups_store.write.from_iterable import warn_skipped, write_like
 from ups_store.write.spool import remove_spool
 from ups_store.write.turn import Turn
 
@@ -80,6 +80,7 @@ def append(
         for path in reversed(there.values()) if key is not None else ():
             store = open_any(path)
             if store.attrs.get(KEY) == key:
+                warn_skipped(store)
                 return store
             store.close()
         number = max(there, default=-1) + 1
@@ -126,8 +127,11 @@ def _left_nothing(target: Path) -> bool:
     """Whether an interrupted call committed no sample, so that those of any key may come."""
     if not files.exists(building_path(target)):
         return False
-    with open_any(building_path(target), partial=True) as left:
-        return not left.committed.any()
+    try:
+        with open_any(building_path(target), partial=True) as left:
+            return not left.committed.any()
+    except FormatError:
+        return False  # nothing can be said of a damaged file
 
 
 def _is_beside_leftovers(path: Path) -> bool:

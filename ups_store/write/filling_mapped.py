@@ -83,7 +83,7 @@ def _add(spool: Spool, each: Mapped, check: SampleCheck, line: ProgressLine) -> 
 
 @dataclass(frozen=True)
 class _Done:
-    """Which inputs are done, and which of them failed; the attributes of a part."""
+    """Which inputs are done, and which of them failed since the last note."""
 
     num_inputs: int = 0
     last: str = ""

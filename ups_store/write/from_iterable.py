@@ -217,7 +217,7 @@ def write_like(
             differing=lambda store: _differing(store, plan, source, names),
         )
         if store is not None:
-            _warn_skipped(store)
+            warn_skipped(store)
             return store
     else:
         check_free(target, on_mismatch=on_mismatch)
@@ -230,7 +230,7 @@ def write_like(
             write_rows(plan, source, line)
     store = opened_if_same(target, plan.identity, on_mismatch="raise")
     assert store is not None, target
-    _warn_skipped(store)
+    warn_skipped(store)
     return store
 
 
@@ -359,7 +359,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _warn_skipped(store: AnyStore) -> None:
+def warn_skipped(store: AnyStore) -> None:
     """Say it whenever a store is given back that lacks inputs."""
     skipped = store.attrs.get(SKIPPED)
     if isinstance(skipped, list) and skipped:

@@ -238,7 +238,7 @@ def _unsendable(what: str, found: str, error: Exception | None) -> SpecError:
 
 
 def text_of(each: Any) -> str:
-    """An input, for messages and for what a part says of its last one."""
+    """An input, for messages and for the note that says it is done."""
     if isinstance(each, str | Path):
         return one_line(str(each))[-_SHOWN:]
     with contextlib.suppress(Exception):  # of the object's own code

@@ -48,10 +48,12 @@ from ups_store.write.encode import sample_payload
 from ups_store.write.target import new_file
 from ups_store.write.writer import StoreWriter
 
-BUFFER_BYTES, SAVE_EVERY_S = 16 << 20, 60.0
+BUFFER_BYTES: int = 16 << 20  # with their types: the module is in a cycle for mypy
+SAVE_EVERY_S: float = 60.0
 _ROOM_SAMPLES, _ROOM_BYTES, _ROOM_ROWS_BYTES = 1 << 17, 64 << 30, 256 << 30  # of a new spool
-_ROOM_ALL_ROWS_BYTES = 1 << 40  # of all ragged arrays: ext4 has no files beyond 16 TiB
-_GROWTH = 16  # times the room where that is full: what was copied before is a sixteenth of it
+_ROOM_ALL_ROWS_BYTES = 1 << 40  # of all ragged arrays
+_GROWTHS = (16, 4, 2)  # times the room where that is full: the less often, the less is copied
+_MAX_ROOM_BYTES = (1 << 44) - (1 << 12)  # ext4 has no longer files
 NOTES_SUFFIX = ".notes"
 _CRC_DIGITS = 8  # that a note begins with
 
@@ -92,7 +94,7 @@ class Spool:
         self._ragged = [name for name, spec in arrays.items() if spec.is_ragged]
         self._save_every_s, self._saved_s = save_every_s, time.monotonic()
         left, (num, rows) = spool_left(target), _first_room(arrays)
-        if left is not None:
+        if left is not None and _item_nbytes(left.arrays) == _item_nbytes(arrays):
             num, rows = left.num_samples, {name: left.num_rows.get(name, rows[name]) for name in rows}
         options: dict[str, Any] = {**content, "on_mismatch": on_mismatch}
         self.writer = create_spool(target, _with_room(arrays, num, rows), **options)
@@ -128,7 +130,7 @@ class Spool:
         committed = self._committed()
         self.num_committed = int(np.argmin(np.append(committed, False)))
         self.note: dict[str, Any] | None = None
-        self.notes, end, self.nbytes_of_last = list[dict[str, Any]](), 0, 0
+        self.notes, self.nbytes_of_last = list[dict[str, Any]](), 0
         for note in self._read_notes():
             if note["num_samples"] > self.num_committed:
                 break
@@ -138,10 +140,10 @@ class Spool:
         if not self.num_committed:
             self.notes = []
             files.remove(self._notes)
-        elif self.notes:
-            end = sum(len(_line_of(note)) for note in self.notes)
+        self._notes_end = sum(len(_line_of(note)) for note in self.notes)
+        if self.notes:
             with files.opened(self._notes, writable=True) as fd:
-                files.truncate(fd, end)
+                files.truncate(fd, self._notes_end)
         self._take_back(self.num_committed, committed)
         self.num_samples, self.num_found = 0, self.num_committed
 
@@ -169,11 +171,11 @@ class Spool:
         """Pass over samples that were found; those that are added come behind them."""
         self.num_samples = number
 
-    def drop_found(self) -> None:
-        """Take back what an interrupted call has committed."""
+    def drop_found(self, first: int = 0) -> None:
+        """Take back what an interrupted call has committed, from this sample on."""
         with failures_as_errors(building_path(self.path), 0, "what was committed was not taken back"):
-            self._take_back(0, self._committed())
-        self.num_found = 0
+            self._take_back(first, self._committed())
+        self.num_found = first
 
     def add(self, sample: Mapping[str, Any]) -> None:
         """Take the next sample: every array by name, copied; of a ragged one with any number of rows.
@@ -200,13 +202,23 @@ class Spool:
     def _write_note(self) -> None:
         if self.note is None:
             return
-        fd = files.open_or_create(self._notes)
+        fd, line = files.open_or_create(self._notes), _line_of(self.note)
         try:
-            files.write_at(fd, files.size(fd), _line_of(self.note))
+            files.write_at(fd, self._notes_end, line)  # not at the end: a write that failed is repeated
         finally:
             files.close(fd)
         self.notes.append(self.note)
+        self._notes_end += len(line)
         self.note = None
+
+    def _save(self) -> None:
+        """Make durable what is committed; the notes first, for samples that none covers are made again."""
+        if self.notes:
+            with files.opened(self._notes, writable=True) as fd:
+                files.sync_data(fd)
+            files.sync_folder(self._notes.parent)
+        files.sync_data(self.writer.building.fd)
+        self._saved_s = time.monotonic()
 
     def _read_notes(self) -> list[dict[str, Any]]:
         try:
@@ -273,8 +285,7 @@ class Spool:
             self.num_committed = end
             self._write_note()
             if time.monotonic() - self._saved_s >= self._save_every_s:
-                files.sync_data(building.fd)
-                self._saved_s = time.monotonic()
+                self._save()
             if files.free_bytes(self.path.parent) < self._needed():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # now, not when all samples are made
 
@@ -325,12 +336,15 @@ class Spool:
         }
         if num_samples <= room and all(needed[name] < rows[name] for name in self._ragged):
             return
-        room = max(room, num_samples) * (_GROWTH if num_samples > room else 1)
-        rows = {
-            name: num if needed[name] < num else max(num, needed[name]) * _GROWTH
-            for name, num in rows.items()
-        }
-        blueprint = blueprint_of(_with_room(self._arrays, room, rows), **self._content)
+        for growth in _GROWTHS:
+            num = max(room, num_samples) * (growth if num_samples > room else 1)
+            num_rows = {
+                name: num if needed[name] < num else max(num, needed[name]) * growth
+                for name, num in rows.items()
+            }
+            blueprint = blueprint_of(_with_room(self._arrays, num, num_rows), **self._content)
+            if blueprint.layout.building_nbytes <= _MAX_ROOM_BYTES:
+                break
         committed = np.arange(self.num_committed)
         crcs = read_records(building.fd, self._layout, committed)[:, 1:-1]
 
@@ -361,13 +375,16 @@ class Spool:
         Args:
             attrs: Root attributes, where they are known only now.
         Raises:
-            IdentityMismatchError: If there were fewer samples than an interrupted call has committed.
+            IdentityMismatchError: If there were fewer samples than an interrupted call has committed; where
+                these may give way, the others go.
             CommitError: If it didn't become durable, `DiskFullError` if there is no room: the samples stay.
         """
         self.flush()
         if self.num_samples < self.num_found:
-            expected, found = f"{self.num_found} samples or more", f"the end after {self.num_samples}"
-            raise self.not_repeated(self.num_samples, expected, found)
+            if not self._restarts:
+                expected, found = f"{self.num_found} samples or more", f"the end after {self.num_samples}"
+                raise self.not_repeated(self.num_samples, expected, found)
+            self.drop_found(self.num_samples)
         building, num = self.writer.building, self.num_committed
         lengths = {name: np.diff(building.offsets[name][: num + 1]) for name in self._ragged}
         content = self._content if attrs is None else {**self._content, "attrs": attrs}
@@ -450,17 +467,22 @@ def remove_spool(target: Path) -> None:
 
 def _first_room(arrays: Mapping[str, ArraySpec]) -> tuple[int, dict[str, int]]:
     """Samples, and rows of ragged arrays, that a new spool has room for."""
-    nbytes = {
-        name: math.prod(n for n in spec.shape[1:] if n is not None)
-        * dtype_of(dtype_name(spec.dtype)).itemsize
-        for name, spec in arrays.items()
-    }
+    nbytes = _item_nbytes(arrays)
     sample_nbytes = sum(nbytes[name] for name, spec in arrays.items() if not spec.is_ragged)
     num = min(_ROOM_SAMPLES, max(1024, _ROOM_BYTES // max(1, sample_nbytes)))
     ragged = [name for name, spec in arrays.items() if spec.is_ragged]
     rows_bytes = min(_ROOM_ROWS_BYTES, _ROOM_ALL_ROWS_BYTES // max(1, len(ragged)))
     rows = {name: rows_bytes // max(1, nbytes[name]) for name in ragged}
     return num, rows
+
+
+def _item_nbytes(arrays: Mapping[str, ArraySpec]) -> dict[str, int]:
+    """Bytes of a sample of each array, of a ragged one those of a row."""
+    return {
+        name: math.prod(n for n in spec.shape[1:] if n is not None)
+        * dtype_of(dtype_name(spec.dtype)).itemsize
+        for name, spec in arrays.items()
+    }
 
 
 def _with_room(

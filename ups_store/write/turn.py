@@ -56,14 +56,18 @@ class Turn:
         self._beating: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        with ProgressLine(self._target.name, is_wanted=self._is_shown) as line:
-            while not self._take():
-                line.say("waiting for another process, which makes it")
-                self.wait()
-        if self.fd >= 0:
-            locks.close_on_fork(self)
-            self._beating = threading.Thread(target=self._beat, name="ups_store turn", daemon=True)
-            self._beating.start()
+        try:
+            with ProgressLine(self._target.name, is_wanted=self._is_shown) as line:
+                while not self._take():
+                    line.say("waiting for another process, which makes it")
+                    self.wait()
+            if self.fd >= 0:
+                locks.close_on_fork(self)
+                self._beating = threading.Thread(target=self._beat, name="ups_store turn", daemon=True)
+                self._beating.start()
+        except BaseException:  # no `__exit__` follows, and this process would wait for its own lock
+            self._end()
+            raise
         return self
 
     def _take(self) -> bool:
@@ -118,10 +122,14 @@ class Turn:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._has_ended.set()
-        if self._beating is not None:
+        if self._beating is not None and self._beating.ident is not None:  # it was started
             self._beating.join()  # before the number of its descriptor is another file's
         if self.fd >= 0:
-            files.remove(self._path)
+            with contextlib.suppress(OSError):  # in a folder of others it may be theirs
+                files.remove(self._path)
             files.close(self.fd)
             self.fd = -1

@@ -105,6 +105,19 @@ def test_gc_lets_others_publish_or_remove_what_it_lists(
     assert find_garbage(tmp_path) == []
 
 
+def test_gc_removes_notes_without_their_spool_alone(tmp_path: Path) -> None:
+    spool, notes = tmp_path / "a.zarr.zip.building", tmp_path / "a.zarr.zip.building.notes"
+    notes.write_bytes(b'0123abcd {"num_samples": 1}\n')
+    (orphan,) = find_garbage(tmp_path)
+    assert (orphan.path, orphan.kind) == (notes, "temporary")
+    spool.write_bytes(b"")
+    assert notes not in [found.path for found in find_garbage(tmp_path)]
+    assert not remove_garbage(orphan)
+    spool.unlink()
+    assert remove_garbage(orphan)
+    assert not notes.exists()
+
+
 def _write_foreign(folder: Path, kind: str) -> Path:
     """A file under a name that only looks like a builder's."""
     path = folder / "precious.building"
@@ -116,6 +129,9 @@ def _write_foreign(folder: Path, kind: str) -> Path:
     elif kind == "text_of_a_temporary":
         path = folder / f"a.building.{'0123456789abcdef'}"
         path.write_text("notes")
+    elif kind == "text_of_notes":
+        path = folder / "town.building.notes"
+        path.write_text("notes")
     elif kind == "other_zip":
         path = folder / "a.zarr.zip.building"
         with zipfile.ZipFile(path, "w") as archive:
@@ -126,7 +142,7 @@ def _write_foreign(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kind", ["text", "text_of_a_store", "text_of_a_temporary", "other_zip", "unfinished"]
+    "kind", ["text", "text_of_a_store", "text_of_a_temporary", "text_of_notes", "other_zip", "unfinished"]
 )
 def test_gc_lists_a_foreign_file_and_never_deletes_it(tmp_path: Path, kind: str) -> None:
     path = _write_foreign(tmp_path, kind)

@@ -125,6 +125,36 @@ def test_doctor_saves_ragged_samples_of_a_file_without_end_or_root(path: Path, t
     assert _saved(rootless, tmp_path / "also.zarr.zip") == list(range(N))
 
 
+@pytest.mark.parametrize("is_spool", [False, True])
+def test_doctor_saves_what_is_committed_where_one_offset_is_damaged(tmp_path: Path, is_spool: bool) -> None:
+    target = tmp_path / "a.zarr.zip"
+    samples = [{"i": i, "text": "x" * (i % 4)} for i in range(50)]
+    if is_spool:
+        with pytest.raises(RuntimeError):
+            ups_store.write(target, _failing_behind(samples), identity={"v": 1})
+    else:
+        text = ups_store.ArraySpec((50, None), "uint8", lengths=[i % 4 for i in range(50)], encoding="utf-8")
+        arrays = {"i": ups_store.ArraySpec((50,), "int64"), "text": text}
+        with ups_store.create(target, arrays, identity={"v": 1}) as writer:
+            for number, sample in enumerate(samples[:-1]):
+                writer.commit(number, sample)
+    building = building_path(target)
+    with files.opened(building, writable=True) as fd:
+        offsets = read_building_file(fd, building).catalog.layout.ragged["text"].offsets.offset
+        files.write_at(fd, offsets + 8 * 21 + 4, b"\x08")  # of the end of sample 20
+    salvage(doctor.examine(building), tmp_path / "saved.zarr.zip")
+    with ups_store.open(tmp_path / "saved.zarr.zip") as store:
+        assert len(store) == (48 if is_spool else 47)
+        assert not {20, 21} & {*store["original_sample"].tolist()}
+        assert store["i"].tolist() == store["original_sample"].tolist()
+        assert [store[i]["text"] for i in range(len(store))] == ["x" * (i % 4) for i in store["i"].tolist()]
+
+
+def _failing_behind(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield from samples
+    raise RuntimeError
+
+
 def test_gc_names_a_spool_and_removes_it_with_the_unfinished(tmp_path: Path) -> None:
     def failing(number: int) -> Iterator[dict[str, Any]]:
         yield {"u": np.int8(number)}

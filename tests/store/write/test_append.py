@@ -216,3 +216,25 @@ def test_pattern_of_partitions_is_refused(pattern: Path) -> None:
     with pytest.raises(ups_store.SpecError) as caught:
         ups_store.append(pattern, day(0), identity=IDENTITY)
     assert caught.value.kind == "partitions"
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 1000])
+def test_damaged_file_in_the_next_place_gives_way_to_restart_alone(pattern: Path, content: bytes) -> None:
+    ups_store.append(pattern, day(0), identity=IDENTITY, key="monday").close()
+    pattern.with_name("days-00001.zarr.zip.building").write_bytes(content)
+    with pytest.raises(ups_store.IdentityMismatchError, match="a damaged file"):
+        ups_store.append(pattern, day(4), key="tuesday")
+    ups_store.append(pattern, day(4), key="tuesday", on_mismatch="restart").close()
+    assert firsts(pattern) == list(range(8))
+
+
+def test_store_of_a_key_that_lacks_inputs_says_so_again(pattern: Path) -> None:
+    def failing(number: int) -> dict[str, Any]:
+        if number == 1:
+            raise ValueError
+        return {"u": number}
+
+    options: dict[str, Any] = {"map": failing, "inputs": range(4), "num_workers": 0, "on_error": "skip"}
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="1 input failed"):
+            ups_store.append(pattern, identity=IDENTITY, key="monday", **options).close()

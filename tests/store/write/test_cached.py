@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ups_store
+from ups_store.write import turn
 
 
 def test_samples_are_made_once_per_identity(tmp_path: Path) -> None:
@@ -88,3 +89,32 @@ def test_turn_that_a_kill_left_beside_a_store_goes_at_the_next_call(tmp_path: Pa
         ups_store.cached(path, {"version": 1}, lambda: [{"x": 1}]).close()
         assert [*tmp_path.iterdir()] == [path]
         left.write_text("process 1 of a machine")
+
+
+@pytest.mark.parametrize("call", ["start", "close_on_fork"])
+def test_turn_whose_taking_was_interrupted_can_be_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turn.threading.Thread if call == "start" else turn.locks, call, interrupted)
+        with pytest.raises(KeyboardInterrupt), turn.Turn(tmp_path / "a.zarr.zip"):
+            pass
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(turn, "SILENT_S", 0.0)
+    with turn.Turn(tmp_path / "a.zarr.zip") as taken:
+        assert taken.fd >= 0
+
+
+def test_turn_whose_file_cannot_be_removed_spoils_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(path)
+
+    with monkeypatch.context() as patch, turn.Turn(tmp_path / "a.zarr.zip"):
+        patch.setattr(turn.files, "remove", refused)
+    with turn.Turn(tmp_path / "a.zarr.zip") as taken:
+        assert taken.fd >= 0

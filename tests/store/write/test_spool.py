@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,3 +223,56 @@ def test_doctor_does_not_read_the_holes_of_a_spool_without_a_header(tmp_path: Pa
     assert (diagnosis.status, diagnosis.num_samples) == (Status.TORN_TAIL, 0)
     with pytest.raises(ups_store.FormatError):
         ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"])
+
+
+def test_fewer_samples_than_were_committed_are_refused_or_all_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    interrupted(path, 40)
+
+    def fewer() -> Iterator[dict[str, Any]]:
+        yield from (sample(i) for i in range(35))
+
+    options: dict[str, Any] = {"identity": IDENTITY, "ragged": ["rows"]}
+    with pytest.raises(ups_store.IdentityMismatchError) as caught:
+        ups_store.write(path, fewer(), **options)
+    assert (caught.value.kind, caught.value.expected) == ("not_repeated", "40 samples or more")
+    with ups_store.write(path, fewer(), on_mismatch="restart", **options) as store:
+        assert store["n"].tolist() == list(range(35))
+        assert store.verify().ok
+
+
+def test_larger_samples_in_the_place_of_small_ones_have_room_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.zarr.zip"
+    monkeypatch.setattr(spool_module, "_ROOM_BYTES", 1 << 24)
+    interrupted(path, 50)
+    num_samples = read_room(path)
+    large = ({"u": np.zeros(1 << 19, "f4")} for _ in range(35))
+    with pytest.raises(KeyboardInterrupt):
+        ups_store.write(path, interrupting(large, 33), identity={"kind": "large"}, on_mismatch="restart")
+    assert 1024 == read_room(path) < num_samples
+
+
+def test_spool_grows_as_far_as_the_file_system_has_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.zarr.zip"
+    monkeypatch.setattr(spool_module, "_ROOM_SAMPLES", 8)
+    monkeypatch.setattr(spool_module, "_MAX_ROOM_BYTES", 90 * 8192)
+    for stop, room in ((33, 9 * 4), (40, 37 * 2)):
+        fixed = ({"u": np.full((40, 40), i, "f4")} for i in range(N))
+        with pytest.raises(KeyboardInterrupt):
+            ups_store.write(path, interrupting(fixed, stop), identity=IDENTITY, buffer_bytes=1)
+        assert read_room(path) == room
+
+
+def interrupting(samples: Iterator[dict[str, Any]], stop: int) -> Iterator[dict[str, Any]]:
+    yield from itertools.islice(samples, stop)
+    raise KeyboardInterrupt
+
+
+def read_room(path: Path) -> int:
+    left = spool_module.spool_left(path)
+    assert left is not None
+    return left.num_samples

@@ -12,6 +12,7 @@ import pytest
 from mapped_functions import badly, large, noting, one, several
 
 import ups_store
+from ups_store.system import files
 from ups_store.write.spool import Spool
 
 pytestmark = pytest.mark.multi_process
@@ -206,3 +207,49 @@ def test_note_that_was_damaged_loses_and_doubles_nothing(tmp_path: Path) -> None
         notes.write_bytes(notes.read_bytes().replace(*damage))
         with ups_store.write(path, map=many, inputs=range(6), **options) as store:
             assert store["i"].tolist() == list(range(240))
+
+
+def test_note_whose_writing_was_interrupted_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, close = tmp_path / "a.zarr.zip", files.close
+    options: dict[str, Any] = {"num_workers": 0, "identity": IDENTITY, "on_error": "skip"}
+    notes = path.with_name(f"{path.name}.building.notes")
+
+    def failing(number: int) -> Iterator[dict[str, Any]]:
+        if number == 1:
+            raise ValueError
+        yield from many(number)
+
+    def interrupted(fd: int) -> None:
+        is_of_notes = notes.exists() and files.is_file_at(fd, notes) and files.size(fd) > 200
+        close(fd)
+        if is_of_notes:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ups_store.write(path, map=failing, inputs=range(3), **options)
+    with pytest.warns(RuntimeWarning, match="1 input failed"):
+        store = ups_store.write(path, map=failing, inputs=range(3), **options)
+    with store:
+        assert [each["input"] for each in store.attrs["skipped_inputs"]] == ["1"]
+        assert len(store) == 80
+
+
+def test_notes_are_durable_before_the_samples_that_they_cover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync_data = list[str](), files.sync_data
+    notes = tmp_path / "a.zarr.zip.building.notes"
+
+    def noting(fd: int) -> None:
+        synced.append("notes" if files.is_file_at(fd, notes) else "samples")
+        sync_data(fd)
+
+    monkeypatch.setattr(files, "sync_data", noting)
+    options: dict[str, Any] = {"num_workers": 0, "buffer_bytes": 90, "save_every_s": 0.0}
+    write(tmp_path / "a.zarr.zip", many, range(3), **options).close()
+    first = synced.index("notes")
+    assert synced[first:] == ["notes", "samples"] * ((len(synced) - first) // 2)
