@@ -8,7 +8,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from ups_store.console import set_quiet, set_verbosity
+from ups_store.console import log, set_quiet, set_verbosity
 from ups_store.errors import needs
 from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import FLAGS
@@ -123,9 +123,11 @@ def completing(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
     return complete
 
 
-def _allow_variables(names: list[str]) -> None:
+def _allow_variables(names: list[str] | None) -> None:
     """Have this process, and those that it starts, take the word of the command line."""
     if names:
+        for name in set(names).difference(os.environ):
+            log(f"--allow-env {name}: no such variable in the environment", label="warning", style="yellow")
         os.environ[ALLOWED_VARIABLES] = ",".join([*names, os.environ.get(ALLOWED_VARIABLES, "")])
 
 

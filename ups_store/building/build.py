@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -64,9 +64,6 @@ from ups_store.system.files import make_folder
 from ups_store.system.memory_file import IN_MEMORY, is_in_memory
 from ups_store.system.replacement import real_place
 from ups_store.write.writer import Committer, StoreWriter
-
-if TYPE_CHECKING:
-    pass
 
 
 def open_build(

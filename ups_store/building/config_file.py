@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from ups_store.errors import ConfigError, needs
 from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import with_present_names
+from ups_store.system.files import opened_text
 from ups_store.system.urls import check_local, is_remote
 
 with needs("hdf5"):
@@ -202,9 +203,11 @@ def _load(path: Path, *, hint: str | None) -> dict[Any, Any]:
         near = None if path.exists() else near_config(path)
         hint = f"did you mean {near}?" if near else _CHECK_NAME
     try:
-        with path.open("rb") as file:
+        with opened_text(path) as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
+        if path.is_fifo():
+            hint = "begin what writes into the pipe first; a command reads it once"
         raise ConfigError(f"can't be read ({error.strerror})", path=path, hint=hint) from error
     if len(content) > MAX_BYTES:
         expected = f"a configuration of at most {MAX_BYTES:,} bytes"

@@ -253,11 +253,15 @@ class CommitThread:
         while True:
             if self._failure is not None:
                 raise self._failure
-            try:
-                self._batches.put(batch, timeout=_POLL_S)
+            if self._is_taken(batch):
                 return
-            except queue.Full:
-                continue
+
+    def _is_taken(self, batch: Pending | None) -> bool:
+        try:
+            self._batches.put(batch, timeout=_POLL_S)
+        except queue.Full:
+            return False
+        return True
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
@@ -284,9 +288,9 @@ class CommitThread:
             if self._failure is None:
                 self._put(None)
         except BaseException:
-            if self._failure is None:  # interrupted while it waited: the thread still has to hear it
-                self._is_dropping = True
-                self._batches.put(None)
+            self._is_dropping = True  # interrupted while it waited: the thread still has to hear it
+            while self._failure is None and not self._is_taken(None):
+                pass
             raise
         finally:
             self._thread.join()

@@ -98,7 +98,7 @@ class BuildRank:
         return partition_range(num_samples, self.machine, self.num_machines)
 
     def share(self, missing: npt.NDArray[np.int64], num_samples: int) -> npt.NDArray[np.int64]:
-        """Which of its file's missing samples this process makes: those of a stretch of the N samples."""
+        """Which of its file's missing samples this process makes: those of one range of the N samples."""
         own = partition_range(num_samples, self.local_rank, self.num_local)
         return missing[(missing >= own.start) & (missing < own.stop)]
 

@@ -82,16 +82,16 @@ def read_batches(
     """
     requests = _requests(plan, missing, on_nan)
     infos = {info.path: info for info in plan.infos}
-    courier = _Courier(skipped if skipped is not None else [], for_s=for_s)
+    pending = _Pending(skipped if skipped is not None else [], for_s=for_s)
     with given_or_own(readers) as reading:
         pool = _pool(reading, requests, plan, len(missing))
         while requests:
-            for item in pool.read(courier.hand_out(requests)):
-                request = courier.take_back(item)
+            for item in pool.read(pending.hand_out(requests)):
+                request = pending.take_back(item)
                 if not isinstance(item, Skipped):
                     parameters = _parameters(infos[request.path], len(item.samples))
                     yield item._replace(arrays={**item.arrays, **parameters})
-            requests = courier.once_more()
+            requests = pending.once_more()
 
 
 def _pool(readers: Readers, requests: Sequence[ReadRequest], plan: StorePlan, num_samples: int) -> ReaderPool:
@@ -103,13 +103,13 @@ def _pool(readers: Readers, requests: Sequence[ReadRequest], plan: StorePlan, nu
     )
 
 
-class _Courier:
-    """Keeps account of requests that a pool may skip."""
+class _Pending:
+    """Requests that a pool has to answer, or may skip."""
 
     def __init__(self, skipped: list[Skipped], *, for_s: float | None) -> None:
         self._skipped = skipped
         self._for_s, self._first_s = for_s, 0.0
-        self._on_the_way: deque[ReadRequest] = deque()
+        self._unanswered: deque[ReadRequest] = deque()
         self._again: list[ReadRequest] = []
         self._lost: dict[Path, SourceError] = {}  # files of which nothing more is asked for
 
@@ -121,13 +121,13 @@ class _Courier:
             if request.path in self._lost:
                 self._skipped.append(Skipped(request.samples, self._lost[request.path]))
             else:
-                self._on_the_way.append(request)
+                self._unanswered.append(request)
                 yield request
 
     def take_back(self, item: ReadBatch | Skipped) -> ReadRequest:
         """The request that an item answers: pools keep the order."""
         self._first_s = self._first_s or time.monotonic()
-        request = self._on_the_way.popleft()
+        request = self._unanswered.popleft()
         if isinstance(item, Skipped):
             self._take_skipped(request, item)
         return request

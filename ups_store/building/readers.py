@@ -68,7 +68,7 @@ class Readers:
         pool: The pool; `resize`d here only.
         choice: The last choice.
         is_auto: Whether their number isn't configured.
-        is_tuned: Whether it, and the size of batches, are to be tried out.
+        is_tuned: Whether the size of batches is to be tried out.
     """
 
     def __init__(self, config: ReadingConfig, *, note: Callable[[str], None] = lambda message: None) -> None:
@@ -152,13 +152,8 @@ class Readers:
             self._choose(most, "the first batch can't be read")
             return
         self._choose(*chosen(nbytes, rate=rate, most=most))
-        if not self.is_tuned:  # else there are trials, and another choice to be noted
+        if not self.is_tuned:  # else the trials note both choices
             self._note(self.choice.sentence())
-
-    def use(self, num_workers: int, why: str) -> None:
-        """Have so many readers from now on, for a reason, for people."""
-        self._is_rate_known = True
-        self._choose(num_workers, why)
 
     def _choose(self, num_workers: int, why: str) -> None:
         self.choice = Choice(num_workers, why)

@@ -284,7 +284,7 @@ def gc(
         raise ConfigError("--older-than has no effect", expected="--remote beside it", hint=hint)
     if not folder.is_dir():
         raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
-    kept = {"unfinished", "part", "pull"} if not unfinished else set()
+    kept = {"unfinished", "pull"} if not unfinished else set()
     kinds = REMOVABLE - kept
     found = find_garbage(folder)
     if not found:

@@ -13,6 +13,7 @@ import typer
 
 from ups_store.console import AsJson, format_duration, format_nbytes, print_json, print_lines, results
 from ups_store.errors import ConfigError
+from ups_store.system.files import opened_text
 
 _REFRESH_S = 2.0
 _SILENT_S = 600.0  # of a process of another machine, of which nothing else is known
@@ -69,7 +70,7 @@ def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 def _events(log: Path) -> Iterator[dict[str, Any]]:
     try:
-        with log.open("rb") as file:
+        with opened_text(log) as file:
             for line in file:
                 try:
                     event = json.loads(line)

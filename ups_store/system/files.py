@@ -14,10 +14,12 @@ import fcntl
 import functools
 import os
 import resource
+import select
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ups_store.errors import (
     AccessError,
@@ -27,6 +29,8 @@ from ups_store.errors import (
     ReadError,
     StoreNotFoundError,
 )
+
+PIPE_WAIT_S = 60.0  # a program that makes a configuration has to begin to write by then
 
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # between these files
@@ -126,6 +130,35 @@ def opened(path: Path, *, writable: bool = False) -> Iterator[int]:
         yield fd
     finally:
         close(fd)
+
+
+@contextlib.contextmanager
+def opened_text(path: Path) -> Iterator[BinaryIO]:
+    """A file that a person names, for the duration of a block; also a pipe, once something comes through it.
+
+    Raises:
+        OSError: If the system fails; ETIMEDOUT if nothing comes within `PIPE_WAIT_S`, ENODATA if a pipe ends
+            without anything, such as that of `<(...)` when it is read again.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer must not hang
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+        if is_pipe:
+            _wait_for_bytes(fd)
+        os.set_blocking(fd, True)
+        with open(fd, "rb", closefd=False) as file:
+            if is_pipe and not file.peek(1):
+                raise OSError(errno.ENODATA, "the pipe ended without anything in it")
+            yield file
+    finally:
+        close(fd)
+
+
+def _wait_for_bytes(fd: int) -> None:
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    if not waiting.poll(PIPE_WAIT_S * 1000):
+        raise TimeoutError(errno.ETIMEDOUT, f"nothing came through the pipe within {PIPE_WAIT_S:g} s")
 
 
 def create_new(path: Path, *, mode: int = 0o666) -> int:

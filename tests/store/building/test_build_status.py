@@ -15,6 +15,7 @@ import pytest
 from command_line import run_ups_store
 
 from ups_store.building.watch import EventLog
+from ups_store.system import files
 
 HERE = os.uname().nodename
 NOW_S = time.time()
@@ -145,3 +146,15 @@ def test_watching_ends_when_nothing_runs_any_more(tmp_path: Path, monkeypatch: p
     ends = lambda seconds: log(path, *begun(), event("end", is_done=True))  # noqa: E731
     monkeypatch.setattr("ups_store.cli.status.time.sleep", ends)
     assert "finished" in run_ups_store("status", tmp_path, "--watch").stdout
+
+
+def test_pipe_is_read_but_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    os.write(theirs, "".join(json.dumps(each) + "\n" for each in begun()).encode())
+    os.close(theirs)
+    assert "reading 40 of 100" in run_ups_store("status", f"/dev/fd/{ours}").stdout
+    os.close(ours)
+    monkeypatch.setattr(files, "PIPE_WAIT_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    done = run_ups_store("status", tmp_path / "pipe")
+    assert (done.exit_code, "nothing came through the pipe" in done.stderr) == (2, True)

@@ -101,3 +101,28 @@ def test_commit_thread_left_by_an_exception_finishes_the_batch_at_work_and_drops
         interrupted()
     assert committer.committed == [0, 1]
     assert not [thread for thread in threading.enumerate() if thread.name == "ups-store-commit"]
+
+
+def test_interrupt_while_the_queue_is_full_ends_though_the_commit_at_work_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    committer = SlowCommitter(fail_at=0)
+    thread = CommitThread(committer, depth=1)  # type: ignore[arg-type]
+    put = thread._batches.put
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(thread._batches, "put", fail_meanwhile)
+        raise KeyboardInterrupt
+
+    def fail_meanwhile(*arguments: Any, **options: Any) -> None:
+        committer.may_go.set()
+        thread._thread.join()  # the queue stays full: nobody takes from it any more
+        put(*arguments, **options)
+
+    def build() -> None:
+        with thread:
+            put_all(thread, size=N // 2)
+            monkeypatch.setattr(thread._batches, "put", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        build()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from ups_store.build import load_config, near_config, read_config, shipped_configs
 from ups_store.errors import ConfigError
+from ups_store.system import files
 
 
 def read(text: str, folder: Path, *overrides: str, **flags: Any) -> dict[str, Any]:
@@ -54,6 +56,45 @@ def test_numbers_are_numbers_and_dates_are_texts(text: str, expected: object, tm
 def test_later_overrides_win_and_name_items_of_mappings_in_either_way(tmp_path: Path) -> None:
     values = read("a: {b: 1, c: 2}\n", tmp_path, "a.b=3", "a[d].e=4", "a={f: 5}", "a.b=6")
     assert values["a"] == {"b": 6, "c": 2, "d": {"e": 4}, "f": 5}
+
+
+# --- pipes --------------------------------------------------------------------------------------------
+
+
+def piped(text: str) -> Path:
+    """The name of a pipe that is written and closed, as of a shell's `<(...)`."""
+    ours, theirs = os.pipe()
+    os.write(theirs, text.encode())
+    os.close(theirs)
+    return Path(f"/dev/fd/{ours}")
+
+
+def test_pipe_is_read_once() -> None:
+    path = piped("a: 1\n")
+    assert read_config(path)["a"] == 1
+    with pytest.raises(ConfigError, match=r"the pipe ended without anything in it\); .* reads it once"):
+        read_config(path)
+    os.close(int(path.name))
+
+
+def test_pipe_whose_writer_comes_later_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("a: 1\n"))
+    later = threading.Timer(0.1, writer.start)
+    later.start()
+    assert read_config(tmp_path / "pipe")["a"] == 1
+    later.join()
+    writer.join()
+
+
+def test_pipe_without_a_writer_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PIPE_WAIT_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"nothing came through the pipe within 0\.05 s") as caught:
+        read_config(tmp_path / "pipe")
+    assert caught.value.path == str(tmp_path / "pipe")
 
 
 # --- references ---------------------------------------------------------------------------------------

@@ -182,3 +182,5 @@ def test_flag_allows_a_variable(secret: str, tmp_path: Path, monkeypatch: pytest
         assert "--allow-env MY_SECRET" in refused.stderr
         assert not asked
         assert "allow-env" not in run_build(*words, "--allow-env", "MY_SECRET").stderr
+    misspelled = run_build(*words, "--allow-env", "MY_SECRT").stderr
+    assert "--allow-env MY_SECRT: no such variable in the environment" in misspelled
