@@ -31,6 +31,7 @@ def __getattr__(name: str) -> object:
 
 
 _ABOVE = {  # what stands above the modules that use it
+    "device": "torch.device",
     "open": "read.open",
     "packed": "packed.store",
     "remote": "remote.store",

@@ -1,4 +1,4 @@
-"""Ragged arrays over arrays of equal samples of the same bytes; parts and merging over a direct build."""
+"""Ragged arrays over arrays of equal samples of the same bytes; a generator over a list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ups_store import ArraySpec
 
 BATCH = 64
 ROWS = "rows"
-BUFFER_MIB = 64
 
 
 class GatherRagged:

@@ -69,7 +69,8 @@ class StoreItems:
             raise SpecError("state without a window has no effect", kind="state", found=state, hint=hint)
         if ragged not in (None, "padded", "views"):
             raise SpecError("ragged", kind="ragged", expected="padded or views", found=repr(ragged))
-        if window is not None and type(window) is not Window:
+        is_window = window is None or isinstance(window, Window)
+        if not is_window:
             expected, hint = "ups_store.Window or None", "say window=ups_store.Window(horizon=3)"
             raise SpecError("window", kind="window", expected=expected, found=repr(window), hint=hint)
         self._options: dict[str, Any] = {

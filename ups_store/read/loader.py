@@ -292,7 +292,7 @@ class Loader:
         self._is_abandoned = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What the training loop has been given so far, and of which order; equal on all ranks.
+        """Give how far the training loop is, and in which order; equal on all ranks.
 
         Seed, shuffle (with "auto" what that chose) and global batch size; see `DataOrder.state_dict`.
         """
@@ -312,7 +312,7 @@ class Loader:
         self._is_abandoned = False
 
     def report(self) -> EpochReport:
-        """What the last epoch moved and waited for, or the current one so far; `str` of it is one line."""
+        """Report what the last epoch, or the current one so far, moved and waited for; `str` is one line."""
         stores = self.dataset.stores
         resident = sum(store.residency() * store.nbytes for store in stores)
         resident /= sum(store.nbytes for store in stores)

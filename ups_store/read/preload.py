@@ -19,12 +19,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from ups_store import module_above
 from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreReplacedError
 from ups_store.printable import printable
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
@@ -48,8 +48,6 @@ NUM_THREADS = 4  # reads in flight, which a disk needs more of than there may be
 STEP_BYTES = 64 << 20  # between two steps progress is called and Ctrl-C is heard
 
 PIECE_BYTES = 4 << 20  # of one call; a step is a whole number of them
-
-_DEVICE = "ups_store.torch.device"  # has `budget(job)` and `load(job)`: only `ups_store.torch` imports torch
 
 _USED_BY = {  # arguments that have an effect in some modes only
     "device": ("auto", "device"),
@@ -265,7 +263,7 @@ def _refused(mode: str, error: Any) -> str:
 
 def _load(job: PreloadJob, mode: Any) -> PreloadReport:
     started, file, on_device = time.perf_counter(), job.file, None
-    device = import_module(_DEVICE) if mode == "device" else None
+    device = module_above("device") if mode == "device" else None
     budget = _budget(job, mode) if device is None else device.budget(job)
     budget.check(mode, margin=job.request.margin, path=file.path)
     if device is not None:

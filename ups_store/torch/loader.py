@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -58,7 +59,7 @@ class Loader(loader.Loader):
 
     def _new_maker(self, groups: Groups) -> Maker:
         feed = self._feed
-        allocate = feed.allocate if isinstance(feed, DeviceFeed) else self._pool
+        allocate = self._pool if feed is None else feed.allocate
         return Maker(self.dataset, groups, allocate, self._collate, self._batch_transform, feed)  # type: ignore[arg-type]
 
     def _setup(self) -> Callable[[], None]:
@@ -145,7 +146,7 @@ def make_loader(
     timeout: float | None = None,
     **reading: Any,
 ) -> Loader:
-    """A loader that has the next batches ready; arguments are those of `ups_store.make_loader`, and `device`.
+    """Make a loader that has the next batches ready; see `ups_store.make_loader`, whose arguments it has.
 
     Batches are new tensors as far as can be seen: their memory is used again only when nothing refers to
     it any more. Of a dataset with several stores every batch comes from one of them, on all ranks the same.
@@ -207,9 +208,10 @@ def make_batch_sampler(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> StoreBatchSampler:
-    """What gives torch's `DataLoader` the batches of `make_loader`: `DataLoader(dataset, batch_sampler=...)`.
+    """Make a sampler for torch's own loader: `DataLoader(dataset, batch_sampler=...)`.
 
-    Needed where stores of different shapes are in one dataset; the arguments are those of `make_loader`.
+    It gives the batches of `make_loader`, and has its arguments. Stores of different shapes in one dataset
+    need it.
 
     Raises:
         ConfigError: As `make_loader`.
@@ -232,6 +234,7 @@ def make_batch_sampler(
 
 
 def _as_dataset(dataset: Any, reading: dict[str, Any]) -> StoreDataset | MixedDataset:
+    inspect.signature(StoreDataset).bind(dataset, **reading)  # a misspelt argument of ours is a TypeError
     if isinstance(dataset, StoreDataset | MixedDataset):
         expect("dataset", not reading, f"{', '.join(reading)} to be said where the dataset is made", dataset)
         return dataset
@@ -302,7 +305,7 @@ def _has_group() -> bool:
 
 
 def ranks_of_torch(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Number of this process and of all: what isn't given, as torch.distributed says, once it is initialised.
+    """Give the numbers of this process and of all: those not given as torch.distributed says, if initialised.
 
     Before, or without it, as the variables RANK and WORLD_SIZE say, which `torchrun` sets; else 0 and 1.
     """

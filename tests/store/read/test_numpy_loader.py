@@ -107,6 +107,14 @@ def test_option_of_a_wrong_kind_is_an_error_of_its_name(path: Path, option: str,
     assert caught.value.kind == option
 
 
+def test_window_may_be_of_a_class_of_ones_own(path: Path) -> None:
+    class Long(ups_store.Window):
+        pass
+
+    loaders = [ups_store.make_loader(path, batch_size=5, window=kind(3)) for kind in (Long, ups_store.Window)]
+    assert items_of(loaders[0]) == items_of(loaders[1])
+
+
 def test_ragged_arrays_are_padded_or_lists_and_a_transform_sees_a_sample_alone(tmp_path: Path) -> None:
     values = ragged_values(seed=1)
     path, num = build_ragged(tmp_path / "r.zarr.zip", values), len(LENGTHS)

@@ -284,6 +284,14 @@ def test_loader_takes_what_a_dataset_takes(dataset: StoreDataset) -> None:
 
 
 @pytest.mark.usefixtures("one_by_one")
+def test_argument_that_there_is_not_is_named(dataset: StoreDataset) -> None:
+    for data in (dataset, dataset.stores[0]):
+        with pytest.raises(TypeError, match="'batchsize'"):
+            make_loader(data, batch_size=4, batchsize=4)
+    with pytest.raises(ConfigError, match="names to be said where the dataset is made"):
+        make_loader(dataset, batch_size=4, names=["a"])
+
+
 def test_memory_is_used_again_when_batches_are_dropped(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, prefetch_factor=1, shuffle=True)
     pointers = [batch["a"].data_ptr() for _ in range(4) for batch in loader]
