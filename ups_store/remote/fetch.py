@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from ups_store.errors import (
@@ -38,9 +38,6 @@ from ups_store.system import files, locks
 from ups_store.system.parallel import in_order
 from ups_store.system.replacement import replace_text
 from ups_store.system.urls import SCHEMES, Url
-
-if TYPE_CHECKING:
-    pass
 
 EXPECTED = "s3://BUCKET/..., gs://..., az://... or https://HOST/..."
 RETRIES = 2  # of what brings no byte
@@ -400,9 +397,10 @@ class _Fetch:
         kept = files.size(self._fd)
         if record.get("boot_id") != files.boot_id().hex():  # what wasn't synced may be zeros
             kept = min(kept, synced)
-        self._synced = min(synced, kept)
+        self._synced = synced
         is_same = record.get("key") == self._original.key and record.get("version") == self._of()
-        if not (is_same and self._is_known() and kept <= self._version.nbytes):
+        # A record of more bytes than there are is one whose copy went: it must not vouch for those to come.
+        if not (is_same and self._is_known() and synced <= kept <= self._version.nbytes):
             self._start_again()
             return
         self._hashers = self._new_hashers()

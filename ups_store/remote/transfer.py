@@ -200,7 +200,8 @@ def _shown(target: Path) -> Iterator[None]:
         locks.try_lock(fd, 0)  # if another process has it, that one shows it, and `fetch` waits for its bytes
         yield
     finally:
-        files.remove(path)
+        if locks.try_lock(fd, 0) and files.is_file_at(fd, path):  # else it shows another pull
+            files.remove(path)
         files.close(fd)
         files.remove_folder(path.parent)
 

@@ -76,10 +76,6 @@ _FRAME = re.compile(r'File "(?:.*/)?(?P<file>[^"]+)", line (?P<line>\d+) in (?P<
 _Error = TypeVar("_Error", bound=SourceError)
 
 
-def _hear_nothing(index: int, num_done: int) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Patience:
     """How long readers may take, and how often one is replaced.
