@@ -28,8 +28,7 @@ from ups_store.sources.requests import describe_request
 from ups_store.sources.source_files import SourceFile, SourcePart
 from ups_store.sources.tasks import Task
 from ups_store.system.progress import Progress
-from ups_store.write.blueprint import blueprint_of
-from ups_store.write.create import identity_of
+from ups_store.write.plan import identity_of, plan_of
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields
 
@@ -189,8 +188,10 @@ class StorePlan:
     def file_nbytes(self) -> int:
         """Length of the finished file; all digests are as long, so the sources needn't be read for it."""
         content = self.identity(_AnyDigest(), lambda nbytes: None)
-        blueprint = blueprint_of(self.arrays, self.constants, self.dims, content, self.attrs)
-        return blueprint.layout.file_nbytes
+        plan = plan_of(
+            self.arrays, identity=content, constants=self.constants, dims=self.dims, attrs=self.attrs
+        )
+        return plan.layout.file_nbytes
 
 
 class _AnyDigest:

@@ -40,7 +40,8 @@ from ups_store.system.replacement import (
     check_not_read_only,
     take_over_permissions,
 )
-from ups_store.write.create import create, identity_of
+from ups_store.write.create import create
+from ups_store.write.plan import identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time

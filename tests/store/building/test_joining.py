@@ -16,7 +16,7 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.root import config_hash
 from ups_store.read.recovery import building_path
 from ups_store.system import locks
-from ups_store.write.create import identity_of
+from ups_store.write.plan import identity_of
 from ups_store.write.writer import StoreWriter
 
 ARRAYS = {"u": ups_store.ArraySpec((2, 3), "float32")}
