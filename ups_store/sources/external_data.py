@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ups_store.errors import ConfigError, ExternalDataError, SourceError
+from ups_store.errors import ConfigError, SourceError
 from ups_store.sources.file_state import FileState, OuterFile, changed, file_state
 from ups_store.sources.hdf5 import (
     Box,
@@ -349,7 +349,7 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         for path in sorted(files - _open_paths()) if dataset.size else ():
             raise changed(path) if path.exists() else self._missing(str(path), "virtual", asked)
 
-    def _missing(self, name: str, kind: Kind, dataset: str) -> ExternalDataError:
+    def _missing(self, name: str, kind: Kind, dataset: str) -> SourceError:
         what = "a source of the virtual" if kind == "virtual" else "a file with data of"
         return self._error(
             f"{what} dataset {dataset!r} is missing",
@@ -359,10 +359,10 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             "fetch or mount it, or make the dataset without it",
         )
 
-    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> ExternalDataError:
-        error = ExternalDataError(problem, kind=kind, path=self._path, found=outer, hint=hint)
-        error.dataset, error.outer = dataset, str(outer)
-        return error
+    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> SourceError:
+        return SourceError(
+            problem, kind=kind, path=self._path, found=outer, hint=hint, dataset=dataset, outer=str(outer)
+        )
 
     def _truncated(self, asked: str, expected: object, found: object) -> SourceError:
         return source_error(

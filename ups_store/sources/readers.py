@@ -38,7 +38,7 @@ import numpy.typing as npt
 from ups_store.errors import ReadTimeoutError, SourceError
 from ups_store.sources.reader import MAX_MESSAGE_BYTES, STACK_SIGNAL, Activity, Answer, Request, SlotMemory
 from ups_store.sources.source_files import USUAL_SLOTS
-from ups_store.system.progress import Progress
+from ups_store.system.files import Progress
 
 if TYPE_CHECKING:
     from ups_store.sources.requests import ReadRequest
