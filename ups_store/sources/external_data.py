@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ups_store.errors import ConfigError, ExternalDataError, SourceError
+from ups_store.errors import ConfigError, SourceError
 from ups_store.sources.contents import FileState, OuterFile, changed, file_state
 from ups_store.sources.hdf5 import (
     Box,
@@ -339,16 +339,16 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             box.append(range(first, first + c * b * step, step))
         return start, tuple(box)
 
-    def _missing(self, name: str, kind: Kind, dataset: str) -> ExternalDataError:
+    def _missing(self, name: str, kind: Kind, dataset: str) -> SourceError:
         subject = "a source of the virtual" if kind == "virtual" else "a file with data of"
         missing_kind = "virtual_missing" if kind == "virtual" else "external_missing"
         hint = "fetch or mount it, or make the dataset without it"
         return self._error(f"{subject} dataset {dataset!r} is missing", missing_kind, name, dataset, hint)
 
-    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> ExternalDataError:
-        error = ExternalDataError(problem, kind=kind, path=self._path, found=outer, hint=hint)
-        error.dataset, error.outer = dataset, str(outer)
-        return error
+    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> SourceError:
+        return SourceError(
+            problem, kind=kind, path=self._path, found=outer, hint=hint, dataset=dataset, outer=str(outer)
+        )
 
     def _truncated(self, dataset: str, expected: object, found: object) -> SourceError:
         facts: dict[str, Any] = {"expected": expected, "found": found, "hint": "copy the file again"}
