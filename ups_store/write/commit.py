@@ -49,9 +49,8 @@ from ups_store.read.catalog import read_building
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import building_path, read_commits
 from ups_store.system import files, locks
-from ups_store.system.memory_file import is_in_memory
+from ups_store.system.files import is_in_memory, take_over_permissions
 from ups_store.system.parallel import for_each
-from ups_store.system.replacement import take_over_permissions
 from ups_store.write.encode import (
     DURABLE_PIECE_BYTES,
     LAZY_PIECE_BYTES,

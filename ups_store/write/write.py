@@ -19,8 +19,7 @@ from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
-from ups_store.system.memory import num_cores
-from ups_store.system.memory_file import IN_MEMORY
+from ups_store.system.memory import IN_MEMORY, num_cores
 from ups_store.write.create import target_of
 from ups_store.write.described import described
 from ups_store.write.existing import (

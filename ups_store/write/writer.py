@@ -27,8 +27,8 @@ from ups_store.read.recovery import (
 )
 from ups_store.read.verify import verify_file
 from ups_store.system import locks
+from ups_store.system.files import Progress
 from ups_store.system.memory import num_cores
-from ups_store.system.progress import Progress
 from ups_store.write.commit import (
     BuildingFile,
     commit_samples,
