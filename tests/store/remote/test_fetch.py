@@ -39,7 +39,6 @@ from ups_store.remote.fetch import (
     LocalFile,
     Original,
     fetch,
-    fetch_in_reader,
     find_copy,
     list_sources,
     look,
@@ -85,7 +84,7 @@ def copy(original: Original, folder: Path, *, retries: int = 2) -> int:
     """Fetch in this process; returns the bytes that were fetched."""
     version = original.look()
     assert version is not None
-    return fetch(original, version, folder, retries=retries, progress=Reader())
+    return fetch(Reader(), original, version, folder, retries)
 
 
 def broken_off(server: FileServer, original: Original, folder: Path) -> None:
@@ -96,7 +95,7 @@ def broken_off(server: FileServer, original: Original, folder: Path) -> None:
     server.after = lambda: server.statuses.extend([403] * 30)
     server.statuses = []
     with pytest.raises(RemoteError):
-        fetch(InRanges(original), version, folder, retries=0, progress=Reader())
+        fetch(Reader(), InRanges(original), version, folder, 0)
     server.cut_at, server.after = None, lambda: None
     server.statuses.clear()
     server.asked.clear()
@@ -249,7 +248,7 @@ def test_a_server_that_hangs_is_given_up(server: FileServer, tmp_path: Path) -> 
     assert version is not None
     server.hang = threading.Event()
     with pytest.raises(RemoteError) as caught:
-        fetch(original, version, tmp_path, progress=Reader())
+        fetch(Reader(), original, version, tmp_path)
     assert caught.value.kind == "unreachable"
 
 
@@ -267,7 +266,7 @@ def test_a_read_that_never_returns_is_ended_by_the_pool(
     else:
         FaultyDisk(tmp_path, monkeypatch).begin("hang")
     arguments = (original, version, tmp_path / "copies", 2)
-    call = Call(fetch_in_reader, arguments, original.location, "its copy")
+    call = Call(fetch, arguments, original.location, "its copy")
     patience = Patience(timeout_s=2.0, retries=0)
     with ReaderPool(1, slot_nbytes=1, patience=patience) as pool, pytest.raises(ReadTimeoutError) as caught:
         list(pool.ask_each([call]))
@@ -292,7 +291,7 @@ def test_another_process_that_makes_the_copy_is_waited_for(tmp_path: Path) -> No
         "import sys; from pathlib import Path; sys.path[:0] = sys.argv[3:]\n"
         "from ups_store.remote.fetch import *; from ups_store.sources.reader import Reader\n"
         "original = LocalFile(Path(sys.argv[1])); version = original.look()\n"
-        "print(fetch(original, version, Path(sys.argv[2]), progress=Reader()))"
+        "print(fetch(Reader(), original, version, Path(sys.argv[2])))"
     )
     command = [sys.executable, "-c", code, str(source), str(tmp_path / "copies"), *sys.path]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -315,7 +314,7 @@ def test_a_local_file_that_is_gone_or_forbidden_is_told_apart(
     original, version = LocalFile(tmp_path / NAME), Version(1, "", NAME)
     assert original.look() is None
     with pytest.raises(SourceError) as caught:
-        fetch(original, version, tmp_path / "copies", progress=Reader())
+        fetch(Reader(), original, version, tmp_path / "copies")
     assert caught.value.kind == "source_changed"
 
     def forbidden(*arguments: object, **options: object) -> None:
@@ -429,7 +428,7 @@ def growing(folder: Path) -> Path:
 def test_more_bytes_than_were_announced_are_an_error(tmp_path: Path) -> None:
     short = Version(len(SHORT) - 1, "tag", VERSION.name)
     with pytest.raises(DownloadError) as caught:
-        fetch(InMemory(), short, tmp_path, progress=Reader())
+        fetch(Reader(), InMemory(), short, tmp_path)
     assert caught.value.kind == "wrong_length"
     assert not (tmp_path / VERSION.name).exists()
 
