@@ -25,17 +25,16 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from ups_store.errors import (
     ConfigError,
-    DownloadError,
     RemoteError,
     SourceError,
     StoreError,
     StoreReplacedError,
 )
 from ups_store.remote.client import DEADLINE_S, RemoteObject, Version, list_objects
-from ups_store.sources.file_state import changed
+from ups_store.sources.contents import changed
 from ups_store.system import files, locks
+from ups_store.system.files import replace_text
 from ups_store.system.parallel import in_order
-from ups_store.system.replacement import replace_text
 from ups_store.system.urls import SCHEMES, Url
 
 EXPECTED = "s3://BUCKET/..., gs://..., az://... or https://HOST/..."
@@ -279,7 +278,7 @@ def fetch(
     """Have a whole copy in a folder of its own, and count the bytes that this call fetched.
 
     One that another process makes is waited for. After `retries` more attempts that bring no byte it is a
-    `DownloadError`, or a `RemoteError`; what changes time and again is a `SourceError`.
+    `SourceError`, or a `RemoteError`; what changes time and again is a `SourceError`.
     """
     files.make_folder(folder, hint="check data.stage_dir")
     files.check_no_link(folder)
@@ -332,7 +331,7 @@ class _Fetch:
                 break
             self._start_again()  # where it was resumed: the beginning was of something else, unnoticed
             if is_last:
-                raise DownloadError(
+                raise SourceError(
                     f"its {kind} isn't the one that was expected",
                     kind="wrong_digest",
                     path=self._original.location,
@@ -441,7 +440,7 @@ class _Fetch:
             num_failed = 0 if self._offset > furthest else num_failed + 1
             furthest = max(furthest, self._offset)
             if num_failed > self._retries:
-                raise DownloadError(
+                raise SourceError(
                     f"it can't be fetched ({failure})" if failure else "the bytes end early, time and again",
                     kind="unreachable" if failure else "cut_short",
                     path=self._original.location,
@@ -459,7 +458,7 @@ class _Fetch:
         for chunk in chunks:
             missing = self._version.nbytes - self._offset
             if len(chunk) > missing:
-                raise DownloadError(
+                raise SourceError(
                     "there are more bytes than were announced",
                     kind="wrong_length",
                     path=self._original.location,
