@@ -22,7 +22,7 @@ from ups_store.read.several import PartitionedStore, parts_of
 from ups_store.read.spool_store import SpoolStore
 from ups_store.remote.store import RemoteStore
 from ups_store.system import files, locks
-from ups_store.system.progress import Progress
+from ups_store.system.files import Progress
 from ups_store.write.building import read_owner
 
 if TYPE_CHECKING:

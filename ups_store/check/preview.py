@@ -22,8 +22,8 @@ import numpy.typing as npt
 from ups_store.errors import SpecError, needs
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import TIME_DIM
+from ups_store.system.files import replace_file
 from ups_store.system.paths import path_of
-from ups_store.system.replacement import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
