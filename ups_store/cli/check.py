@@ -151,7 +151,7 @@ def doctor(
 
     The file itself is never changed.
     """
-    from ups_store.check.doctor import missing
+    from ups_store.check.doctor import Diagnosis, Status
 
     pattern = path.absolute()
     if not is_pattern(pattern):
@@ -162,7 +162,7 @@ def doctor(
     named, absent = named_partitions(pattern)
     codes = [_doctor(partition, None, as_json) for partition in named if partition not in absent]
     for partition in absent:
-        _say(missing(partition), None, as_json)
+        _say(Diagnosis(partition, Status.MISSING, ("no such file",)), None, as_json)
     if absent or any(codes):
         return NOT_SOUND
     try:
@@ -175,8 +175,7 @@ def doctor(
 
 def _doctor(path: Path, out: Path | None, as_json: bool) -> int:
     """Examine one file; returns the exit code."""
-    from ups_store.check.doctor import examine
-    from ups_store.check.salvage import salvage
+    from ups_store.check.doctor import examine, salvage
 
     try:
         nbytes = path.stat().st_size
@@ -195,7 +194,7 @@ def _doctor(path: Path, out: Path | None, as_json: bool) -> int:
 
 
 def _say(diagnosis: Diagnosis, saved: Path | None, as_json: bool) -> None:
-    from ups_store.check.doctor import ADVICE, Status
+    from ups_store.check.doctor import Status
 
     if as_json:
         print_json({**diagnosis.to_json(), "salvaged": saved})
@@ -210,7 +209,7 @@ def _say(diagnosis: Diagnosis, saved: Path | None, as_json: bool) -> None:
     if diagnosis.lost_arrays:
         print_lines(f"  nothing verifies of {', '.join(diagnosis.lost_arrays)}")
     saved_text = f"{counted(savable, 'sample')} saved: {saved}"
-    print_lines(f"  {ADVICE[diagnosis.status] if saved is None else saved_text}")
+    print_lines(f"  {diagnosis.status.advice if saved is None else saved_text}")
 
 
 def gc(

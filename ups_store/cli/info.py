@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import ups_store
 from ups_store.check.info import ArrayInfo, BuildInfo, PackedInfo, StoreInfo
 from ups_store.check.preview import sample_text
 from ups_store.check.statistics import ArrayStatistics
@@ -25,7 +23,6 @@ from ups_store.console import (
     format_age,
     format_nbytes,
     is_verbose,
-    log,
     print_json,
     print_lines,
     progress_bar,
@@ -54,30 +51,17 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per store and line")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="read all float arrays: range, mean, NaN")] = False,
 ) -> None:
-    """Say what stores hold; warn if they share samples.
+    """Say what stores hold; unfinished and packed ones and patterns of partitions, too."""
+    from ups_store.check.info import describe
 
-    Unfinished and packed stores and patterns of partitions are described too, but not compared.
-    """
-    from ups_store.check.info import describe, shared_samples
-
-    stores, infos = [open_any(path, partial=True) for path in paths], []
-    for store in stores:
-        with progress_bar(
-            f"reading {store.path.name}", total=store.nbytes, quiet=as_json or not stats
-        ) as bar:
+    infos = []
+    for store in [open_any(path, partial=True) for path in paths]:
+        title, is_quiet = f"reading {store.path.name}", as_json or not stats
+        with progress_bar(title, total=store.nbytes, quiet=is_quiet) as bar:
             infos.append(describe(store, statistics=stats, progress=bar))
-    shared: list[dict[str, int]] = [{} for _ in stores]  # how many samples of each are in which other one
-    finished = [
-        (i, store)
-        for i, store in enumerate(stores)
-        if isinstance(store, ups_store.Store) and infos[i].build is None
-    ]
-    for (i, left), (j, right) in itertools.permutations(finished, 2):
-        if num := len(shared_samples(left, right)):
-            shared[i][str(infos[j].path)] = num
     if as_json:
-        for described, others in zip(infos, shared, strict=True):
-            print_json({**described.to_json(), "shared_samples": others})
+        for described in infos:
+            print_json(described.to_json())
         return
     output = results()
     if len(infos) > 1:
@@ -86,12 +70,6 @@ def info(
         for described in infos:
             for part in one_store(described, verbose=is_verbose()):
                 output.print(part)
-    for i, j in itertools.combinations(range(len(infos)), 2):
-        if common := shared[i].get(str(infos[j].path)):
-            pair = (
-                f"{common:,} of the {len(stores[i]):,} samples of {infos[i].path} are in {infos[j].path} too"
-            )
-            log(pair, label="warning", style="yellow")
 
 
 @reading_urls("a", "b")

@@ -32,7 +32,7 @@ from ups_store.errors import (
     StoreReplacedError,
 )
 from ups_store.remote.client import DEADLINE_S, RemoteObject, Version, list_objects
-from ups_store.sources.file_state import changed
+from ups_store.sources.contents import changed
 from ups_store.system import files, locks
 from ups_store.system.files import replace_text
 from ups_store.system.parallel import in_order
