@@ -36,8 +36,7 @@ from ups_store.read.gather import (
 from ups_store.read.preload import STEP_BYTES, Budget, PreloadJob, PreloadReport, Request, ram_budget
 from ups_store.read.ragged import Form
 from ups_store.read.verify import Report
-from ups_store.torch.batch import map_tensors
-from ups_store.torch.memory import torch_dtype
+from ups_store.torch.batch import map_tensors, torch_dtype
 
 _NUM_BUFFERS = 2
 
