@@ -29,9 +29,9 @@ from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreErro
 from ups_store.printable import printable
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.read.store_file import StoreFile, cut, read_failed, read_into
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
+from ups_store.system.files import Progress
 from ups_store.system.memory import available_bytes
-from ups_store.system.progress import Progress
 
 Mode: TypeAlias = Literal["auto", "page-cache", "copy", "device"]
 
@@ -118,9 +118,9 @@ class PreloadJob:
             if target is not None:
                 block = target[offset : offset + length]
             else:
-                if not hasattr(scratches, "memory"):  # of one thread, used again and again
-                    scratches.memory = mappings.page_aligned(PIECE_BYTES).data
-                block = scratches.memory[:length]
+                if not hasattr(scratches, "block"):  # of one thread, used again and again
+                    scratches.block = memory.page_aligned(PIECE_BYTES).data
+                block = scratches.block[:length]
             got = read_into(self.fd, first + offset, block)
             if got < length:
                 raise cut(path, first + nbytes, first + offset + got)
@@ -146,7 +146,7 @@ class PreloadJob:
     def populate(self, mapping: mmap.mmap, first: int, nbytes: int) -> None:
         """Enter pages of a mapping in the page table, by touching one byte of each where the kernel can't."""
         try:
-            if not mappings.populate(mapping, first, nbytes):
+            if not memory.populate(mapping, first, nbytes):
                 np.frombuffer(mapping, np.uint8)[first : first + nbytes : mmap.PAGESIZE].max()
         except OSError as error:
             if error.errno != errno.EFAULT:
@@ -227,7 +227,7 @@ class Budget:
 
 def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
     """Compute the budget for RAM; new memory must fit into this process's address space too (`ulimit -v`)."""
-    left = mappings.address_space_left() if is_new and needed_bytes else None
+    left = memory.address_space_left() if is_new and needed_bytes else None
     available = available_bytes()
     return Budget(needed_bytes, available if left is None else min(available, left))
 
@@ -313,7 +313,7 @@ def _load(job: PreloadJob, mode: Outcome) -> PreloadReport:
     elif mode == "copy":
         budget = ram_budget(file.nbytes, is_new=True)
     else:  # the page cache needs nothing where all of it is there
-        is_resident = mappings.resident_nbytes(file.mapping(), file.nbytes) == file.nbytes
+        is_resident = memory.resident_nbytes(file.mapping(), file.nbytes) == file.nbytes
         budget = ram_budget(0 if is_resident else file.nbytes, is_new=False)
     budget.check(mode, margin=job.request.margin, path=file.path)
     if mode == "device":
@@ -341,18 +341,18 @@ def _copy(job: PreloadJob) -> None:
     file, nbytes = job.file, job.file.nbytes
     try:
         if not job.request.shared:
-            memory = mappings.new_memory(nbytes, kind=mmap.mmap)
-            _read_all(job, memory)
-            file.use_copy(memory)
+            copy = memory.new_memory(nbytes, kind=mmap.mmap)
+            _read_all(job, copy)
+            file.use_copy(copy)
             return
         fd = files.create_anonymous("ups_store")
         try:
             files.truncate(fd, nbytes)
-            memory = mappings.map_to_fill(fd, nbytes)
-            _read_all(job, memory)
-            memory.close()  # nothing is sealed while somebody could write
+            copy = memory.map_to_fill(fd, nbytes)
+            _read_all(job, copy)
+            copy.close()  # nothing is sealed while somebody could write
             files.seal(fd)
-            mapping = mappings.map_private(fd, nbytes)
+            mapping = memory.map_private(fd, nbytes)
             for first in range(0, nbytes, STEP_BYTES):
                 job.populate(mapping, first, min(STEP_BYTES, nbytes - first))
             file.use_copy(mapping, fd=fd)
@@ -382,7 +382,7 @@ def _copy(job: PreloadJob) -> None:
         ) from error
 
 
-def _read_all(job: PreloadJob, memory: mmap.mmap) -> None:
-    with memoryview(memory) as target, closing(job.read(len(target), target=target)) as steps:
+def _read_all(job: PreloadJob, copy: mmap.mmap) -> None:
+    with memoryview(copy) as target, closing(job.read(len(target), target=target)) as steps:
         for _ in steps:
             pass
