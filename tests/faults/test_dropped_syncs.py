@@ -35,7 +35,7 @@ from small_stores import begin, build, mixed_values
 
 import ups_store
 from ups_store.system import files
-from ups_store.system.replacement import replace_file
+from ups_store.system.files import replace_file
 from ups_store.write.target import new_file
 
 PACKAGE = Path(ups_store.__file__).parent
@@ -58,13 +58,8 @@ def places_of_syncs() -> dict[tuple[str, int], Place]:
 
 
 def _is_sync(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in SYNCS
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "files"
-    )
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return called.removeprefix("files.") in SYNCS
 
 
 PLACES = places_of_syncs()
@@ -146,7 +141,7 @@ NEEDED: dict[Place, Check] = {
     ("write/target.py", "new_folder", 1): makes("zarr"),
     ("write/target.py", "_finish_tree", 1): makes("zarr"),
     ("write/target.py", "_finish_tree", 2): makes("zarr"),
-    ("system/replacement.py", "_write_new", 1): makes("small file"),
+    ("system/files.py", "replace_file", 1): makes("small file"),
     ("write/spool.py", "_commit", 1): check_spool,
     ("remote/fetch.py", "_publish", 2): copying,
     ("remote/fetch.py", "_publish", 1): copying,

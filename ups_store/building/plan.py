@@ -22,12 +22,11 @@ from ups_store.building.readers import Readers, given_or_own
 from ups_store.building.staging import Sources
 from ups_store.format.metadata import ArraySpec, dtype_of
 from ups_store.format.root import config_hash
-from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
-from ups_store.sources.file_state import OuterFile, changed
-from ups_store.sources.requests import describe_request
-from ups_store.sources.source_files import SourceFile, SourcePart
+from ups_store.sources.contents import OuterFile, Selection, SourceInfo, changed, check_same_grid
+from ups_store.sources.reader import describe_request
+from ups_store.sources.source_files import SourceFile, SourceSamples
 from ups_store.sources.tasks import Task
-from ups_store.system.progress import Progress
+from ups_store.system.files import Progress
 from ups_store.write.blueprint import blueprint_of
 from ups_store.write.create import identity_of
 
@@ -65,7 +64,7 @@ class StorePlan:
     task: Task
     split: str
     path: Path
-    parts: tuple[SourcePart, ...]
+    parts: tuple[SourceSamples, ...]
     selected: range
     infos: tuple[SourceInfo, ...]
     signatures: tuple[FileSignature, ...]
@@ -296,15 +295,15 @@ def _encoder(config: BuildConfig, task: Task) -> Encoder | None:
 
 def _parts(
     sources: Sequence[SourceFile], infos: Sequence[SourceInfo], config: BuildConfig, task: Task, split: str
-) -> list[SourcePart]:
+) -> list[SourceSamples]:
     """The samples of each file that are of the split, at most `limit` of them together."""
     parts, left = [], config.data.limit
     for source, info in zip(sources, infos, strict=True):
-        part = source.part(
+        part = source.samples_of(
             info.num_samples, split=split, fractions=config.data.fractions, test_part=task.test_part
         )
         if left is not None:
-            part = SourcePart(part.path, part.indices[:left])
+            part = SourceSamples(part.path, part.indices[:left])
             left -= len(part.indices)
         parts.append(part)
     return parts

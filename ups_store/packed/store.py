@@ -45,11 +45,11 @@ from ups_store.read.chunks import Chunk, chunk_of
 from ups_store.read.preload import PreloadReport, Request, preload, ram_budget
 from ups_store.read.store_file import StoreFile, read_bytes
 from ups_store.read.verify import Checked, Problem, Report, Sums, Verifier
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
+from ups_store.system.files import Progress
 from ups_store.system.memory import num_cores
 from ups_store.system.parallel import for_each
 from ups_store.system.paths import check_one_file, path_of
-from ups_store.system.progress import Progress
 
 MAX_THREADS = 8
 BYTES_PER_THREAD = 1 << 20  # less is decoded sooner than another thread begins
@@ -308,7 +308,7 @@ class PackedStore(ChunkedStore):
             if not meta.is_sharded or array.entry is None:
                 self._whole(array)
                 continue
-            values = np.ndarray(meta.shape, dtype, mappings.new_memory(meta.nbytes, kind=mmap.mmap))
+            values = np.ndarray(meta.shape, dtype, memory.new_memory(meta.nbytes, kind=mmap.mmap))
             step = max(1, PRELOAD_BYTES // meta.sample_nbytes)
             for first in range(0, len(self), step):
                 block = range(first, min(first + step, len(self)))
@@ -328,7 +328,7 @@ class PackedStore(ChunkedStore):
         if self._is_copy():
             return 1.0
         self._file.check_length()
-        return mappings.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
+        return memory.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
 
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None

@@ -22,7 +22,7 @@ from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.store_file import StoreFile, read_rows
 from ups_store.system import runs
-from ups_store.system.mappings import page_aligned
+from ups_store.system.memory import page_aligned
 from ups_store.system.parallel import for_each, parts_of
 from ups_store.system.runs import BLOCK_BYTES, Runs, cast_into, copy_runs, items_of
 

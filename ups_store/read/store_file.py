@@ -21,7 +21,7 @@ from ups_store.format.checksum import Bytes
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
 
 Access: TypeAlias = Literal["auto", "map", "pread"]
 
@@ -111,7 +111,7 @@ class StoreFile:
             descriptor = self.descriptor  # held while it is used
             nbytes = files.size(descriptor.fd)
         else:
-            nbytes = mappings.mapped_file_nbytes(mapping)
+            nbytes = memory.mapped_file_nbytes(mapping)
         if nbytes < self.nbytes:
             raise cut(self.path, self.nbytes, nbytes)
 
@@ -149,13 +149,13 @@ class StoreFile:
 
 def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
     try:
-        return mappings.map_private(fd, nbytes)
+        return memory.map_private(fd, nbytes)
     except ValueError as error:  # `mmap` compares the length
         raise cut(path, nbytes, files.size(fd)) from error
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise files.opening_error(path, error) from error
-        left = mappings.address_space_left()
+        left = memory.address_space_left()
         raise MemoryLimitError(
             "the system refuses the address space to map the file",
             needed_bytes=nbytes,

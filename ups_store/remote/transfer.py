@@ -40,8 +40,8 @@ from ups_store.remote.fetch import (
 )
 from ups_store.remote.shared import SUFFIX, SharedCache, SharedFile, files_of_store, open_shared
 from ups_store.system import files, locks
+from ups_store.system.files import check_not_read_only, real_place, take_over_permissions
 from ups_store.system.paths import partition_of, partitions_pattern
-from ups_store.system.replacement import check_not_read_only, real_place, take_over_permissions
 
 PULLS = ".pulls"  # folder beside the stores for what isn't whole yet
 
