@@ -208,12 +208,8 @@ class BuildDeadlines(DeadlineThread):
     """Ends the process with exit code 4 if encoding or committing a batch takes too long; a context manager.
 
     A reader is a process of its own, which can be replaced. An encoder or a disk that hangs holds a thread of
-    this process, so here the process ends; what was committed stays, and the same command continues it.
-
-    Args:
-        deadlines: How long that is: its `encode_timeout_s`, also for loading the encoder, `commit_timeout_s`.
-        path: Of the store; the stacks go beside it, to `<name>.stalled.txt`.
-        encoder: What encodes; None where fields are stored.
+    this process, so here the process ends; what was committed stays, and the same command continues it. The
+    stacks go beside the store, to `<name>.stalled.txt`.
     """
 
     def __init__(self, deadlines: CacheConfig, *, path: Path, encoder: object = None) -> None:

@@ -91,11 +91,8 @@ class Readers:
     ) -> ReaderPool:
         """Give the pool for reading samples, with as many readers as are worth their start.
 
-        Args:
-            requests: What is to be read.
-            nbytes: How much that is, as it is asked for.
-            stored_nbytes: How much that is in the files; more where they are reduced while they are read.
-            slot_nbytes: Size of the largest batch.
+        `nbytes` is how much is asked for, `stored_nbytes` how much that is in the files: more where they are
+        reduced while they are read. `slot_nbytes` is the size of the largest batch.
         """
         pool = self.pool
         pool.resize(pool.num_workers, slot_nbytes=slot_nbytes)

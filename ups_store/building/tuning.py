@@ -27,19 +27,12 @@ _MAX_BATCH_BYTES = 4 * BATCH_BYTES  # each reader has two of them in memory
 
 @dataclass
 class Tuning:
-    """What was chosen, and why.
+    """What was chosen, and why."""
 
-    Attributes:
-        num_workers: Reader processes.
-        batch_size: Samples read, encoded and committed at a time.
-        why: The reason, for people.
-        trials: What was tried: batch size, samples that were committed, how fast.
-    """
-
-    num_workers: int
-    batch_size: int
-    why: str = ""
-    trials: list[dict[str, Any]] = field(default_factory=list)
+    num_workers: int  # reader processes
+    batch_size: int  # samples read, encoded and committed at a time
+    why: str = ""  # for people
+    trials: list[dict[str, Any]] = field(default_factory=list)  # batch size, committed samples, how fast
 
     def sentence(self) -> str:
         """Say what was chosen automatically, for people."""

@@ -50,16 +50,8 @@ class _Spot(NamedTuple):
 class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
     """An open source whose objects are checked when they are asked for by their whole path.
 
-    The groups that it gives aren't guarded.
-
-    Args:
-        path: The source.
-        root: Folder below which other files may lie; None: there may be none.
-        note: Called with the name of each that is looked at.
-
-    Attributes:
-        outer: Other files that were needed so far, in the order of their first use.
-        is_complete: Whether all are known; then another one is a sign that the source changed.
+    The groups that it gives aren't guarded. Other files may lie below `root`; with None there may be none.
+    `note` is called with the name of each that is looked at.
     """
 
     def __init__(
@@ -69,8 +61,8 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             raise ConfigError("data.follow_external", expected="a folder", found=root)
         self._plain = open_hdf5(path)  # whose items are as HDF5 has them
         super().__init__(self._plain.id)
-        self.outer: list[OuterFile] = []
-        self.is_complete = False
+        self.outer: list[OuterFile] = []  # that were needed so far, in the order of their first use
+        self.is_complete = False  # whether all are known; another one is then a sign that the source changed
         self.may_have_outer = root is not None
         self._path, self._note = path, note
         self._root = None if root is None else Path(os.path.realpath(root))

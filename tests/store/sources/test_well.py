@@ -71,22 +71,6 @@ def test_well_file_of_three_axes_is_read_as_h5py_reads_it(tmp_path: Path) -> Non
         assert source.info.arrays["fields"].dims == ("time", "z", "y", "x", "channel")
 
 
-def test_compressed_field_is_read_as_h5py_reads_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf5"
-    with start_file(path, num_samples=3, dims=("x", "y"), attrs={}) as file:
-        add_field(file, 2, "D", values("D", (3, T, X, Y, 2, 2)), varies="st", space=(True, True))
-        attrs, data = dict(file["t2_fields/D"].attrs), file["t2_fields/D"][...]
-        del file["t2_fields/D"]
-        dataset = file["t2_fields"].create_dataset(
-            "D", data=data, chunks=(2, 3, 4, 5, 1, 2), compression="gzip", shuffle=True
-        )
-        dataset.attrs.update(attrs)
-    with open_source(path) as source:
-        np.testing.assert_array_equal(
-            source.read([0, 1, 2])["fields"], data.reshape(3, T, X, Y, 4).swapaxes(2, 3)
-        )
-
-
 def test_file_says_what_it_holds(tmp_path: Path) -> None:
     info = info_of(write_well_2d(tmp_path / "a.hdf5"), task=MATTER)
     assert (info.layout, info.layout_version, info.num_samples) == ("the-well", 1, 3)
@@ -172,15 +156,6 @@ def test_time_that_differs_between_samples_is_an_array(tmp_path: Path) -> None:
         np.testing.assert_array_equal(source.read([1, 0])["t"], times[[1, 0], ::2])
 
 
-def test_time_of_every_sample_that_is_the_same_is_a_coordinate(tmp_path: Path) -> None:
-    def change(file: h5py.File) -> None:
-        del file["dimensions/time"]
-        file["dimensions/time"] = np.tile(coordinate(T), (2, 1))
-
-    info = info_of(edited(_simple(tmp_path / "a.hdf5"), change))
-    np.testing.assert_array_equal(info.constants["t"], coordinate(T))
-
-
 def test_axis_along_which_no_field_varies_is_as_long_as_its_coordinate(tmp_path: Path) -> None:
     path = tmp_path / "a.hdf5"
     with start_file(path, num_samples=2, dims=("x", "y"), attrs={}) as file:
@@ -190,14 +165,6 @@ def test_axis_along_which_no_field_varies_is_as_long_as_its_coordinate(tmp_path:
     np.testing.assert_array_equal(
         fields, np.broadcast_to(values("u", (2, T, X))[:, :, None, :, None], (2, T, Y, X, 1))
     )
-
-
-def test_fields_without_a_list_are_taken_by_name(tmp_path: Path) -> None:
-    def forget(file: h5py.File) -> None:
-        add_field(file, 0, "a", values("a", (2, T, X, Y)), varies="st", space=(True, True))
-        del file["t0_fields"].attrs["field_names"]
-
-    assert info_of(edited(_simple(tmp_path / "a.hdf5"), forget)).channels == ("a", "u")
 
 
 # --- files of one set ---------------------------------------------------------------------------------
@@ -212,16 +179,6 @@ def test_files_with_other_parameters_make_one_store(tmp_path: Path) -> None:
     assert [info.parameters["Nu"] for info in infos] == [1.0, 2.0]
 
 
-def test_files_with_other_grids_do_not(tmp_path: Path) -> None:
-    def stretch(file: h5py.File) -> None:
-        file["dimensions/x"][1] = 5.0
-
-    infos = [info_of(_simple(tmp_path / "a.hdf5")), info_of(edited(_simple(tmp_path / "b.hdf5"), stretch))]
-    with pytest.raises(SourceError, match="coordinate 'x' isn't") as caught:
-        check_same_grid(infos)
-    assert caught.value.kind == "grids_differ"
-
-
 # --- what is refused ----------------------------------------------------------------------------------
 
 
@@ -231,7 +188,7 @@ def test_missing_group_is_named_beside_what_is_there(tmp_path: Path) -> None:
     assert error.found == f"t0_fields/u (2, {T}, {X}, {Y})"
 
 
-@pytest.mark.parametrize("name", ["dimensions/time", "dimensions/y", "t0_fields/u"])
+@pytest.mark.parametrize("name", ["dimensions/time", "t0_fields/u"])
 def test_missing_dataset_is_named(name: str, tmp_path: Path) -> None:
     error = error_of(edited(_simple(tmp_path / "a.hdf5"), lambda file: file.__delitem__(name)))
     assert (error.kind, error.dataset) == ("missing_dataset", name)
@@ -246,7 +203,7 @@ def test_file_without_varying_fields_is_refused(tmp_path: Path) -> None:
     assert "no field varies in time" in str(error)
 
 
-@pytest.mark.parametrize("attribute", ["sample_varying", "time_varying", "dim_varying"])
+@pytest.mark.parametrize("attribute", ["sample_varying", "dim_varying"])
 def test_field_that_does_not_say_how_it_varies_is_refused(attribute: str, tmp_path: Path) -> None:
     path = edited(_simple(tmp_path / "a.hdf5"), lambda file: file["t0_fields/u"].attrs.__delitem__(attribute))
     error = error_of(path)
@@ -254,7 +211,7 @@ def test_field_that_does_not_say_how_it_varies_is_refused(attribute: str, tmp_pa
     assert attribute in str(error)
 
 
-@pytest.mark.parametrize("value", [[True], [True, True, True], ["a", "b"], 0.5])
+@pytest.mark.parametrize("value", [[True], ["a", "b"]])
 def test_axes_that_are_not_marked_true_or_false_each_are_refused(value: object, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         file["t0_fields/u"].attrs["dim_varying"] = value
@@ -263,7 +220,7 @@ def test_axes_that_are_not_marked_true_or_false_each_are_refused(value: object, 
     assert (error.kind, error.expected) == ("bad_attribute", "2 times true or false")
 
 
-@pytest.mark.parametrize("shape", [(2, T, X), (2, T, X, Y, 2)])
+@pytest.mark.parametrize("shape", [(2, T, X)])
 def test_field_of_another_rank_than_its_attributes_say_is_refused(shape, tmp_path: Path) -> None:
     path = tmp_path / "a.hdf5"
     with start_file(path, num_samples=2, dims=("x", "y"), attrs={}) as file:
@@ -272,34 +229,12 @@ def test_field_of_another_rank_than_its_attributes_say_is_refused(shape, tmp_pat
     assert (error.kind, error.expected) == ("wrong_rank", "(sample, time, x, y)")
 
 
-def test_tensor_of_another_rank_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf5"
-    with start_file(path, num_samples=2, dims=("x", "y"), attrs={}) as file:
-        add_field(file, 2, "D", values("D", (2, T, X, Y)), varies="st", space=(True, True))
-    error = error_of(path)
-    assert (error.kind, error.expected) == ("wrong_rank", "(sample, time, x, y, channel, column)")
-
-
 def test_vector_with_more_components_than_dimensions_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.hdf5"
     with start_file(path, num_samples=2, dims=("x", "y"), attrs={}) as file:
         add_field(file, 1, "B", values("B", (2, T, X, Y, 3)), varies="st", space=(True, True))
     error = error_of(path)
     assert (error.kind, error.dataset, error.expected) == ("shapes_differ", "t1_fields/B", "2, x, y")
-
-
-def test_zero_trajectories_are_refused(tmp_path: Path) -> None:
-    error = error_of(_simple(tmp_path / "a.hdf5", num_samples=0))
-    assert (error.kind, error.dataset) == ("no_samples", "t0_fields/u")
-
-
-def test_fields_of_different_numbers_of_trajectories_are_refused(tmp_path: Path) -> None:
-    def add(file: h5py.File) -> None:
-        del file.attrs["n_trajectories"]
-        add_field(file, 1, "v", values("v", (3, T, X, Y, 2)), varies="st", space=(True, True))
-
-    error = error_of(edited(_simple(tmp_path / "a.hdf5"), add))
-    assert (error.kind, error.expected, error.found) == ("shapes_differ", 2, 3)
 
 
 def test_fewer_trajectories_than_the_file_says_are_refused(tmp_path: Path) -> None:
@@ -312,7 +247,7 @@ def test_fewer_trajectories_than_the_file_says_are_refused(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("dims", [[], ["x", "y", "z", "w"]])
+@pytest.mark.parametrize("dims", [["x", "y", "z", "w"]])
 def test_number_of_dimensions_is_one_to_three(dims: list[str], tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         file["dimensions"].attrs["spatial_dims"] = dims
@@ -364,19 +299,7 @@ def test_scalar_that_is_called_like_something_else_is_refused(name: str, tmp_pat
     assert repr(name) in str(error)
 
 
-def test_field_that_is_called_like_something_else_is_refused(tmp_path: Path) -> None:
-    def add(file: h5py.File) -> None:
-        add_field(file, 0, "fields", values("f", (X, Y)), varies="", space=(True, True))
-
-    assert error_of(edited(_simple(tmp_path / "a.hdf5"), add)).kind == "name_clash"
-
-
 def test_scalar_of_several_values_that_does_not_vary_is_refused(tmp_path: Path) -> None:
     path = edited(_simple(tmp_path / "a.hdf5"), lambda file: add_scalar(file, "a", np.ones(3)))
     error = error_of(path)
     assert (error.kind, error.dataset) == ("bad_parameter", "scalars/a")
-
-
-def test_file_of_another_set_is_refused(tmp_path: Path) -> None:
-    error = error_of(_simple(tmp_path / "a.hdf5"), task=get_task("MHD_64"))
-    assert (error.kind, error.expected, error.found) == ("task_mismatch", 3, 2)
