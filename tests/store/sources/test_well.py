@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -182,124 +183,72 @@ def test_files_with_other_parameters_make_one_store(tmp_path: Path) -> None:
 # --- what is refused ----------------------------------------------------------------------------------
 
 
-def test_missing_group_is_named_beside_what_is_there(tmp_path: Path) -> None:
-    error = error_of(edited(_simple(tmp_path / "a.hdf5"), lambda file: file.__delitem__("dimensions")))
-    assert (error.kind, error.dataset) == ("missing_dataset", "dimensions")
-    assert error.found == f"t0_fields/u (2, {T}, {X}, {Y})"
+def _set(path: str, attribute: str, value: object) -> Callable[[h5py.File], None]:
+    return lambda file: file[path].attrs.__setitem__(attribute, value)
 
 
-@pytest.mark.parametrize("name", ["dimensions/time", "t0_fields/u"])
-def test_missing_dataset_is_named(name: str, tmp_path: Path) -> None:
-    error = error_of(edited(_simple(tmp_path / "a.hdf5"), lambda file: file.__delitem__(name)))
-    assert (error.kind, error.dataset) == ("missing_dataset", name)
-
-
-def test_file_without_varying_fields_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf5"
-    with start_file(path, num_samples=1, dims=("x", "y"), attrs={}) as file:
-        add_field(file, 0, "u", values("u", (1, X, Y)), varies="s", space=(True, True))
-    error = error_of(path)
-    assert error.kind == "missing_dataset"
-    assert "no field varies in time" in str(error)
-
-
-@pytest.mark.parametrize("attribute", ["sample_varying", "dim_varying"])
-def test_field_that_does_not_say_how_it_varies_is_refused(attribute: str, tmp_path: Path) -> None:
-    path = edited(_simple(tmp_path / "a.hdf5"), lambda file: file["t0_fields/u"].attrs.__delitem__(attribute))
-    error = error_of(path)
-    assert (error.kind, error.dataset) == ("missing_attribute", "t0_fields/u")
-    assert attribute in str(error)
-
-
-@pytest.mark.parametrize("value", [[True], ["a", "b"]])
-def test_axes_that_are_not_marked_true_or_false_each_are_refused(value: object, tmp_path: Path) -> None:
+def _put(path: str, data: np.ndarray) -> Callable[[h5py.File], None]:
     def change(file: h5py.File) -> None:
-        file["t0_fields/u"].attrs["dim_varying"] = value
+        attrs = dict(file[path].attrs)
+        del file[path]
+        file[path] = data
+        file[path].attrs.update(attrs)
 
-    error = error_of(edited(_simple(tmp_path / "a.hdf5"), change))
-    assert (error.kind, error.expected) == ("bad_attribute", "2 times true or false")
-
-
-@pytest.mark.parametrize("shape", [(2, T, X)])
-def test_field_of_another_rank_than_its_attributes_say_is_refused(shape, tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf5"
-    with start_file(path, num_samples=2, dims=("x", "y"), attrs={}) as file:
-        add_field(file, 0, "u", values("u", shape), varies="st", space=(True, True))
-    error = error_of(path)
-    assert (error.kind, error.expected) == ("wrong_rank", "(sample, time, x, y)")
+    return change
 
 
-def test_vector_with_more_components_than_dimensions_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf5"
-    with start_file(path, num_samples=2, dims=("x", "y"), attrs={}) as file:
-        add_field(file, 1, "B", values("B", (2, T, X, Y, 3)), varies="st", space=(True, True))
-    error = error_of(path)
-    assert (error.kind, error.dataset, error.expected) == ("shapes_differ", "t1_fields/B", "2, x, y")
+def _bound(kind: str, dims: list[str]) -> Callable[[h5py.File], None]:
+    return lambda file: add_boundary(file, "odd", kind, dims, ends(X))
 
 
-def test_fewer_trajectories_than_the_file_says_are_refused(tmp_path: Path) -> None:
-    path = edited(_simple(tmp_path / "a.hdf5"), lambda file: file.attrs.modify("n_trajectories", 5))
-    error = error_of(path)
-    assert (error.kind, error.expected, error.found) == (
-        "shapes_differ",
-        "5, by attribute 'n_trajectories'",
-        "2",
-    )
-
-
-@pytest.mark.parametrize("dims", [["x", "y", "z", "w"]])
-def test_number_of_dimensions_is_one_to_three(dims: list[str], tmp_path: Path) -> None:
-    def change(file: h5py.File) -> None:
-        file["dimensions"].attrs["spatial_dims"] = dims
-
-    assert error_of(edited(_simple(tmp_path / "a.hdf5"), change)).kind == "wrong_rank"
-
-
-def test_grid_that_moves_is_refused(tmp_path: Path) -> None:
-    path = edited(
-        _simple(tmp_path / "a.hdf5"), lambda file: file["dimensions/x"].attrs.modify("time_varying", True)
-    )
-    error = error_of(path)
-    assert (error.kind, error.dataset) == ("unsupported", "dimensions/x")
-
-
-def test_grid_that_differs_between_samples_is_refused(tmp_path: Path) -> None:
-    def change(file: h5py.File) -> None:
-        del file["dimensions/x"]
-        file["dimensions/x"] = np.stack([coordinate(X), coordinate(X) + 1])
-
-    error = error_of(edited(_simple(tmp_path / "a.hdf5"), change))
-    assert (error.kind, error.sample) == ("grids_differ", 1)
+U = "t0_fields/u"
+ODD = "boundary_conditions/odd"
+TRUE_OR_FALSE = "2 times true or false"
+VECTOR = values("B", (2, T, X, Y, 3))
 
 
 @pytest.mark.parametrize(
-    ("kind", "dims"), [("", ["x"]), ("wall", []), ("wall", ["r"])], ids=["no type", "no axis", "unknown axis"]
+    ("change", "kind", "dataset", "expected"),
+    [
+        (lambda file: file.__delitem__("dimensions"), "missing_dataset", "dimensions", None),
+        (lambda file: file.__delitem__("dimensions/time"), "missing_dataset", "dimensions/time", None),
+        (lambda file: file.__delitem__(U), "missing_dataset", U, None),
+        (lambda file: file[U].attrs.__delitem__("dim_varying"), "missing_attribute", U, None),
+        (lambda file: file[U].attrs.__delitem__("sample_varying"), "missing_attribute", U, None),
+        (_set(U, "time_varying", False), "missing_dataset", "t0_fields", None),  # no field varies
+        (_set(U, "dim_varying", [True]), "bad_attribute", U, TRUE_OR_FALSE),
+        (_set(U, "dim_varying", ["a", "b"]), "bad_attribute", U, TRUE_OR_FALSE),
+        (_put(U, values("u", (2, T, X))), "wrong_rank", U, "(sample, time, x, y)"),
+        (
+            lambda file: add_field(file, 1, "B", VECTOR, varies="st", space=(True, True)),
+            "shapes_differ",
+            "t1_fields/B",
+            "2, x, y",
+        ),
+        (_set("/", "n_trajectories", 5), "shapes_differ", U, "5, by attribute 'n_trajectories'"),
+        (_set("dimensions", "spatial_dims", ["x", "y", "z", "w"]), "wrong_rank", "dimensions", "1 to 3"),
+        (_set("dimensions/x", "time_varying", True), "unsupported", "dimensions/x", "a grid that stays"),
+        (
+            _put("dimensions/x", np.stack([coordinate(X), coordinate(X) + 1])),
+            "grids_differ",
+            "dimensions/x",
+            None,
+        ),
+        (_bound("", ["x"]), "bad_attribute", ODD, "bc_type, and associated_dims among x, y"),
+        (_bound("wall", ["r"]), "bad_attribute", ODD, "bc_type, and associated_dims among x, y"),
+        (_bound("wall", ["x", "y"]), "wrong_rank", f"{ODD}/mask", "(x, y)"),
+        (
+            lambda file: add_boundary(file, "odd", "wall", ["x"], np.ones((X, Y), bool)),
+            "wrong_rank",
+            f"{ODD}/mask",
+            "1 axes",
+        ),
+        (lambda file: add_scalar(file, "fields", 1.0), "name_clash", None, None),
+        (lambda file: add_scalar(file, "a", np.ones(3)), "bad_parameter", "scalars/a", "one number"),
+    ],
 )
-def test_boundary_that_does_not_say_what_and_where_is_refused(
-    kind: str, dims: list[str], tmp_path: Path
+def test_file_that_makes_no_sense_is_refused(
+    change: Callable[[h5py.File], None], kind: str, dataset: str, expected: str, tmp_path: Path
 ) -> None:
-    path = edited(_simple(tmp_path / "a.hdf5"), lambda file: add_boundary(file, "odd", kind, dims, ends(X)))
-    error = error_of(path)
-    assert (error.kind, error.dataset) == ("bad_attribute", "boundary_conditions/odd")
-
-
-def test_mask_of_another_rank_is_refused(tmp_path: Path) -> None:
-    path = edited(
-        _simple(tmp_path / "a.hdf5"), lambda file: add_boundary(file, "odd", "wall", ["x", "y"], ends(X))
-    )
-    error = error_of(path)
-    assert (error.kind, error.dataset) == ("wrong_rank", "boundary_conditions/odd/mask")
-
-
-@pytest.mark.parametrize("name", ["x", "fields"])
-def test_scalar_that_is_called_like_something_else_is_refused(name: str, tmp_path: Path) -> None:
-    path = edited(_simple(tmp_path / "a.hdf5"), lambda file: add_scalar(file, name, 1.0))
-    error = error_of(path)
-    assert error.kind == "name_clash"
-    assert repr(name) in str(error)
-
-
-def test_scalar_of_several_values_that_does_not_vary_is_refused(tmp_path: Path) -> None:
-    path = edited(_simple(tmp_path / "a.hdf5"), lambda file: add_scalar(file, "a", np.ones(3)))
-    error = error_of(path)
-    assert (error.kind, error.dataset) == ("bad_parameter", "scalars/a")
+    error = error_of(edited(_simple(tmp_path / "a.hdf5"), change))
+    assert (error.kind, error.dataset, error.expected) == (kind, dataset, expected)
