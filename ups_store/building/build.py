@@ -60,9 +60,8 @@ from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
 from ups_store.sources.readers import ReadBatch
 from ups_store.system import files
-from ups_store.system.files import make_folder
-from ups_store.system.memory_file import IN_MEMORY, is_in_memory
-from ups_store.system.replacement import real_place
+from ups_store.system.files import is_in_memory, make_folder, real_place
+from ups_store.system.memory import IN_MEMORY
 from ups_store.write.writer import Committer, StoreWriter
 
 

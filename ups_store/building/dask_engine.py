@@ -31,9 +31,8 @@ from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
 from ups_store.launch import run_id
 from ups_store.sources.contents import changed
 from ups_store.system import files
-from ups_store.system.files import make_folder
+from ups_store.system.files import Progress, make_folder
 from ups_store.system.paths import partitions_pattern
-from ups_store.system.progress import Progress
 from ups_store.write.target import new_file
 
 with needs("dask"):

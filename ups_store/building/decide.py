@@ -22,8 +22,8 @@ from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, building_path
 from ups_store.system import files
+from ups_store.system.files import check_not_read_only, real_place
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
-from ups_store.system.replacement import check_not_read_only, real_place
 
 Action = Literal["reuse", "repack", "build", "continue", "rebuild", "refuse"]
 Holds = Literal["fields", "latents"]

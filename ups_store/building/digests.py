@@ -13,8 +13,7 @@ from ups_store.building.readers import Readers, given_or_own
 from ups_store.errors import FormatError, SourceError
 from ups_store.sources.contents import FileState, changed
 from ups_store.sources.reader import DigestKind, digest_request
-from ups_store.system.progress import Progress
-from ups_store.system.replacement import replace_text
+from ups_store.system.files import Progress, replace_text
 
 __all__ = ["DIGEST_CHARACTERS", "DigestCache", "DigestKind", "Digests", "FileSignature"]
 

@@ -29,7 +29,7 @@ from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX, building_
 from ups_store.read.store_file import looks_like_store
 from ups_store.remote.transfer import is_pulling
 from ups_store.system import files, locks
-from ups_store.system.replacement import real_place
+from ups_store.system.files import real_place
 from ups_store.write.building import read_owner
 from ups_store.write.create import join
 from ups_store.write.writer import Committer, StoreWriter

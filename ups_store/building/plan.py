@@ -26,7 +26,7 @@ from ups_store.sources.contents import OuterFile, Selection, SourceInfo, changed
 from ups_store.sources.reader import describe_request
 from ups_store.sources.source_files import SourceFile, SourceSamples
 from ups_store.sources.tasks import Task
-from ups_store.system.progress import Progress
+from ups_store.system.files import Progress
 from ups_store.write.blueprint import blueprint_of
 from ups_store.write.create import identity_of
 

@@ -16,13 +16,13 @@ from ups_store.building.config import CacheConfig
 from ups_store.building.encode import DescribingEncoder
 from ups_store.building.plan import StorePlan
 from ups_store.building.readers import Readers, given_or_own
-from ups_store.errors import SourceError, StalledError
+from ups_store.errors import SourceError, StoreError
 from ups_store.format.metadata import MAX_ARRAYS
 from ups_store.read.recovery import building_path
 from ups_store.sources.contents import outer_state
 from ups_store.sources.reader import ALIGN, MAX_SAMPLES, ReadRequest
 from ups_store.sources.readers import ReadBatch, Skipped
-from ups_store.system.stalls import DeadlineThread
+from ups_store.system.stalls import STALLED, DeadlineThread
 
 BATCH_BYTES = 32 << 20  # read and committed together: then the two syncs of a batch cost little
 MAX_CHUNKED_BYTES = 64 << 20  # of a batch that is larger in order to hold whole chunks
@@ -194,14 +194,13 @@ def unread_error(plan: StorePlan, skipped: Sequence[Skipped]) -> UnreadSamplesEr
     """Return the error for samples that were skipped."""
     samples = np.sort(np.concatenate([item.samples for item in skipped]))
     first = ", ".join(map(str, samples[:_SHOWN])) + (", ..." if len(samples) > _SHOWN else "")
-    error = UnreadSamplesError(
+    return UnreadSamplesError(
         f"{plan.title}: {len(samples)} of {plan.num_samples} samples can't be read and were skipped: {first}",
         path=building_path(plan.path),
         hint="the others are committed: run the same command again to continue, or with --overwrite if "
         "sources were replaced",
+        samples=tuple(int(sample) for sample in samples),
     )
-    error.samples = tuple(int(sample) for sample in samples)
-    return error
 
 
 class BuildDeadlines(DeadlineThread):
@@ -240,10 +239,12 @@ class BuildDeadlines(DeadlineThread):
         finally:
             self.rest(slot="commit")
 
-    def _error(self, what: str, allowed_s: float) -> StalledError:
+    def _error(self, what: str, allowed_s: float) -> StoreError:
         key = "encode" if what.startswith("encoding") else "commit"
-        return StalledError(
+        return StoreError(
             f"the build stalled: {what} wasn't over in {allowed_s:g} s",
+            kind="stalled",
+            exit_code=STALLED,
             path=self._store,
             hint=f"{self.path} has the stacks of all threads; raise cache.{key}_timeout_s if it only was"
             " slow; the same command continues",

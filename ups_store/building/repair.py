@@ -15,9 +15,9 @@ from ups_store.building.config import BuildConfig, load_config
 from ups_store.building.joining import create_file
 from ups_store.building.progress import Watcher
 from ups_store.building.readers import Readers
-from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
+from ups_store.check.doctor import Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
-from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, ReadOnlyError, hinting
+from ups_store.errors import AccessError, ConfigError, FormatError, IdentityMismatchError, hinting
 from ups_store.format.root import config_hash, describe_differences, differences
 from ups_store.system import files
 
@@ -60,7 +60,7 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
             kind="not_repairable",
             expected="a damaged store whose metadata can be read",
             found=found.status.value,
-            hint=ADVICE[found.status],
+            hint=found.status.advice,
         )
     identity = found.catalog.root.identity
     settings = _settings(path, identity.get("content"), config, overrides)
@@ -125,7 +125,7 @@ def _rebuild(build: Build, found: Diagnosis, watcher: Watcher) -> Repair:
     good &= ~np.isin(groups, groups[~good])
     plan = replace(build.plan, path=found.path, attrs=found.catalog.root.attrs)
     hint, writable = "finish that build first, or move its file away", "make it writable with chmod u+w first"
-    with hinting(hint, IdentityMismatchError, FormatError), hinting(writable, ReadOnlyError):
+    with hinting(hint, IdentityMismatchError, FormatError), hinting(writable, AccessError):
         writer = create_file(plan, build.identify())
     with writer:
         missing = writer.missing()

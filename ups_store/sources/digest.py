@@ -12,8 +12,8 @@ from typing import Any
 
 from ups_store.errors import SourceError, needs
 from ups_store.sources.hdf5 import h5py, has_signature, known_shape, no_file_any_more, open_hdf5, translated
-from ups_store.system.mappings import page_aligned
-from ups_store.system.progress import Progress
+from ups_store.system.files import Progress
+from ups_store.system.memory import page_aligned
 
 with needs("hdf5"):
     import blake3

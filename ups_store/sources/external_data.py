@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ups_store.errors import ConfigError, ExternalDataError, SourceError
+from ups_store.errors import ConfigError, SourceError
 from ups_store.sources.contents import FileState, OuterFile, changed, file_state
 from ups_store.sources.hdf5 import (
     Box,
@@ -182,9 +182,8 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         if not path.is_relative_to(self._root):
             hint = "move the file there, or allow another folder: --follow-external (data.follow_external)"
             problem = f"dataset {dataset!r} {_WORDS[kind]}, beyond the folder that is allowed"
-            error = self._error(problem, "external_outside", path, dataset, hint)
-            error.expected = f"a file below {self._root}"
-            raise error
+            expected = f"a file below {self._root}"
+            raise self._error(problem, "external_outside", path, dataset, hint, expected=expected)
         if not path.exists():
             raise self._missing(name, kind, dataset)
         if not path.is_file():
@@ -257,9 +256,8 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             names = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
             if any("%b" in name.replace("%%", "") for name in names):
                 problem = "virtual dataset of numbered sources: a missing last one couldn't be noticed"
-                error = self._unsupported(problem, dataset)
-                error.expected, error.found = "names without %b", f"{names[1]} of {names[0]}"
-                raise error
+                facts = {"expected": "names without %b", "found": f"{names[1]} of {names[0]}"}
+                raise self._unsupported(problem, dataset, **facts)
             file, name = (text.replace("%%", "%") for text in names)
             space = plist.get_virtual_vspace(i)
             start, box = self._selected(space, space.shape, dataset)
@@ -331,24 +329,25 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             box.append(range(first, first + c * b * step, step))
         return start, tuple(box)
 
-    def _missing(self, name: str, kind: Kind, dataset: str) -> ExternalDataError:
+    def _missing(self, name: str, kind: Kind, dataset: str) -> SourceError:
         subject = "a source of the virtual" if kind == "virtual" else "a file with data of"
         missing_kind = "virtual_missing" if kind == "virtual" else "external_missing"
         hint = "fetch or mount it, or make the dataset without it"
         return self._error(f"{subject} dataset {dataset!r} is missing", missing_kind, name, dataset, hint)
 
-    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> ExternalDataError:
-        error = ExternalDataError(problem, kind=kind, path=self._path, found=outer, hint=hint)
-        error.dataset, error.outer = dataset, str(outer)
-        return error
+    def _error(
+        self, problem: str, kind: str, outer: object, dataset: str, hint: str, **facts: object
+    ) -> SourceError:
+        facts |= {"found": outer, "outer": str(outer), "hint": hint}
+        return source_error(problem, kind, self._path, dataset, **facts)
 
     def _truncated(self, dataset: str, expected: object, found: object) -> SourceError:
         facts: dict[str, Any] = {"expected": expected, "found": found, "hint": "copy the file again"}
         return source_error("data in another file ends too early", "truncated", self._path, dataset, **facts)
 
-    def _unsupported(self, problem: str, dataset: str) -> SourceError:
+    def _unsupported(self, problem: str, dataset: str, **facts: object) -> SourceError:
         hint = "make it again, of blocks of its sources, all by their names"
-        return source_error(problem, "virtual_unsupported", self._path, dataset, hint=hint)
+        return source_error(problem, "virtual_unsupported", self._path, dataset, hint=hint, **facts)
 
 
 def _steps(name: str) -> list[str]:

@@ -46,7 +46,7 @@ from ups_store.sources.reader import (
     SlotMemory,
 )
 from ups_store.sources.source_files import USUAL_SLOTS
-from ups_store.system.progress import Progress
+from ups_store.system.files import Progress
 
 _PROGRAM = "from ups_store.sources.reader import main; main()"
 _TURN_S = 0.5  # the longest wait: what a reader says about itself may bring a deadline forward

@@ -17,7 +17,7 @@ from ups_store.sources.contents import Selection
 from ups_store.sources.hdf5 import h5py
 from ups_store.sources.source_files import BLOCK_BYTES
 from ups_store.sources.values import CastLoss, cast_into
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
 from ups_store.system.runs import Runs, copy_runs
 
 _READ_AT_ONCE = 8 << 20  # after each the reader says that it gets on
@@ -178,7 +178,7 @@ def _copy_cached(fd: int, first: int, out: memoryview) -> bool:
         return False
     shift = first % mmap.PAGESIZE
     try:
-        mapping = mappings.map_read_only(fd, shift + len(out), first=first - shift)
+        mapping = memory.map_read_only(fd, shift + len(out), first=first - shift)
     except (OSError, ValueError):  # too little address space, or the file was cut
         return False
     source, runs = np.frombuffer(mapping, np.uint8), Runs(np.array([shift]), len(out))

@@ -79,7 +79,7 @@ def open_source(
     Raises:
         SourceError: With `path`, `dataset` where one is concerned, and a `kind`, such as "missing_file",
             "truncated", "unknown_layout", "missing_dataset", "wrong_rank" or "task_mismatch".
-        ExternalDataError: If data lies in other files, and isn't allowed to, or one of them is missing.
+        SourceError: If data lies in other files, and isn't allowed to, or one of them is missing.
         ConfigError: If `follow` isn't a folder.
     """
     check_local(path)

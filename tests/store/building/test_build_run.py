@@ -38,8 +38,7 @@ from ups_store.read.recovery import building_path, read_building_file
 from ups_store.sources import digest as digests
 from ups_store.sources.source import Source
 from ups_store.system import files
-from ups_store.system.files import make_folder
-from ups_store.system.replacement import replace_text
+from ups_store.system.files import make_folder, replace_text
 
 NAME = "burgers1d_train.zarr.zip"
 NO_CAST = {"num_underflow": 0, "num_overflow": 0}

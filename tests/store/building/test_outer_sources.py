@@ -17,7 +17,7 @@ from ups_store.building.command import main
 from ups_store.building.config import BuildConfig
 from ups_store.building.progress import QuietWatcher
 from ups_store.building.stores import explain_all
-from ups_store.errors import ExternalDataError, SourceError
+from ups_store.errors import SourceError
 from ups_store.read.recovery import building_path
 
 NAME = "burgers1d_train.h5"
@@ -48,7 +48,7 @@ def built(config: BuildConfig) -> np.ndarray:
 
 def test_build_refuses_data_in_other_files_unless_a_folder_is_allowed(tmp_path: Path) -> None:
     source = virtual(tmp_path)
-    with pytest.raises(ExternalDataError) as caught:
+    with pytest.raises(SourceError) as caught:
         build(following(tmp_path, follow_external=None))
     error = caught.value
     assert (error.kind, error.path, error.dataset) == ("external_data", str(source), "tensor")
@@ -165,7 +165,7 @@ def test_flag_of_the_command_allows_a_folder(tmp_path: Path, capsys: pytest.Capt
     virtual(tmp_path)
     words = ["--tasks", "burgers1d", "--split", "train", "--num-workers", "0", "--json"]
     words += ["--root", str(tmp_path / "source"), "--cache-dir", str(tmp_path / "cache")]
-    with pytest.raises(ExternalDataError):
+    with pytest.raises(SourceError):
         main(words)
     with pytest.raises(SystemExit) as ended:
         main([*words, "--follow-external", str(tmp_path / "outer")])

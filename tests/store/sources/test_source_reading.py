@@ -29,7 +29,7 @@ from ups_store.sources.readers import ReaderPool
 from ups_store.sources.regions import DatasetExtent, read_samples
 from ups_store.sources.source import open_source
 from ups_store.sources.values import ValueRange
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
 
 SHAPE = (7, 6, 10)
 VALUES = np.random.default_rng(3).random(SHAPE, dtype=np.float32)
@@ -144,13 +144,13 @@ def test_straight_reading_past_the_end_of_a_cut_file_is_an_error(tmp_path: Path)
 def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of what was mapped, here however short it is."""
     lengths: list[int] = []
-    real = mappings.map_read_only
+    real = memory.map_read_only
 
     def spy(fd: int, nbytes: int, *, first: int = 0) -> mmap.mmap:
         lengths.append(nbytes)
         return real(fd, nbytes, first=first)
 
-    monkeypatch.setattr(mappings, "map_read_only", spy)
+    monkeypatch.setattr(memory, "map_read_only", spy)
     monkeypatch.setattr(regions, "_MAPPED_FROM", 1)
     return lengths
 
@@ -188,7 +188,7 @@ def test_what_is_not_mapped_is_read(
     if why == "cold":
         monkeypatch.setattr(files, "in_page_cache", never_cached)
     if why == "no_address_space":
-        monkeypatch.setattr(mappings, "map_read_only", no_space)
+        monkeypatch.setattr(memory, "map_read_only", no_space)
     if why == "short":
         monkeypatch.setattr(regions, "_MAPPED_FROM", 241)
     path = tmp_path / "a.h5"
