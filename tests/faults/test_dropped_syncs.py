@@ -150,13 +150,13 @@ NEEDED: dict[Place, Check] = {
     ("write/spool.py", "_commit", 1): noting,
     ("write/spool.py", "_commit", 2): noting,
     ("write/spool.py", "_commit", 3): check_spool,
-    ("remote/fetch.py", "_publish", 2): copying,
-    ("remote/fetch.py", "_publish", 1): copying,
+    ("remote/fetch.py", "run", 2): copying,
+    ("remote/fetch.py", "run", 1): copying,
     ("remote/fetch.py", "_take", 1): copying,
     ("remote/fetch.py", "_start_again", 1): copying,
 }
 DEARER = {
-    ("write/spool.py", "_save", 2),
+    ("write/spool.py", "_commit", 2),
     ("write/create.py", "create_building", 3),
     ("write/create.py", "_resume", 2),
     ("write/create.py", "join", 1),
