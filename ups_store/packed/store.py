@@ -42,7 +42,7 @@ from ups_store.read.catalog import (
 )
 from ups_store.read.chunked import ChunkedStore, Wanted
 from ups_store.read.chunks import Chunk, chunk_of
-from ups_store.read.preload import PreloadReport, Request, preload, ram_budget
+from ups_store.read.preload import PreloadReport, Request, preload, ram_budget, refused
 from ups_store.read.store_file import StoreFile, read_bytes
 from ups_store.read.verify import Checked, Problem, Report, Sums, Verifier
 from ups_store.system import files, memory
@@ -272,16 +272,16 @@ class PackedStore(ChunkedStore):
         if is_other or mode not in ("auto", "copy", "page-cache"):
             hint = 'use mode="copy" or "page-cache" alone, or unpack it with `ups-store unpack`'
             raise self._unsupported(f"a packed store has no samples to preload by mode {mode!r}", hint)
-        refused = ""
+        refusal = ""
         if mode in ("auto", "copy"):
             try:
                 return self._preload_decoded(request)
             except MemoryLimitError as error:
                 if mode == "copy":
                     raise
-                refused = f"copy refused ({error.problem}: {error.found}); "
+                refusal = f"{refused('copy', error)}; "
         report = preload(self._file, self.catalog, request, read_catalog=read_packed)
-        return replace(report, why=refused + report.why)
+        return replace(report, why=refusal + report.why)
 
     def _preload_decoded(self, request: Request) -> PreloadReport:
         """Decode every array that isn't yet; then nothing is read from the file any more."""

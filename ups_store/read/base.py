@@ -370,12 +370,11 @@ class AnyStore(ABC):
             SpecError: For arguments that have no meaning, or no effect in this mode; kind "unsupported" for
                 what this kind of store can't do.
         """
-        from ups_store.read.preload import Request, refuse_lock
+        from ups_store.read.preload import Request
 
         self.check_open()
-        refuse_lock(lock, path=self.path)
         request = Request(mode, device, samples, shared, margin, num_threads, progress)
-        request.check(len(self), path=self.path)
+        request.check(len(self), path=self.path, lock=lock)
         return self._preload(request)
 
     @abstractmethod

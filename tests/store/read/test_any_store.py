@@ -83,7 +83,7 @@ def as_numpy(batch: dict[str, Any]) -> dict[str, np.ndarray]:
     """A batch with tensors as arrays; bfloat16 ones by their bits."""
     if all(isinstance(values, np.ndarray) for values in batch.values()):
         return batch
-    from ups_store.torch.memory import as_array
+    from ups_store.torch.batch import as_array
 
     return {name: as_array(values) for name, values in batch.items()}
 
