@@ -73,13 +73,13 @@ def tune(
         most = min(MAX_SAMPLES, _MAX_BATCH_BYTES // max(1, plan.source_sample_nbytes))
         while (rate := _try(filling, size, samples, clock, trials)) is None:  # out of memory
             size = max(plan.group_size, size // 2)
-        rest_s = len(left := filling.left_of(samples)) / rate
+        rest_s = len(left := filling.missing(samples)) / rate
         is_short = rest_s < LONG * TRIAL_S
         while not is_short and 2 * size <= most and len(left) >= 2 * MIN_BATCHES * size:
             twice = _try(filling, 2 * size, left, clock, trials)
             if twice is None or twice <= BETTER * rate:
                 break
-            size, rate, left = 2 * size, twice, filling.left_of(samples)
+            size, rate, left = 2 * size, twice, filling.missing(samples)
         why = f"{rate:,.0f} samples/s, the best of {len(trials)} tries"
         if is_short:
             why = f"the rest takes some {rest_s:.0f} s, too little to try others"
@@ -97,7 +97,7 @@ def _try(
     filling.progress.clear()
     filling.batch_size = size
     try:
-        filling.fill(filling.left_of(samples), for_s=TRIAL_S)
+        filling.fill(filling.missing(samples), for_s=TRIAL_S)
         rate = max(1e-9, rate_of(filling.progress, time.perf_counter() - started))
     except Exception as error:
         is_of_memory = isinstance(error, MemoryError) or getattr(error, "kind", "") == "no_memory"
