@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from ups.errors import OutputError
-from ups_store.system.replacement import create_replacement, real_place, take_over_permissions
+from ups_store.system.files import create_replacement, real_place, take_over_permissions
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,11 @@ __version__ = "0.1.0"
 
 _lazy, __all__ = attach(__name__, __file__)
 _GONE = {  # and what to write instead
+    "DownloadError": "catch SourceError, which has its kinds",
+    "ExternalDataError": "catch SourceError, which has its kinds and `outer`",
     "PartsWriter": "`ups_store.write` takes samples of an unknown number, `append` adds to a pattern",
+    "ReadOnlyError": "catch AccessError, of kind 'read_only'",
+    "StalledError": "it ends the process by itself, with exit code 4",
     "StoreSet": "`ups_store.open` of a pattern such as days-*.zarr.zip gives PartitionedStore",
     "cached_in": "write `ups_store.cached(path, identity, function)`, with the arguments in the identity",
     "write_parts": "write `ups_store.write(path, samples, identity=...)`, which needs no number of samples; "

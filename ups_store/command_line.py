@@ -20,7 +20,6 @@ with needs("cli"):
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_URL_ARGUMENTS = "url_arguments"  # attribute of a verb: names of those that may be URLs
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 
@@ -45,7 +44,7 @@ class _WithCommonOptions:
             raise
 
     def _present(self, arguments: Sequence[str]) -> list[str]:
-        """The arguments with today's flags; a verb that has one of an earlier name keeps it."""
+        """Return the arguments with today's flags; a verb that has one of an earlier name keeps it."""
         known = {flag for parameter in self.params for flag in parameter.opts}
         present = []
         for argument in arguments:
@@ -53,6 +52,45 @@ class _WithCommonOptions:
             renamed = FLAGS.get(flag) if flag not in known else None
             present.append(f"{renamed}{equals}{value}" if renamed in known else argument)
         return present
+
+
+def _allow_variables(names: list[str] | None) -> None:
+    """Have this process, and those that it starts, take the word of the command line."""
+    if names:
+        for name in set(names).difference(os.environ):
+            log(f"--allow-env {name}: no such variable in the environment", label="warning", style="yellow")
+        os.environ[ALLOWED_VARIABLES] = ",".join([*names, os.environ.get(ALLOWED_VARIABLES, "")])
+
+
+_AllowEnv = typer.Option(
+    callback=_allow_variables,
+    metavar="NAME",
+    help="variable that the configuration may tell other machines by a URL, or an included file use",
+)
+_Quiet = typer.Option(
+    "--quiet", "-q", callback=set_quiet, help="results, warnings and errors only; no progress"
+)
+_Verbose = typer.Option(
+    "--verbose", "-v", count=True, callback=set_verbosity, show_default=False, help="more; -vv: tracebacks"
+)
+
+
+@cache
+def _common_options() -> list[Any]:
+    """Make the options that every verb has; their callbacks are all that reads them."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def common(
+        allow_env: Annotated[list[str] | None, _AllowEnv] = None,
+        quiet: Annotated[bool, _Quiet] = False,
+        verbose: Annotated[int, _Verbose] = 0,
+    ) -> None: ...
+
+    options = list(typer.main.get_command(app).params)
+    for option in options:
+        option.expose_value = False
+    return options
 
 
 class Verb(_WithCommonOptions, TyperCommand):
@@ -64,12 +102,7 @@ class Verbs(_WithCommonOptions, TyperGroup):
 
 
 def make_app(verbs: Mapping[str, Callable[..., Any]], *, cls: type[Verbs] = Verbs) -> typer.Typer:
-    """Make a command of several verbs, which offers completion for the user's shell.
-
-    Args:
-        verbs: Functions by the name of their verb, in the order of the help.
-        cls: A special kind of `Verbs`.
-    """
+    """Make a command of several verbs, in the order of the help, with completion for the user's shell."""
     app = typer.Typer(
         cls=cls,
         no_args_is_help=True,
@@ -93,23 +126,23 @@ def reading_urls(*names: str) -> Callable[[_Function], _Function]:
     """Have a verb take URLs as these of its arguments, which it gives to `ups_store.open`."""
 
     def mark(verb: _Function) -> _Function:
-        verb.__dict__[_URL_ARGUMENTS] = names
+        verb.__dict__["url_arguments"] = names
         return verb
 
     return mark
 
 
 def _refusing_urls(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb, which never sees what `pathlib` makes of a URL, unless it reads URLs."""
-    read = getattr(verb, _URL_ARGUMENTS, ())
+    """Have a verb never see what `pathlib` makes of a URL, unless it reads URLs."""
+    read = getattr(verb, "url_arguments", ())
 
     @wraps(verb)
-    def checked(*arguments: Any, **given: Any) -> Any:
+    def checked(**given: Any) -> Any:
         for name, value in given.items():
             for path in value if isinstance(value, list) else [value]:
                 if isinstance(path, Path) and not (name in read and is_remote(path)):
                     check_local(path)
-        return verb(*arguments, **given)
+        return verb(**given)
 
     return checked
 
@@ -121,43 +154,3 @@ def completing(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
         return [word for word in known() if word.startswith(incomplete)]
 
     return complete
-
-
-def _allow_variables(names: list[str] | None) -> None:
-    """Have this process, and those that it starts, take the word of the command line."""
-    if names:
-        for name in set(names).difference(os.environ):
-            log(f"--allow-env {name}: no such variable in the environment", label="warning", style="yellow")
-        os.environ[ALLOWED_VARIABLES] = ",".join([*names, os.environ.get(ALLOWED_VARIABLES, "")])
-
-
-_AllowEnv = typer.Option(
-    "--allow-env",
-    callback=_allow_variables,
-    metavar="NAME",
-    help="variable that the configuration may tell other machines by a URL, or an included file use",
-)
-_Quiet = typer.Option(
-    "--quiet", "-q", callback=set_quiet, help="results, warnings and errors only; no progress"
-)
-_Verbose = typer.Option(
-    "--verbose", "-v", count=True, callback=set_verbosity, show_default=False, help="more; -vv: tracebacks"
-)
-
-
-@cache
-def _common_options() -> list[Any]:
-    """The options that every verb has; their callbacks are all that reads them."""
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def common(
-        allow_env: Annotated[list[str] | None, _AllowEnv] = None,
-        quiet: Annotated[bool, _Quiet] = False,
-        verbose: Annotated[int, _Verbose] = 0,
-    ) -> None: ...
-
-    options = list(typer.main.get_command(app).params)
-    for option in options:
-        option.expose_value = False
-    return options

@@ -20,7 +20,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Annotated, Any, NoReturn
 
 from ups_store.errors import BuildInterruptedError, DiskFullError, StoreError, needs
@@ -52,11 +51,11 @@ class PrintableConsole(Console):
         super().__init__(markup=False, highlight=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text that a string becomes; escaped here, so that a table measures what it shows."""
+        """Escape a string before it becomes text, so that a table measures what it shows."""
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What anything becomes, such as `Text` and progress bars; rich's own control codes pass."""
+        """Escape what anything becomes, such as `Text` and progress bars; rich's own control codes pass."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
@@ -76,7 +75,7 @@ def set_quiet(is_wanted: bool) -> bool:
 
 
 def is_quiet() -> bool:
-    """Whether -q was given."""
+    """Return whether -q was given."""
     return console.quiet
 
 
@@ -88,12 +87,12 @@ def set_verbosity(count: int) -> int:
 
 
 def is_verbose(level: int = 1) -> bool:
-    """Whether -v was given so many times."""
+    """Return whether -v was given so many times."""
     return _verbosity >= level
 
 
 def results() -> Console:
-    """The console for results: stdout as it is now; lines wrap on a terminal only."""
+    """Return the console for results: stdout as it is now; lines wrap on a terminal only."""
     return PrintableConsole(width=None if sys.stdout.isatty() else _UNWRAPPED)
 
 
@@ -106,8 +105,7 @@ def print_lines(*lines: str) -> None:
 def print_json(document: Any) -> None:
     """Write one JSON document as one line to stdout; NumPy scalars and paths are converted.
 
-    Raises:
-        ValueError: For NaN and infinities, which JSON doesn't have.
+    NaN and infinities, which JSON doesn't have, are a `ValueError`.
     """
     print_lines(json_text(document, default=_to_json))
 
@@ -119,11 +117,7 @@ def _to_json(value: Any) -> Any:
 def log(message: str, *, style: str = "", label: str = "", is_last: bool = False) -> None:
     """Write a line to stderr, such as a warning: `log("...", label="warning", style="yellow")`.
 
-    Args:
-        message: What is said.
-        style: Of the label.
-        label: Stands before it; -q leaves out what has none.
-        is_last: Whether it says how the command ended: -q doesn't leave that out.
+    -q leaves out what has no label, unless it is the last, which says how the command ended.
     """
     prefix = [Text(f"{label}:", style=f"bold {style}".strip())] if label else []
     was_quiet, console.quiet = console.quiet, console.quiet and not (label or is_last)
@@ -142,10 +136,20 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     """
     global _verbosity
     _verbosity, console.quiet = verbosity, False
-    _open_standard_streams()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: its descriptor would go to the next file that is opened
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as the process lives
+    if hasattr(sys.stdout, "reconfigure"):  # paths needn't be text in the encoding of the terminal
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _naming_stdout(), _warnings_as_lines(), _terminable(), _interruptible_anywhere():
-            code = _exit_code_of_main(main)
+        with _warnings_as_lines(), _terminable(), _interruptible_anywhere():
+            code: Any
+            try:
+                code = main()
+            except SystemExit as ended:
+                code = ended.code
+            if code == _SHELL_INTERRUPTED:
+                raise KeyboardInterrupt
             sys.stdout.flush()  # here, where a closed pipe can still be told from a good end
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
@@ -155,38 +159,10 @@ def run(main: Callable[[], int | None], *, verbosity: int = 0) -> NoReturn:
     # before the handlers, can be interrupted, too.
     for number in (signal.SIGINT, *STOPPING):
         atexit.register(signal.signal, number, signal.SIG_IGN)
-    _forget_interrupts()
+    # `python -m` notes a Ctrl-C that left an `exec` of text, as that of an import that makes a dataclass, and
+    # ends itself by SIGINT in the end, also where it was caught further out. The next `exec` clears the note.
+    exec("")
     sys.exit(code or 0)
-
-
-class _Named:
-    """A stream whose errors say its name: the system knows descriptors only."""
-
-    def __init__(self, stream: Any, name: str) -> None:
-        self._stream, self._name = stream, name
-
-    def __getattr__(self, attribute: str) -> Any:
-        value = getattr(self._stream, attribute)
-        return partial(self._call, value) if attribute in ("write", "flush") else value
-
-    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return method(*arguments)
-        except OSError as error:
-            error.filename = self._name
-            raise
-
-
-@contextlib.contextmanager
-def _naming_stdout() -> Iterator[None]:
-    """Have errors of stdout say that they are of stdout."""
-    stdout: Any = sys.stdout
-    sys.stdout = named = _Named(stdout, "stdout")
-    try:
-        yield
-    finally:
-        if sys.stdout is named:
-            sys.stdout = stdout
 
 
 @contextlib.contextmanager
@@ -202,34 +178,6 @@ def _warnings_as_lines() -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = before
-
-
-def _forget_interrupts() -> None:
-    """Have `python -m` end with our exit code, though a Ctrl-C once left an `exec` of text.
-
-    Python notes that, and ends itself by SIGINT in the end, also where the interrupt was caught further out:
-    dataclasses, for one, are made by `exec`, when a module is imported. The next `exec` clears the note.
-    """
-    exec("")
-
-
-def _exit_code_of_main(main: Callable[[], int | None]) -> Any:
-    try:
-        code: Any = main()
-    except SystemExit as ended:
-        code = ended.code
-    if code == _SHELL_INTERRUPTED:
-        raise KeyboardInterrupt
-    return code
-
-
-def _open_standard_streams() -> None:
-    """Make stdout and stderr usable, however the process was started."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed: its descriptor would go to the next file that is opened
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as the process lives
-    if hasattr(sys.stdout, "reconfigure"):  # paths needn't be text in the encoding of the terminal
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -252,13 +200,13 @@ def _interruptible_anywhere() -> Iterator[None]:
     timers: list[threading.Timer] = []
 
     def hook(lost: Any) -> None:
-        if issubclass(lost.exc_type, KeyboardInterrupt):
-            again = threading.Timer(0.01, _thread.interrupt_main)
-            again.daemon = True
-            timers.append(again)
-            again.start()
-        else:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
             previous(lost)
+            return
+        again = threading.Timer(0.01, _thread.interrupt_main)
+        again.daemon = True
+        timers.append(again)
+        again.start()
 
     sys.unraisablehook = hook
     try:
@@ -288,36 +236,36 @@ def interruptible(hint: str = "run the same command again to continue") -> Itera
 def report(error: BaseException) -> int:
     """Report on stderr what went wrong; returns the exit code."""
     if isinstance(error, BrokenPipeError):
-        _discard_stdout()
+        # What is still buffered would fail once more when Python closes stdout.
+        with contextlib.suppress(OSError, ValueError):
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, sys.stdout.fileno())
+            os.close(devnull)
         return 1
     with contextlib.suppress(OSError, SystemExit):  # where stderr is closed, there is still the exit code
-        _tell(error)
+        if is_verbose(2):
+            sys.stderr.write(printable(without_secrets("".join(traceback.format_exception(error)))))
+        if _is_usage_error(error):
+            usage = io.StringIO()
+            error.show(usage)  # type: ignore[attr-defined]  # with the usage of the verb
+            sys.stderr.write(printable(usage.getvalue().expandtabs(4)))  # values are listed by tabs
+        else:
+            log(message_of(error), label="error", style="red")
     return exit_code_of(error)
 
 
-def _tell(error: BaseException) -> None:
-    if is_verbose(2):
-        sys.stderr.write(printable(without_secrets("".join(traceback.format_exception(error)))))
-    if _is_usage_error(error):
-        usage = io.StringIO()
-        error.show(usage)  # type: ignore[attr-defined]  # with the usage of the verb
-        sys.stderr.write(printable(usage.getvalue().expandtabs(4)))  # choices of a value are listed by tabs
-    else:
-        log(message_of(error), label="error", style="red")
-
-
 def exit_code_of(error: BaseException) -> int:
-    """The exit code that an error stands for."""
+    """Return the exit code that an error stands for."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError.exit_code
-    is_known = _is_own(error) or _is_usage_error(error)
+    is_known = _has_sentence(error) or _is_usage_error(error)
     return int(getattr(error, "exit_code", 1)) if is_known else 1
 
 
-def _is_own(error: BaseException) -> bool:
-    """Whether it was raised on purpose, here or by an encoder: then it has a sentence and an exit code."""
+def _has_sentence(error: BaseException) -> bool:
+    """Return whether it was raised on purpose, here or by an encoder: then it has a sentence and a code."""
     return isinstance(error, StoreError) or (hasattr(error, "problem") and hasattr(error, "exit_code"))
 
 
@@ -327,8 +275,8 @@ def _is_usage_error(error: BaseException) -> bool:
 
 
 def message_of(error: BaseException) -> str:
-    """What a person reads of an error: its sentence where it was raised on purpose."""
-    if _is_own(error):
+    """Return what a person reads of an error: its sentence where it was raised on purpose."""
+    if _has_sentence(error):
         return str(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED_LINE
@@ -341,24 +289,11 @@ def message_of(error: BaseException) -> str:
     return f"unexpected {type(error).__name__}: {error}; run it with -vv and report what it prints"
 
 
-def _discard_stdout() -> None:
-    # What is still buffered would fail once more when Python closes stdout.
-    with contextlib.suppress(OSError, ValueError):
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
-        os.close(devnull)
-
-
 @contextlib.contextmanager
 def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Show a bar with rate and time left on stderr while the block runs; nothing unless it is a terminal.
 
-    Args:
-        description: What is being done.
-        total: How many bytes there are.
-        quiet: Whether to show nothing anyway.
-    Yields:
-        A function that takes how many bytes were done since the last call.
+    Yields a function that takes how many of the `total` bytes were done since the last call.
     """
     if quiet or is_quiet() or not console.is_terminal:
         yield lambda nbytes: None
@@ -380,7 +315,7 @@ def progress_bar(description: str, *, total: int, quiet: bool = False) -> Iterat
 
 
 def format_nbytes(nbytes: int) -> str:
-    """Bytes for people: "823.3 kB", decimal units."""
+    """Write bytes for people: "823.3 kB", decimal units."""
     size, unit = float(nbytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if size >= 999.95:
@@ -389,7 +324,7 @@ def format_nbytes(nbytes: int) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Time that has passed, for people: "3 minutes ago"."""
+    """Write time that has passed for people: "3 minutes ago"."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             num = int(seconds // length)
@@ -398,7 +333,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Time for people, rounded: "1 h 5 min"."""
+    """Write time for people, rounded: "1 h 5 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -8,7 +8,8 @@ This module imports nothing of ours, so everything else may import it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 from ups_store.printable import one_line, printable, without_secrets
@@ -28,6 +29,7 @@ class StoreError(Exception):
         expected: What should have been there.
         found: What was there.
         hint: What to do about it, as an imperative; the class's own by default.
+        attributes: Others that the class has.
     """
 
     kind = "store"
@@ -47,6 +49,7 @@ class StoreError(Exception):
         expected: Any = None,
         found: Any = None,
         hint: str | None = None,
+        **attributes: Any,
     ) -> None:
         problem = without_secrets(problem)
         self.problem = problem
@@ -60,6 +63,9 @@ class StoreError(Exception):
         self.found = without_secrets(found) if isinstance(found, str) else found
         self.hint = hint or type(self).default_hint
         super().__init__(problem)
+        for name, value in attributes.items():
+            assert hasattr(self, name), name
+            setattr(self, name, value)
 
     def __str__(self) -> str:
         sentence = self.problem
@@ -71,19 +77,12 @@ class StoreError(Exception):
             sentence += f": found {self.found}"
         if self.clause is not None:
             sentence += f" (spec {self.clause})"
-        where = self._where()
-        sentence = f"{where}: {sentence}" if where else sentence
+        where = [one_line(self.path)] if self.path is not None else []
+        where += [f"array {self.array!r}"] if self.array is not None else []
+        where += [f"sample {self.sample}"] if self.sample is not None else []
+        where += ["bytes {}..{}".format(*self.byte_range)] if self.byte_range is not None else []
+        sentence = f"{', '.join(where)}: {sentence}" if where else sentence
         return printable(without_secrets(f"{sentence}; {self.hint}" if self.hint else sentence))
-
-    def _where(self) -> str:
-        parts = [one_line(self.path)] if self.path is not None else []
-        if self.array is not None:
-            parts.append(f"array {self.array!r}")
-        if self.sample is not None:
-            parts.append(f"sample {self.sample}")
-        if self.byte_range is not None:
-            parts.append(f"bytes {self.byte_range[0]}..{self.byte_range[1]}")
-        return ", ".join(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders; the default would call __init__ with the message only.
@@ -112,21 +111,19 @@ def hinting(hint: str, *classes: type[StoreError]) -> Iterator[None]:
 
 
 def near_word(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelled one was probably meant to be; one of the same letters is nearest.
+    """Return the known word that was probably meant by a misspelled one; one of the same letters is nearest.
 
-    Args:
-        word: What was given.
-        known: What there is; if nothing resembles the word enough, there is no suggestion, not a wrong one.
+    If nothing resembles the word enough, there is no suggestion, not a wrong one.
     """
     from difflib import get_close_matches  # for an error only
 
     words = list(known)
-    same = [each for each in words if sorted(each.lower()) == sorted(word.lower())]
+    same = [other for other in words if sorted(other.lower()) == sorted(word.lower())]
     return next(iter(same or get_close_matches(word, words, n=1, cutoff=0.75)), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A hint that suggests `near_word`, if there is one."""
+    """Suggest `near_word`, if there is one."""
     near = near_word(word, known)
     return f"did you mean {near}?" if near else None
 
@@ -163,15 +160,11 @@ class StoreNotFoundError(StoreError, FileNotFoundError):
     kind = "not_found"
 
 
-class ReadOnlyError(StoreError, PermissionError):
-    """The store has no write permission for any user, so it isn't replaced."""
-
-    kind = "read_only"
-    exit_code = 2
-
-
 class AccessError(StoreError, PermissionError):
-    """The system doesn't let this user open the file."""
+    """The system doesn't let this user open the file.
+
+    Or the file has no write permission for any user, so it isn't replaced: kind "read_only", exit code 2.
+    """
 
     kind = "access"
 
@@ -241,8 +234,8 @@ class DiskFullError(StoreError, OSError):
 
     kind = "disk_full"
     exit_code = 6
-    needed_bytes: int
-    free_bytes: int
+    needed_bytes: int = 0
+    free_bytes: int = 0
 
 
 class IdentityMismatchError(StoreError):
@@ -254,7 +247,7 @@ class IdentityMismatchError(StoreError):
 
     kind = "identity_mismatch"
     exit_code = 7
-    differences: dict[str, tuple[Any, Any]]
+    differences: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
 
 
 class BuildLockedError(StoreError):
@@ -267,8 +260,8 @@ class BuildLockedError(StoreError):
 
     kind = "build_locked"
     exit_code = 8
-    pid: int | None
-    host: str | None
+    pid: int | None = None
+    host: str | None = None
 
 
 class BuildInterruptedError(StoreError):
@@ -276,13 +269,6 @@ class BuildInterruptedError(StoreError):
 
     kind = "interrupted"
     exit_code = 5
-
-
-class StalledError(StoreError):
-    """An encode call or a commit of a build took too long, and ended the process; what is committed stays."""
-
-    kind = "stalled"
-    exit_code = 4
 
 
 class BatchTimeoutError(StoreError, TimeoutError):
@@ -322,9 +308,7 @@ class ConfigError(StoreError, ValueError):
         """One error of several, a line each; of one kind if all are. One alone stays as it is."""
         if len(problems) == 1:
             return problems[0]
-        error = cls(mistakes(problems), kind=common_kind(problems))
-        error.problems = tuple(problems)
-        return error
+        return cls(mistakes(problems), kind=common_kind(problems), problems=tuple(problems))
 
 
 def mistakes(problems: Sequence[Exception]) -> str:
@@ -355,9 +339,8 @@ class MissingExtraError(StoreError, ImportError):
     @classmethod
     def of(cls, module: str, *, extra: str) -> Self:
         """The error about a package and the extra that brings it."""
-        error = cls(f"{module} isn't installed", hint=f"pip install 'ups-store[{extra}]'")
-        error.module, error.extra = module, extra
-        return error
+        hint = f"pip install 'ups-store[{extra}]'"
+        return cls(f"{module} isn't installed", hint=hint, module=module, extra=extra)
 
 
 @contextlib.contextmanager
@@ -378,11 +361,7 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def check_installed(*modules: str, extra: str) -> None:
-    """Check that packages are there, without importing them.
-
-    Raises:
-        MissingExtraError: For the first that isn't.
-    """
+    """Check that packages are there, without importing them; `MissingExtraError` for the first that isn't."""
     from importlib.util import find_spec
 
     for module in modules:
@@ -391,25 +370,16 @@ def check_installed(*modules: str, extra: str) -> None:
 
 
 class SourceError(StoreError):
-    """A source file is missing, unreadable, or not what its task needs.
+    """A source is missing, unreadable, couldn't be fetched, or isn't what its task needs.
 
     Attributes:
         dataset: HDF5 path of the dataset or group, where one is concerned.
+        outer: Another file that it has data in, which isn't allowed or isn't there; as named or found.
     """
 
     kind = "source"
     exit_code = 3
     dataset: str | None = None
-
-
-class ExternalDataError(SourceError):
-    """A source has data in another file, which isn't allowed, or isn't there.
-
-    Attributes:
-        outer: The other file, as it is named or where it was found.
-    """
-
-    kind = "external_data"
     outer: str = ""
 
 
@@ -420,29 +390,17 @@ class ReadTimeoutError(SourceError):
     exit_code = 4
 
 
-class DownloadError(SourceError):
-    """A source couldn't be fetched, or what came isn't what was expected."""
-
-    kind = "download"
-
-
 class MemoryLimitError(StoreError):
     """What was asked for doesn't fit into the memory that may be used.
 
-    Args:
-        problem: What is wrong.
+    Attributes:
         needed_bytes: Memory that the operation needs.
         available_bytes: Memory that it may use: of the machine, its control group, the device, or a limit.
-        context: See `StoreError`.
     """
 
     kind = "memory"
-
-    def __init__(
-        self, problem: str, *, needed_bytes: int = 0, available_bytes: int = 0, **context: Any
-    ) -> None:
-        super().__init__(problem, **context)
-        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+    needed_bytes: int = 0
+    available_bytes: int = 0
 
 
 class DeviceError(StoreError, RuntimeError):

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.sources.reader import Reader
-from ups_store.sources.requests import ReadRequest
+from ups_store.sources.reader import Reader, ReadRequest
 
 
 @functools.cache

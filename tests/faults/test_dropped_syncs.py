@@ -29,13 +29,13 @@ from crash_builds import (
 )
 from crash_copies import check_copying
 from crash_files import MAKERS, check_everywhere
-from crash_ragged import check_spool
+from crash_ragged import check_spool, noted
 from lossy_disk import Disk
 from small_stores import begin, build, mixed_values
 
 import ups_store
 from ups_store.system import files
-from ups_store.system.replacement import replace_file
+from ups_store.system.files import replace_file
 from ups_store.write.target import new_file
 
 PACKAGE = Path(ups_store.__file__).parent
@@ -58,13 +58,8 @@ def places_of_syncs() -> dict[tuple[str, int], Place]:
 
 
 def _is_sync(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in SYNCS
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "files"
-    )
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return called.removeprefix("files.") in SYNCS
 
 
 PLACES = places_of_syncs()
@@ -128,6 +123,11 @@ def copying(path: Path, disk_type: Callable[..., Disk]) -> object:
     return check_copying(path.parent / "copies", disk_type)
 
 
+def noting(path: Path, disk_type: Callable[..., Disk]) -> object:
+    """Check every image of a spool with notes."""
+    return check_spool(path, disk_type, workload=noted, room=64)
+
+
 TAKING_BACK = builds(lambda run: run.to_the_end(), before=damaged_build)
 NEEDED: dict[Place, Check] = {
     ("write/commit.py", "commit_pieces", 1): builds(in_three_batches),
@@ -146,14 +146,17 @@ NEEDED: dict[Place, Check] = {
     ("write/target.py", "new_folder", 1): makes("zarr"),
     ("write/target.py", "_finish_tree", 1): makes("zarr"),
     ("write/target.py", "_finish_tree", 2): makes("zarr"),
-    ("system/replacement.py", "_write_new", 1): makes("small file"),
-    ("write/spool.py", "_commit", 1): check_spool,
+    ("system/files.py", "replace_file", 1): makes("small file"),
+    ("write/spool.py", "_save", 1): noting,
+    ("write/spool.py", "_save", 2): noting,
+    ("write/spool.py", "_save", 3): check_spool,
     ("remote/fetch.py", "_publish", 2): copying,
     ("remote/fetch.py", "_publish", 1): copying,
     ("remote/fetch.py", "_take", 1): copying,
     ("remote/fetch.py", "_start_again", 1): copying,
 }
 DEARER = {
+    ("write/spool.py", "_save", 2),
     ("write/create.py", "create_building", 3),
     ("write/create.py", "_resume", 2),
     ("write/create.py", "join", 1),

@@ -33,7 +33,7 @@ from small_stores import (
 
 import ups_store
 from ups_store import CommitError, DiskFullError, FormatError, StoreReplacedError, TruncatedError
-from ups_store.system import files, mappings, parallel
+from ups_store.system import files, memory, parallel
 from ups_store.write import commit as commit_module
 from ups_store.write import writer as writer_module
 
@@ -595,8 +595,8 @@ def test_boot_that_the_system_does_not_tell_is_zeros(monkeypatch: pytest.MonkeyP
 def test_residency_that_the_system_does_not_tell_is_an_error(path: Path) -> None:
     build(path, mixed_values())
     fd = files.open_existing(path)
-    mapping = mappings.map_private(fd, 4096)
+    mapping = memory.map_private(fd, 4096)
     files.close(fd)
     with pytest.raises(OSError, match="mincore") as caught:
-        mappings.resident_nbytes(mapping, 1 << 36)  # no process has so much mapped in one piece here
+        memory.resident_nbytes(mapping, 1 << 36)  # no process has so much mapped in one piece here
     assert caught.value.errno == errno.ENOMEM

@@ -23,7 +23,7 @@ from ups_store.check.garbage import find_garbage
 from ups_store.format.layout import Layout
 from ups_store.read.catalog import read_finished
 from ups_store.read.recovery import building_path
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
 
 VALUES = mixed_values()
 
@@ -140,7 +140,7 @@ def test_populating_pages_that_the_disk_can_not_read_names_file_and_bytes(
     def fail(*arguments: Any) -> bool:
         raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
 
-    monkeypatch.setattr(mappings, "populate", fail)
+    monkeypatch.setattr(memory, "populate", fail)
     with ups_store.open(path, access="map") as store, pytest.raises(ReadError) as caught:
         store.preload("page-cache")
     check_error(caught.value, path, os.path.getsize(path) - 1)

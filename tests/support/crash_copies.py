@@ -11,7 +11,7 @@ from unittest import mock
 
 from lossy_disk import Disk, PowerLoss, installed
 
-from ups_store.errors import DownloadError
+from ups_store.errors import SourceError
 from ups_store.remote import fetch as fetching
 from ups_store.remote.client import Version
 from ups_store.remote.fetch import Body, fetch, find_copy
@@ -60,7 +60,7 @@ def copy(original: InMemory, folder: Path, *, retries: int = 0) -> int:
 
 
 def cut_and_resumed(folder: Path) -> None:
-    with contextlib.suppress(DownloadError):
+    with contextlib.suppress(SourceError):
         copy(InMemory(cuts=[3300, 0]), folder)
     copy(InMemory(), folder)
 
@@ -71,12 +71,21 @@ def begun_again_by_the_server(folder: Path) -> None:
 
 def of_another_version_than_before(folder: Path) -> None:
     copy(InMemory(OTHER), folder)
-    with contextlib.suppress(DownloadError):
+    with contextlib.suppress(SourceError):
         copy(InMemory(OTHER[::-1], cuts=[4100, 0]), folder)
     copy(InMemory(), folder)
 
 
-WORKLOADS = (cut_and_resumed, begun_again_by_the_server, of_another_version_than_before)
+def whose_bytes_went(folder: Path) -> None:
+    """What is removed by hand: the record that is left vouches for more than there is."""
+    with contextlib.suppress(SourceError):
+        copy(InMemory(cuts=[4100, 0]), folder)
+    files.remove(folder / f"{_NAME}.part")
+    files.sync_folder(folder)
+    copy(InMemory(), folder)
+
+
+WORKLOADS = (cut_and_resumed, begun_again_by_the_server, of_another_version_than_before, whose_bytes_went)
 
 
 def check_copying(folder: Path, disk_type: Callable[..., Disk] = Disk, *, stride: int = 1) -> int:

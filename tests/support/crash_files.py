@@ -19,11 +19,10 @@ import ups_store
 from ups_store.building.config import load_config
 from ups_store.building.repair import repair_store
 from ups_store.building.stores import build_all
-from ups_store.check.doctor import examine
-from ups_store.check.salvage import salvage
+from ups_store.check.doctor import examine, salvage
 from ups_store.convert import export_store
 from ups_store.packed.pack import pack_store, unpack_store
-from ups_store.system.replacement import replace_file
+from ups_store.system.files import replace_file
 from ups_store.write.concat import concat_stores, split_store
 
 Make = Callable[[Path, bool], object]  # a target, and whether to replace it

@@ -18,11 +18,11 @@ import numpy as np
 
 import ups_store
 from ups_store.read.verify import verify_file
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
 
 CALLS = {
     files: ("open_existing", "duplicate", "size", "mode", "read_at", "read_into", "is_file_at"),
-    mappings: ("map_private", "mapped_file_nbytes"),
+    memory: ("map_private", "mapped_file_nbytes"),
 }
 Outcome = str  # "data", "StoreError", or what went wrong
 WORKS: dict[str, Callable[[ups_store.Store], Any]] = {

@@ -67,11 +67,6 @@ _OTHERS = {
     """,
     ("refused/array", Status.TRUNCATED): "shape_huge_everywhere",
     ("refused/array", Status.DAMAGED): "shape_larger_than_data shape_smaller_than_data",
-    ("refused/directory", Status.TORN_TAIL): """
-        a_page_too_much_padding data_of_an_array_without_elements entry_for_a_folder entry_with_comment
-        gap_before_data gap_before_directory key_with_a_slash_before padding_in_central_record
-        two_entries_of_one_name unknown_entry unknown_entry_in_the_middle
-    """,
     ("refused/directory", Status.METADATA_DAMAGED): """
         consolidated_metadata_entry data_before_documents data_beside_documents document_missing
         documents_aligned documents_not_sorted gap_before_metadata root_not_first
@@ -80,10 +75,6 @@ _OTHERS = {
         "refused/directory",
         Status.TRUNCATED,
     ): "data_missing data_not_aligned data_not_sorted key_without_chunk_coordinates",
-    ("refused/end", Status.TORN_TAIL): """
-        byte_behind_the_end comment_of_40_bytes end_twice file_from_before_1_0 newline_behind_the_end
-        zeros_behind_the_directory
-    """,
     ("refused/end", Status.METADATA_DAMAGED): "bytes_before_the_start",
     ("refused/end", Status.FOREIGN): """
         directory_too_long empty_file end_record_cut_short entry_of_another_name file_of_127_bytes

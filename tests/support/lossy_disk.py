@@ -302,7 +302,7 @@ class Disk:
         return sorted(path.name for path in self._names if path.parent == folder)
 
     def create_folder(self, folder: Path) -> None:
-        """Stands in for `files.create_folder`; other folders are always there."""
+        """Make a folder; other folders are always there."""
         self._change()
         if self.exists(folder):
             raise FileExistsError(folder)
@@ -419,7 +419,6 @@ _REPLACED = [
     "copy_range",
     "last_write",
     "names_in",
-    "create_folder",
     "remove_folder",
     "exists",
     "is_file_at",

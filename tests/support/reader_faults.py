@@ -16,9 +16,8 @@ import numpy as np
 
 from ups_store.sources import regions
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.reader import Call, Reader
-from ups_store.sources.requests import ReadRequest
-from ups_store.system import mappings
+from ups_store.sources.reader import Call, Reader, ReadRequest
+from ups_store.system import memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +65,14 @@ class CutAmidRead(ReadRequest):
     """Has the file cut off as soon as a part of it is mapped."""
 
     def run(self, reader: Reader) -> object:
-        real = mappings.map_read_only
+        real = memory.map_read_only
 
         def cut(fd: int, nbytes: int, *, first: int = 0) -> mmap.mmap:
             mapping = real(fd, nbytes, first=first)
             os.truncate(self.path, 1)
             return mapping
 
-        mappings.map_read_only = cut
+        memory.map_read_only = cut
         regions._MAPPED_FROM = 1
         return super().run(reader)
 

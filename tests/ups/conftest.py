@@ -27,9 +27,11 @@ def _reads_here(request: pytest.FixtureRequest) -> Iterator[None]:
         yield from in_this_process()
 
 
-@pytest.fixture
-def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are drawn, but not rendered, which takes about a second each."""
+@pytest.fixture(autouse=True)
+def _drawn_but_not_rendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are neither laid out nor rendered, which takes a second each, unless marked `rendered`."""
+    if request.node.get_closest_marker("rendered"):
+        return
     from matplotlib.figure import Figure
 
     def savefig(figure: Figure, out: Any, **options: Any) -> None:
@@ -37,3 +39,4 @@ def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
         out.write(image) if hasattr(out, "write") else Path(out).write_bytes(image)
 
     monkeypatch.setattr(Figure, "savefig", savefig)
+    monkeypatch.setattr(Figure, "draw_without_rendering", lambda figure: None)

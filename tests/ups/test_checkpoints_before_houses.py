@@ -54,7 +54,6 @@ def test_steady_predictions_are_those_of_then(
         np.testing.assert_allclose(store[0][array], forecasts[f"darcy_{name}"], **TOLERANCE)
 
 
-@pytest.mark.usefixtures("unrendered")
 def test_evaluation_scores_operator_and_baselines_as_then(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

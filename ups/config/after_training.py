@@ -4,44 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ups.config.section import Count, Positive, Section
+from ups.config.section import Count, Positive, Section, key
 from ups.config.stages import STAGE_NAMES
 from ups.errors import did_you_mean, needs
 from ups.trained.specs import CORRECTOR_FILE, PRIOR_FILE, STUDENT_FILE
 from ups_store.sources import LocalPath
 
 with needs("train"):
-    from pydantic import Field, model_validator
+    from pydantic import model_validator
 
 
 class EvaluationConfig(Section):
     """Evaluation after training."""
 
-    enabled: bool = Field(False, description="evaluate after training")
-    split: str = Field(
-        "dev", description="dev, val or train; `ups evaluate --split test` alone takes the test split"
+    enabled: bool = key(False, "evaluate after training")
+    split: str = key("dev", "dev, val or train; `ups evaluate --split test` alone takes the test split")
+    horizon: Count | None = key(None, "steps to predict; by default to the end of the shortest trajectory")
+    max_trajectories: Count | None = key(
+        None, "so many trajectories of the split, spread evenly; by default all"
     )
-    horizon: Count | None = Field(
-        None, description="steps to predict; by default to the end of the shortest trajectory"
-    )
-    max_trajectories: Count | None = Field(
-        None, description="so many trajectories of the split, spread evenly; by default all"
-    )
-    members: int | None = Field(
+    members: int | None = key(
         None,
+        "score ensembles of so many members, of models that have any, beside point forecasts; by "
+        "default none",
         strict=True,
         ge=2,
-        description="score ensembles of so many members, of models that have any, beside point forecasts; by "
-        "default none",
     )
-    baseline_flops: Positive | None = Field(
-        None, description="counted operations for which FNO and U-Net of each task are trained beside it"
+    baseline_flops: Positive | None = key(
+        None, "counted operations for which FNO and U-Net of each task are trained beside it"
     )
-    baseline_samples: Count | None = Field(
-        None, description="the same, with a budget of training windows; each gives rows of its own"
+    baseline_samples: Count | None = key(
+        None, "the same, with a budget of training windows; each gives rows of its own"
     )
-    baseline_seconds: Positive | None = Field(
-        None, description="the same, with a budget of processor time, which depends on the machine"
+    baseline_seconds: Positive | None = key(
+        None, "the same, with a budget of processor time, which depends on the machine"
     )
 
 
@@ -80,27 +76,26 @@ def _known_of_ensemble(name: str, metrics: Collection[str], what: str) -> None:
 class GatesConfig(Section):
     """What a run has to reach after an evaluation to go on."""
 
-    ceilings: dict[str, Positive] = Field(
+    ceilings: dict[str, Positive] = key(
         {},
-        description="largest allowed mean of a metric of the operator, such as nrmse, on every task; "
+        "largest allowed mean of a metric of the operator, such as nrmse, on every task; "
         "burgers1d/nrmse is about one task",
     )
-    ensemble_ceilings: dict[str, Positive] = Field(
+    ensemble_ceilings: dict[str, Positive] = key(
         {},
-        description="the same of an ensemble, such as crps or energy_score, with its row (corrected, student "
+        "the same of an ensemble, such as crps or energy_score, with its row (corrected, student "
         "or prior) before it: student/crps, or burgers1d/student/crps; the evaluation needs members",
     )
-    ensemble_ranges: dict[str, tuple[Positive, Positive]] = Field(
-        {},
-        description="least and largest allowed spread_skill, band_low, band_mid or band_high, named as above",
+    ensemble_ranges: dict[str, tuple[Positive, Positive]] = key(
+        {}, "least and largest allowed spread_skill, band_low, band_mid or band_high, named as above"
     )
-    improvement: str | None = Field(
+    improvement: str | None = key(
         None,
-        description="metric by which the operator has to be better than the best so far, its paired interval "
+        "metric by which the operator has to be better than the best so far, its paired interval "
         "included, on no task worse",
     )
-    throughput: dict[str, Positive] = Field(
-        {}, description="least samples a second in training, by stage, waiting for data included"
+    throughput: dict[str, Positive] = key(
+        {}, "least samples a second in training, by stage, waiting for data included"
     )
 
     @model_validator(mode="after")
@@ -123,32 +118,29 @@ class GatesConfig(Section):
 class CheckConfig(Section):
     """An evaluation of a run, and its gates."""
 
-    overrides: tuple[str, ...] = Field(
-        (), description="key=value: how its configuration differs from the run's"
-    )
+    overrides: tuple[str, ...] = key((), "key=value: how its configuration differs from the run's")
     gates: GatesConfig = GatesConfig()
 
 
 class PipelineConfig(Section):
     """What `ups run` does after training, and where it keeps its records."""
 
-    dir: LocalPath | None = Field(
-        None, description="folder of records, reports and metadata.json; by default <checkpoint.dir>/run"
+    dir: LocalPath | None = key(
+        None, "folder of records, reports and metadata.json; by default <checkpoint.dir>/run"
     )
-    report_dir: LocalPath | None = Field(
-        None, description="folder of the full evaluation's report; by default <dir>/full-eval"
+    report_dir: LocalPath | None = key(
+        None, "folder of the full evaluation's report; by default <dir>/full-eval"
     )
-    best_dir: LocalPath | None = Field(
+    best_dir: LocalPath | None = key(
+        None, "folder of the best operator, which runs may share; by default <checkpoint.dir>/best"
+    )
+    num_processes: Count | None = key(
         None,
-        description="folder of the best operator, which runs may share; by default <checkpoint.dir>/best",
-    )
-    num_processes: Count | None = Field(
-        None,
-        description="processes that build latents and train together, by torchrun on this machine; by "
+        "processes that build latents and train together, by torchrun on this machine; by "
         "default training.num_gpus, or 1",
     )
-    small: CheckConfig = Field(
+    small: CheckConfig = key(
         CheckConfig(overrides=("evaluation.max_trajectories=32",)),
-        description="the evaluation after training, which a failed training shall not get past",
+        "the evaluation after training, which a failed training shall not get past",
     )
-    full: CheckConfig = Field(CheckConfig(), description="the evaluation after it, which decides")
+    full: CheckConfig = key(CheckConfig(), "the evaluation after it, which decides")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from ups.config.section import Count, LatentDtype, Positive, Section
+from ups.config.section import Count, LatentDtype, Positive, Section, key
+from ups.config.stages import NOTHING
 from ups.errors import needs
 from ups_store.sources import LocalPath
 
@@ -15,13 +16,13 @@ with needs("train"):
 class TauConfig(Section):
     """From which distribution the flow times are drawn that a generative model is trained at."""
 
-    type: Literal["uniform", "beta", "logit_normal"] = Field(
-        "uniform", description="tau itself beta distributed, or its logit normal; 0 is noise, 1 data"
+    type: Literal["uniform", "beta", "logit_normal"] = key(
+        "uniform", "tau itself beta distributed, or its logit normal; 0 is noise, 1 data"
     )
-    alpha: Positive = Field(1.0, description="beta: larger than beta means closer to the data")
-    beta: Positive = Field(1.0, description="beta: second shape")
-    mean: Annotated[float, Field(allow_inf_nan=False)] = Field(0.0, description="logit_normal: of the logit")
-    std: Positive = Field(1.0, description="logit_normal: of the logit")
+    alpha: Positive = key(1.0, "beta: larger than beta means closer to the data")
+    beta: Positive = key(1.0, "beta: second shape")
+    mean: Annotated[float, Field(allow_inf_nan=False)] = key(0.0, "logit_normal: of the logit")
+    std: Positive = key(1.0, "logit_normal: of the logit")
 
     @field_validator("type", mode="before")
     @classmethod
@@ -32,50 +33,52 @@ class TauConfig(Section):
 class DiffusionConfig(Section):
     """The corrector: a generative model of the operator's residual (stage diff_residual)."""
 
-    latent_dim: Count | None = Field(None, description="must be latent.dim")
-    hidden_dim: Count | None = Field(
-        None, description="channels of the finest level's layers; by default the operator's"
+    latent_dim: Count | None = key(None, "must be latent.dim", affects=("diff_residual", "steady_prior"))
+    hidden_dim: Count | None = key(
+        None,
+        "channels of the finest level's layers; by default the operator's",
+        affects=("diff_residual", "steady_prior"),
     )
-    depths: tuple[Count, ...] | None = Field(
-        None, min_length=1, description="blocks of each level; by default the operator's"
+    depths: tuple[Count, ...] | None = key(
+        None,
+        "blocks of each level; by default the operator's",
+        min_length=1,
+        affects=("diff_residual", "steady_prior"),
     )
-    operator: LocalPath | None = Field(
-        None, description="what is corrected; by default <checkpoint.dir>/operator.safetensors"
+    operator: LocalPath | None = key(
+        None, "what is corrected; by default <checkpoint.dir>/operator.safetensors", affects=NOTHING
     )
-    lead_times: Count = Field(
-        2,
-        description="steps of the operator's rollouts from true states; residuals are taken after each",
+    lead_times: Count = key(
+        2, "steps of the operator's rollouts from true states; residuals are taken after each"
     )
-    residual_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.5,
-        description="share of the validation trajectories whose residuals it is trained on",
+    residual_share: Annotated[float, Field(gt=0, lt=1)] = key(
+        0.5, "share of the validation trajectories whose residuals it is trained on"
     )
-    num_pairs: Count = Field(16384, description="residuals of a task, at most, spread evenly")
-    residual_dir: LocalPath | None = Field(
-        None, description="folder of the stores of residuals; by default <checkpoint.dir>/residuals"
+    num_pairs: Count = key(16384, "residuals of a task, at most, spread evenly")
+    residual_dir: LocalPath | None = key(
+        None, "folder of the stores of residuals; by default <checkpoint.dir>/residuals", affects=NOTHING
     )
-    residual_dtype: LatentDtype = Field("float32", description="of the states in these stores")
-    sampler: Literal["euler", "heun", "adaptive"] = Field("euler", description="from noise to a residual")
-    num_sampler_steps: Count = Field(32, description="of euler and heun")
-    tolerance: Positive = Field(1e-2, description="adaptive: largest error of a step")
-    max_evaluations: Annotated[Count, Field(ge=2)] = Field(
-        200, description="adaptive: evaluations of the network for one residual, at most"
+    residual_dtype: LatentDtype = key("float32", "of the states in these stores")
+    sampler: Literal["euler", "heun", "adaptive"] = key("euler", "from noise to a residual", affects=NOTHING)
+    num_sampler_steps: Count = key(32, "of euler and heun", affects=NOTHING)
+    tolerance: Positive = key(1e-2, "adaptive: largest error of a step", affects=NOTHING)
+    max_evaluations: Annotated[Count, Field(ge=2)] = key(
+        200, "adaptive: evaluations of the network for one residual, at most", affects=NOTHING
     )
-    val_members: Annotated[Count, Field(ge=64)] = Field(
-        64, description="members of the ensembles that a generative stage is judged by at its end"
+    val_members: Annotated[Count, Field(ge=64)] = key(
+        64, "members of the ensembles that a generative stage is judged by at its end", affects=NOTHING
     )
-    export_anyway: bool = Field(
-        False, description="export a model that missed its gates, too; its file says so"
+    export_anyway: bool = key(
+        False, "export a model that missed its gates, too; its file says so", affects=NOTHING
     )
 
 
 class SteadyPriorConfig(Section):
     """The prior of steady solutions (stage steady_prior); network and sampler are those of `diffusion`."""
 
-    method: Literal["flow", "regression"] = Field(
-        "flow", description="a generative model; or the mean of solutions, by the same network"
+    method: Literal["flow", "regression"] = key(
+        "flow", "a generative model; or the mean of solutions, by the same network"
     )
-    observed_points: Count | None = Field(
-        None,
-        description="random points, others for each sample, at which alone the input is given; null: all",
+    observed_points: Count | None = key(
+        None, "random points, others for each sample, at which alone the input is given; null: all"
     )

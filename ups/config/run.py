@@ -14,8 +14,17 @@ from ups.config.architecture import (
     RunLatentConfig,
 )
 from ups.config.diffusion import DiffusionConfig, SteadyPriorConfig
-from ups.config.section import Count, CountOrZero, Positive, Section
-from ups.config.stages import BASELINE_LR, BASELINES, StageConfig, StageName
+from ups.config.section import Count, CountOrZero, Positive, Section, key
+from ups.config.stages import (
+    BASELINE_LR,
+    BASELINES,
+    NETWORKS,
+    NOTHING,
+    OPERATORS,
+    STAGE_NAMES,
+    StageConfig,
+    StageName,
+)
 from ups.config.training import LawsConfig, TrainingConfig, TtcConfig
 from ups.errors import needs
 from ups.laws import Laws
@@ -24,41 +33,39 @@ from ups_store.build import BuildConfig, CacheConfig, DataConfig, ReadingConfig
 from ups_store.sources import LocalPath, TaskDeclaration
 
 with needs("train"):
-    from pydantic import Field, model_validator
+    from pydantic import model_validator
 
 
 class CheckpointConfig(Section):
     """Where checkpoints go."""
 
-    dir: LocalPath = Field(Path("checkpoints"), description="folder")
-    interval: Count | None = Field(None, description="optimiser steps between saves, besides every epoch's")
-    keep_training_state: bool = Field(True, description="keep what resuming needs, also when finished")
+    dir: LocalPath = key(Path("checkpoints"), "folder")
+    interval: Count | None = key(None, "optimiser steps between saves, besides every epoch's")
+    keep_training_state: bool = key(True, "keep what resuming needs, also when finished")
 
 
 class WandbConfig(Section):
     """Weights & Biases."""
 
-    enabled: bool = Field(False, description="log there too")
-    project: str | None = Field(None, description="project; by default WANDB_PROJECT, else uncategorized")
-    entity: str | None = Field(None, description="user or team")
-    run_name: str | None = Field(None, description="name of the run")
-    group: str | None = Field(None, description="group of runs")
-    tags: tuple[str, ...] = Field((), description="tags")
-    notes: str | None = Field(None, description="text")
-    log_checkpoints: bool = Field(
-        True, description="send checkpoints, and reports of evaluations, as artifacts"
-    )
-    timeout_s: Positive = Field(
-        60.0, description="longest wait for it at the end of a stage; what isn't sent then is left behind"
+    enabled: bool = key(False, "log there too")
+    project: str | None = key(None, "project; by default WANDB_PROJECT, else uncategorized")
+    entity: str | None = key(None, "user or team")
+    run_name: str | None = key(None, "name of the run")
+    group: str | None = key(None, "group of runs")
+    tags: tuple[str, ...] = key((), "tags")
+    notes: str | None = key(None, "text")
+    log_checkpoints: bool = key(True, "send checkpoints, and reports of evaluations, as artifacts")
+    timeout_s: Positive = key(
+        60.0, "longest wait for it at the end of a stage; what isn't sent then is left behind"
     )
 
 
 class TensorboardConfig(Section):
     """TensorBoard."""
 
-    enabled: bool = Field(False, description="write events for it, too")
-    dir: LocalPath | None = Field(
-        None, description="folder, with one for each stage; by default <checkpoint.dir>/tensorboard"
+    enabled: bool = key(False, "write events for it, too")
+    dir: LocalPath | None = key(
+        None, "folder, with one for each stage; by default <checkpoint.dir>/tensorboard"
     )
 
 
@@ -78,28 +85,48 @@ _BATCH_SIZE = 32  # on each rank, unless the configuration says something about 
 class RunConfig(Section):
     """Everything that decides a run; written into every checkpoint."""
 
-    data: DataConfig
-    tasks: dict[str, TaskDeclaration] = Field({}, description="tasks of your own, see docs/guides/layouts.md")
-    cache: CacheConfig = CacheConfig()
-    reading: ReadingConfig = ReadingConfig()
-    latent: RunLatentConfig = RunLatentConfig()
-    encoder: EncoderConfig = EncoderConfig()
-    decoder: DecoderConfig = DecoderConfig()
-    operator: OperatorConfig = OperatorConfig()
-    baselines: BaselinesConfig = BaselinesConfig()
-    training: TrainingConfig = TrainingConfig()
-    stages: dict[StageName, StageConfig] = Field(default_factory=dict, description="by name of the stage")
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    logging: LoggingConfig = LoggingConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    pipeline: PipelineConfig = PipelineConfig()
-    ttc: TtcConfig = TtcConfig()
-    diffusion: DiffusionConfig = DiffusionConfig()
-    steady_prior: SteadyPriorConfig = SteadyPriorConfig()
-    laws: dict[str, LawsConfig] = Field(
-        {}, description="by task: what holds for tasks of your own, or instead of what we know of ours"
+    data: DataConfig = key(
+        ...,
+        "which fields there are",
+        affects_within=dict.fromkeys(("root", "stage_dir", "follow_external"), NOTHING),
     )
-    seed: CountOrZero = Field(0, description="of weights, data order and augmentation")
+    tasks: dict[str, TaskDeclaration] = key({}, "tasks of your own, see docs/guides/layouts.md")
+    cache: CacheConfig = key(
+        CacheConfig(), "where stores are", affects=NOTHING, affects_within={"dtype": STAGE_NAMES}
+    )
+    reading: ReadingConfig = key(ReadingConfig(), "how sources are read", affects=NOTHING)
+    latent: RunLatentConfig = key(
+        RunLatentConfig(),
+        "the latents",
+        affects=("autoencoder", *OPERATORS, "steady_prior"),
+        affects_within={
+            **dict.fromkeys(("encoder", "device", "compute_dtype", "micro_batch", "compile"), OPERATORS),
+            "pin_memory": NOTHING,
+        },
+    )
+    encoder: EncoderConfig = key(
+        EncoderConfig(), "the encoder", affects=("autoencoder", *OPERATORS, "steady_prior")
+    )
+    decoder: DecoderConfig = key(DecoderConfig(), "the decoder", affects=("autoencoder", *OPERATORS))
+    operator: OperatorConfig = key(OperatorConfig(), "the operator", affects=NETWORKS)
+    baselines: BaselinesConfig = key(BaselinesConfig(), "what stands beside it", affects=BASELINES)
+    training: TrainingConfig = key(TrainingConfig(), "loop, precision, losses")
+    stages: dict[StageName, StageConfig] = key({}, "by name of the stage")
+    checkpoint: CheckpointConfig = key(CheckpointConfig(), "where checkpoints go", affects=NOTHING)
+    logging: LoggingConfig = key(LoggingConfig(), "where progress is logged", affects=NOTHING)
+    evaluation: EvaluationConfig = key(EvaluationConfig(), "what follows training", affects=NOTHING)
+    pipeline: PipelineConfig = key(PipelineConfig(), "what `ups run` does", affects=NOTHING)
+    ttc: TtcConfig = key(TtcConfig(), "test-time conditioning", affects=NOTHING)
+    diffusion: DiffusionConfig = key(DiffusionConfig(), "the corrector", affects=("diff_residual",))
+    steady_prior: SteadyPriorConfig = key(
+        SteadyPriorConfig(), "the prior of steady solutions", affects=("steady_prior",)
+    )
+    laws: dict[str, LawsConfig] = key(
+        {},
+        "by task: what holds for tasks of your own, or instead of what we know of ours",
+        affects=OPERATORS,
+    )
+    seed: CountOrZero = key(0, "of weights, data order and augmentation")
 
     @model_validator(mode="before")
     @classmethod

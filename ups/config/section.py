@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from ups.errors import needs
 from ups.parsing import Count as Count
@@ -12,11 +13,49 @@ from ups.parsing import NotNegative as NotNegative
 from ups.parsing import Positive as Positive
 
 with needs("train"):
-    from pydantic import BaseModel, BeforeValidator, ConfigDict
+    from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+    from pydantic.fields import FieldInfo
 
     from ups_store.build import long_dtype
 
 LatentDtype = Annotated[Literal["float16", "bfloat16", "float32"], BeforeValidator(long_dtype)]
+
+
+# Which training a key changes: names of stages.
+Affects = tuple[str, ...]
+
+
+def key(
+    default: Any,
+    doc: str,
+    *,
+    affects: Affects | None = None,
+    affects_within: Mapping[str, Affects] | None = None,
+    needs: str | None = None,
+    read_by: tuple[str, ...] | None = None,
+    **constraints: Any,
+) -> Any:
+    """Declare a key, or a section, of a configuration.
+
+    Args:
+        default: Its value where nothing is said.
+        doc: What the reference and errors say of it.
+        affects: Stages that compute something else with another value, so that a training isn't continued or
+            kept with it; by default those of the section, and of a section of `RunConfig` all.
+        affects_within: The same of keys of a section that is declared elsewhere.
+        needs: The switch of the same section without which it has no effect.
+        read_by: Names of the optimisers or schedules that read it; by default all.
+        **constraints: As `pydantic.Field` has them.
+    """
+    facts = {"affects": affects, "affects_within": affects_within, "needs": needs, "read_by": read_by}
+    said: dict[str, Any] = {name: value for name, value in facts.items() if value is not None}
+    return Field(default, description=doc, json_schema_extra=said, **constraints)
+
+
+def fact(field: FieldInfo, name: str) -> Any:
+    """What `key` was told about a key, such as `needs`; None if nothing."""
+    said = field.json_schema_extra
+    return said.get(name) if isinstance(said, dict) else None
 
 
 class Section(BaseModel):

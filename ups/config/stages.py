@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, Literal
 
-from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section
+from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section, key
 from ups.errors import needs
 from ups_store.build import long_dtype
 
@@ -26,6 +26,16 @@ STAGE_NAMES = (
     *("autoencoder", "joint", "operator", "diff_residual", "consistency_distill", "steady_prior"),
     *BASELINES,
 )
+
+
+# Groups of stages, for what keys affect.
+NOTHING = ()
+OPERATORS = ("joint", "operator")
+GENERATIVE = ("diff_residual", "consistency_distill", "steady_prior")
+NETWORKS = (*OPERATORS, *GENERATIVE)  # whose networks are of the operator's kind
+FORECASTERS = (*OPERATORS, *BASELINES)  # learn the next time step
+ROLLED_OUT = (*FORECASTERS, "diff_residual", "consistency_distill")  # or learn from rollouts
+AUGMENTED = ("autoencoder", "steady_prior", *FORECASTERS)
 
 
 def _known_stage(name: str) -> str:
@@ -51,29 +61,37 @@ _SCHEDULER_NAMES = {
 class OptimizerConfig(Section):
     """Optimiser of a stage."""
 
-    name: Literal["adamw", "adam", "sgd", "muon_hybrid", "adamw8bit"] = Field("adamw", description="kind")
-    lr: Positive | None = Field(
-        None, description="peak learning rate; by default training.lr, of baselines one that was searched for"
+    name: Literal["adamw", "adam", "sgd", "muon_hybrid", "adamw8bit"] = key("adamw", "kind")
+    lr: Positive | None = key(
+        None, "peak learning rate; by default training.lr, of baselines one that was searched for"
     )
-    weight_decay: NotNegative = Field(0.0, description="decay of matrices; vectors have none")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), description="Adam's moments")
-    eps: Positive = Field(1e-8, description="Adam's epsilon")
-    momentum: Fraction = Field(0.9, description="of SGD")
-    implementation: Literal["auto", "fused", "foreach", "for_loop"] = Field(
-        "auto", description="how PyTorch loops over parameters; auto: fused where that can be"
+    weight_decay: NotNegative = key(0.0, "decay of matrices; vectors have none")
+    betas: tuple[Fraction, Fraction] = key(
+        (0.9, 0.99), "Adam's moments", read_by=("adamw", "adam", "muon_hybrid", "adamw8bit")
     )
-    cpu_offload: bool | None = Field(
-        None, description="states and step on the CPU; by default training.cpu_offload_optimizer"
+    eps: Positive = key(1e-8, "Adam's epsilon", read_by=("adamw", "adam", "muon_hybrid", "adamw8bit"))
+    momentum: Fraction = key(0.9, "of SGD", read_by=("sgd",))
+    implementation: Literal["auto", "fused", "foreach", "for_loop"] = key(
+        "auto",
+        "how PyTorch loops over parameters; auto: fused where that can be",
+        affects=NOTHING,
+        read_by=("adamw", "adam", "sgd", "muon_hybrid"),
     )
-    muon_momentum: Fraction = Field(0.95, description="of the matrices that muon_hybrid gives to Muon")
-    muon_ns_steps: Annotated[Count, Field(lt=100)] = Field(
-        5, description="Newton-Schulz iterations of Muon, fewer than 100"
+    cpu_offload: bool | None = key(
+        None, "states and step on the CPU; by default training.cpu_offload_optimizer", affects=NOTHING
     )
-    muon_adjust_lr: Literal["match_rms_adamw", "original"] = Field(
+    muon_momentum: Fraction = key(
+        0.95, "of the matrices that muon_hybrid gives to Muon", read_by=("muon_hybrid",)
+    )
+    muon_ns_steps: Annotated[Count, Field(lt=100)] = key(
+        5, "Newton-Schulz iterations of Muon, fewer than 100", read_by=("muon_hybrid",)
+    )
+    muon_adjust_lr: Literal["match_rms_adamw", "original"] = key(
         "match_rms_adamw",
-        description="Muon's learning rate by a matrix's shape; match_rms_adamw: steps as large as AdamW's",
+        "Muon's learning rate by a matrix's shape; match_rms_adamw: steps as large as AdamW's",
+        read_by=("muon_hybrid",),
     )
-    muon_backend: str = Field("auto", description="of earlier configurations; Muon is always PyTorch's")
+    muon_backend: str = key("auto", "of earlier configurations; Muon is always PyTorch's", read_by=())
 
     @field_validator("name", mode="before")
     @classmethod
@@ -84,16 +102,20 @@ class OptimizerConfig(Section):
 class SchedulerConfig(Section):
     """Learning rate over optimiser steps, as a share of the peak."""
 
-    name: Literal["constant", "cosine", "step", "plateau"] = Field("cosine", description="kind")
-    warmup_steps: CountOrZero = Field(0, description="optimiser steps of linear warm-up")
-    t_max: Count | None = Field(None, description="cosine: epochs until eta_min; by default the stage's")
-    eta_min: NotNegative = Field(0.0, description="cosine: learning rate at the end")
-    step_size: Count = Field(10, description="step: epochs from one reduction to the next")
-    gamma: Positive = Field(0.5, description="step: factor of a reduction")
-    factor: Positive = Field(0.5, description="plateau: factor of a reduction")
-    patience: CountOrZero = Field(3, description="plateau: epochs without improvement that are tolerated")
-    min_lr: NotNegative = Field(0.0, description="plateau: least learning rate")
-    mode: Literal["min"] = Field("min", description="plateau: errors are minimised")
+    name: Literal["constant", "cosine", "step", "plateau"] = key("cosine", "kind")
+    warmup_steps: CountOrZero = key(0, "optimiser steps of linear warm-up")
+    t_max: Count | None = key(
+        None, "cosine: epochs until eta_min; by default the stage's", read_by=("cosine",)
+    )
+    eta_min: NotNegative = key(0.0, "cosine: learning rate at the end", read_by=("cosine",))
+    step_size: Count = key(10, "step: epochs from one reduction to the next", read_by=("step",))
+    gamma: Positive = key(0.5, "step: factor of a reduction", read_by=("step",))
+    factor: Positive = key(0.5, "plateau: factor of a reduction", read_by=("plateau",))
+    patience: CountOrZero = key(
+        3, "plateau: epochs without improvement that are tolerated", read_by=("plateau",)
+    )
+    min_lr: NotNegative = key(0.0, "plateau: least learning rate", read_by=("plateau",))
+    mode: Literal["min"] = key("min", "plateau: errors are minimised")
 
     @field_validator("name", mode="before")
     @classmethod
@@ -104,11 +126,11 @@ class SchedulerConfig(Section):
 class BudgetConfig(Section):
     """How much a stage may be trained, by one measure; it becomes a number of steps before they begin."""
 
-    flops: Positive | None = Field(None, description="counted floating-point operations of its steps")
-    samples: Count | None = Field(None, description="frames or windows that it is trained on")
-    seconds: Positive | None = Field(None, description="processor time of its steps")
-    step_ratio: Positive | None = Field(
-        None, description="of seconds, as `ups compare` measured it: a step's time over the operator's"
+    flops: Positive | None = key(None, "counted floating-point operations of its steps")
+    samples: Count | None = key(None, "frames or windows that it is trained on")
+    seconds: Positive | None = key(None, "processor time of its steps")
+    step_ratio: Positive | None = key(
+        None, "of seconds, as `ups compare` measured it: a step's time over the operator's"
     )
 
     @model_validator(mode="after")
@@ -159,28 +181,27 @@ def check_one_batch_size(each: int | None, over_all: int | None) -> None:
 class StageConfig(Section):
     """One entry of `stages`."""
 
-    epochs: CountOrZero = Field(10, description="passes over the training data; 0 leaves the stage out")
-    steps_per_epoch: Count | None = Field(None, description="optimiser steps an epoch; by default all data")
-    steps: Count | None = Field(
-        None, description="optimiser steps in all, cut into epochs; by default epochs x steps_per_epoch"
+    epochs: CountOrZero = key(10, "passes over the training data; 0 leaves the stage out")
+    steps_per_epoch: Count | None = key(None, "optimiser steps an epoch; by default all data")
+    steps: Count | None = key(
+        None, "optimiser steps in all, cut into epochs; by default epochs x steps_per_epoch"
     )
-    budget: BudgetConfig | None = Field(
-        None, description="says `steps`, by what they cost; ended by no patience"
+    budget: BudgetConfig | None = key(None, "says `steps`, by what they cost; ended by no patience")
+    batch_size: Count | None = key(None, "by default training.batch_size", affects=NOTHING)
+    global_batch_size: Count | None = key(None, "by default training.global_batch_size", affects=NOTHING)
+    grad_clip: Positive | None = key(None, "by default training.grad_clip")
+    ema_decay: Fraction | None = key(None, "by default training.ema_decay")
+    patience: Count | None = key(None, "by default training.patience", affects=NOTHING)
+    amp: bool | None = key(None, "by default training.amp")
+    amp_dtype: AmpDtype | None = key(None, "by default training.amp_dtype", needs="amp")
+    compile: bool | None = key(None, "by default training.compile", affects=NOTHING)
+    compile_mode: CompileMode | None = key(
+        None, "by default training.compile_mode", affects=NOTHING, needs="compile"
     )
-    batch_size: Count | None = Field(None, description="by default training.batch_size")
-    global_batch_size: Count | None = Field(None, description="by default training.global_batch_size")
-    grad_clip: Positive | None = Field(None, description="by default training.grad_clip")
-    ema_decay: Fraction | None = Field(None, description="by default training.ema_decay")
-    patience: Count | None = Field(None, description="by default training.patience")
-    amp: bool | None = Field(None, description="by default training.amp")
-    amp_dtype: AmpDtype | None = Field(None, description="by default training.amp_dtype")
-    compile: bool | None = Field(None, description="by default training.compile")
-    compile_mode: CompileMode | None = Field(None, description="by default training.compile_mode")
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
-    method: DistillMethod | None = Field(
-        None,
-        description="consistency_distill: rectified flow on pairs (reflow, the default), or consistency",
+    method: DistillMethod | None = key(
+        None, "consistency_distill: rectified flow on pairs (reflow, the default), or consistency"
     )
 
     @model_validator(mode="after")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from ups.config import RunConfig, StageConfig
-from ups.config.stage_keys import READ_BY_OPTIMIZER, READ_BY_SCHEDULER, SWITCHED_BY
-from ups.errors import needs
-
-with needs("train"):
-    from pydantic import BaseModel
+from ups.config.section import Section
+from ups.config.stage_keys import SWITCHED_BY, not_read
 
 # How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
 _READ_BY_OPERATOR = {
@@ -22,10 +19,10 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
     """One sentence for each setting of a stage that has another value than its default and no effect."""
     settings = config.stages.get(stage)
     if settings is not None:
-        optimizer, scheduler = settings.optimizer, settings.scheduler
         where = f"stages.{stage}"
-        yield from _not_read(optimizer, optimizer.name, READ_BY_OPTIMIZER, f"{where}.optimizer")
-        yield from _not_read(scheduler, scheduler.name, READ_BY_SCHEDULER, f"{where}.scheduler")
+        for section, values in (("optimizer", settings.optimizer), ("scheduler", settings.scheduler)):
+            for name in _changed(values, not_read(type(values), values.name)):
+                yield f"{where}.{section}.{name} has no effect: {values.name} has no such setting"
         for name in _changed(settings, SWITCHED_BY.keys() & StageConfig.model_fields.keys()):
             is_own = getattr(settings, name) != getattr(config.training, name)  # a budget fills in the others
             if is_own and not getattr(config.stage(stage), switch := SWITCHED_BY[name]):
@@ -66,14 +63,6 @@ def unused_in_all_stages(config: RunConfig) -> Iterator[str]:
             yield f"evaluation.{name} has no effect: evaluation.enabled is off"
 
 
-def _not_read(
-    section: BaseModel, kind: str, readers: Mapping[str, tuple[str, ...]], where: str
-) -> Iterator[str]:
-    for name in _changed(section, readers):
-        if kind not in readers[name]:
-            yield f"{where}.{name} has no effect: {kind} has no such setting"
-
-
-def _changed(section: BaseModel, names: Iterable[str]) -> Iterator[str]:
+def _changed(section: Section, names: Iterable[str]) -> Iterator[str]:
     fields = type(section).model_fields
     return (name for name in names if getattr(section, name) != fields[name].default)

@@ -58,9 +58,8 @@ from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX, building_
 from ups_store.remote.transfer import is_pulling
 from ups_store.sources.readers import ReadBatch
 from ups_store.system import files, locks
-from ups_store.system.files import make_folder
-from ups_store.system.memory_file import IN_MEMORY, is_in_memory
-from ups_store.system.replacement import real_place
+from ups_store.system.files import is_in_memory, make_folder, real_place
+from ups_store.system.memory import IN_MEMORY
 from ups_store.write.create import join
 from ups_store.write.writer import Committer, StoreWriter
 

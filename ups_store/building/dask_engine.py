@@ -26,11 +26,11 @@ from ups_store.building.stores import build_all, build_store, open_builds, remov
 from ups_store.building.watch import EventLog
 from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
 from ups_store.launch import run_id
-from ups_store.sources.file_state import changed
-from ups_store.sources.requests import DigestKind
+from ups_store.sources.contents import changed
+from ups_store.sources.reader import DigestKind
 from ups_store.system import files
+from ups_store.system.files import Progress
 from ups_store.system.paths import partitions_pattern
-from ups_store.system.progress import Progress
 from ups_store.write.target import new_file
 
 with needs("dask"):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ups_store.building.config import CacheConfig
 from ups_store.building.encode import DescribingEncoder
-from ups_store.errors import StalledError
-from ups_store.system.stalls import DeadlineThread
+from ups_store.errors import StoreError
+from ups_store.system.stalls import STALLED, DeadlineThread
 
 FIRST_TIMES = 10.0  # longer for the first encode call, which compiles
 
@@ -63,10 +63,12 @@ class BuildDeadlines(DeadlineThread):
         finally:
             self.rest(slot=slot)
 
-    def _error(self, what: str, allowed_s: float) -> StalledError:
+    def _error(self, what: str, allowed_s: float) -> StoreError:
         key = "encode" if what.startswith("encoding") else "commit"
-        return StalledError(
+        return StoreError(
             f"the build stalled: {what} wasn't over in {allowed_s:g} s",
+            kind="stalled",
+            exit_code=STALLED,
             path=self._store,
             hint=f"{self.path} has the stacks of all threads; raise cache.{key}_timeout_s if it only was"
             " slow; the same command continues",

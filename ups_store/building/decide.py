@@ -35,8 +35,8 @@ from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, building_path
 from ups_store.read.store_file import looks_like_store
 from ups_store.system import files, locks
+from ups_store.system.files import check_not_read_only, real_place
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
-from ups_store.system.replacement import check_not_read_only, real_place
 from ups_store.write.building import read_owner
 from ups_store.write.create import identity_of
 

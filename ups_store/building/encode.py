@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from ups_store.errors import ConfigError, MissingExtraError, StoreError
 from ups_store.format.metadata import ArraySpec, dtype_of
-from ups_store.sources.casting import CastLoss, cast_into, holding, largest
-from ups_store.sources.value_range import ValueRange
+from ups_store.sources.values import CastLoss, ValueRange, cast_into, holding, largest
 
 ENTRY_POINTS = "ups_store.encoders"
 

@@ -26,13 +26,11 @@ from ups_store.building.readers import Readers, given_or_own
 from ups_store.building.staging import Sources
 from ups_store.errors import FormatError, SourceError
 from ups_store.format.metadata import ArraySpec, dtype_of
-from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
-from ups_store.sources.file_state import FileState, changed
-from ups_store.sources.requests import DigestKind, describe_request, digest_request
-from ups_store.sources.source_files import SourcePart
+from ups_store.sources.contents import FileState, Selection, SourceInfo, changed, check_same_grid
+from ups_store.sources.reader import DigestKind, describe_request, digest_request
+from ups_store.sources.source_files import SourceSamples
 from ups_store.sources.tasks import Task
-from ups_store.system.progress import Progress
-from ups_store.system.replacement import replace_text
+from ups_store.system.files import Progress, replace_text
 from ups_store.write.blueprint import blueprint_of
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields
@@ -55,7 +53,7 @@ class StorePlan:
     task: Task
     split: str
     path: Path
-    parts: tuple[SourcePart, ...]  # samples of the sources, in the order of the split
+    parts: tuple[SourceSamples, ...]  # samples of the sources, in the order of the split
     selected: range  # samples of the split that the store holds: all, unless it is a partition
     infos: tuple[SourceInfo, ...]  # of each part's file
     signatures: tuple[FileSignature, ...]  # of each part's file as it was found, to notice a change
@@ -232,9 +230,11 @@ def plan_store(
 
     parts, left = [], data.limit
     for file, info in zip(files, infos, strict=True):
-        part = file.part(info.num_samples, split=split, fractions=data.fractions, test_part=task.test_part)
+        part = file.samples_of(
+            info.num_samples, split=split, fractions=data.fractions, test_part=task.test_part
+        )
         if left is not None:
-            part = SourcePart(part.path, part.indices[:left])
+            part = SourceSamples(part.path, part.indices[:left])
             left -= len(part.indices)
         parts.append(part)
     # A file without samples for the split, or beyond the limit, has no share in the store or its identity.

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ups_store.console import format_age, format_nbytes
 from ups_store.errors import ConfigError
 from ups_store.printable import counted, json_text
-from ups_store.system.files import make_folder
-from ups_store.system.replacement import replace_text
+from ups_store.system.files import make_folder, replace_text
 
 if TYPE_CHECKING:
     from ups_store.building.readers import Choice  # h5py: not for --help

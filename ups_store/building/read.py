@@ -17,11 +17,9 @@ from ups_store.building.readers import Readers, given_or_own
 from ups_store.errors import SourceError
 from ups_store.format.metadata import MAX_ARRAYS
 from ups_store.read.recovery import building_path
-from ups_store.sources.contents import SourceInfo
-from ups_store.sources.file_state import outer_state
-from ups_store.sources.reader import ALIGN
+from ups_store.sources.contents import SourceInfo, outer_state
+from ups_store.sources.reader import ALIGN, MAX_SAMPLES, ReadRequest
 from ups_store.sources.readers import ReadBatch, ReaderPool, Skipped
-from ups_store.sources.requests import MAX_SAMPLES, ReadRequest
 
 BATCH_BYTES = 32 << 20  # read and committed together: then the two syncs of a batch cost little
 MAX_CHUNKED_BYTES = 64 << 20  # of a batch that is larger in order to hold whole chunks

@@ -13,9 +13,9 @@ from ups_store.building.build import Build, create_file, open_build
 from ups_store.building.config import load_config
 from ups_store.building.progress import Watcher
 from ups_store.building.readers import Readers
-from ups_store.check.doctor import ADVICE, Diagnosis, Status, examine
+from ups_store.check.doctor import Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
-from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, ReadOnlyError, hinting
+from ups_store.errors import AccessError, ConfigError, FormatError, IdentityMismatchError, hinting
 from ups_store.format.root import config_hash, describe_differences, differences
 from ups_store.system import files
 
@@ -51,7 +51,7 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
             kind="not_repairable",
             expected="a damaged store whose metadata can be read",
             found=diagnosis.status.value,
-            hint=ADVICE[diagnosis.status],
+            hint=diagnosis.status.advice,
         )
     identity = diagnosis.catalog.root.identity
     words = words_of(identity.get("content"))
@@ -98,7 +98,7 @@ def _rebuild(build: Build, diagnosis: Diagnosis, watcher: Watcher) -> Repair:
     good &= ~np.isin(groups, groups[~good])
     plan = replace(build.plan, path=diagnosis.path, attrs=diagnosis.catalog.root.attrs)
     hint, writable = "finish that build first, or move its file away", "make it writable with chmod u+w first"
-    with hinting(hint, IdentityMismatchError, FormatError), hinting(writable, ReadOnlyError):
+    with hinting(hint, IdentityMismatchError, FormatError), hinting(writable, AccessError):
         writer = create_file(plan, build.identify())
     with writer:
         missing = writer.missing()

@@ -16,7 +16,7 @@ from ups_store.building.progress import Stopwatch
 from ups_store.building.read import BATCH_BYTES, batch_size_of
 from ups_store.building.readers import Readers, describe_readers
 from ups_store.read.gather import Samples
-from ups_store.sources.requests import MAX_SAMPLES
+from ups_store.sources.reader import MAX_SAMPLES
 
 TRIAL_S = 2.0  # of handing out batches; those that were handed out are finished
 MIN_BATCHES = 8  # of the default size, below which there is nothing to tune

@@ -1,13 +1,13 @@
-"""What is the matter with a file, and what of it can be saved."""
+"""What is the matter with a file, in whatever state it is, and a new store of what of it can be saved."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,19 +16,28 @@ from ups_store.check.intact import (
     intact_by_chunks,
     intact_by_commits,
     intact_by_report,
+    is_identity_lost,
+    lengths_of,
+    read_intact,
     read_without_root,
 )
-from ups_store.errors import FormatError, VersionTooNewError
+from ups_store.errors import FormatError, IdentityMismatchError, VersionTooNewError, hinting
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
 from ups_store.format.layout import PAGE_BYTES, consecutive_runs
+from ups_store.format.metadata import ArraySpec
+from ups_store.format.zip_records import END_MAGIC
+from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import BUILDING_SUFFIX, read_commits, read_is_spool
-from ups_store.read.store_file import read_at
-from ups_store.read.verify import Report, verify_file
+from ups_store.read.store_file import read_at, read_constant
+from ups_store.read.verify import verify_file
 from ups_store.system import files
 from ups_store.system.paths import check_one_file
 from ups_store.system.urls import check_local
+from ups_store.write.create import create
+
+ORIGINAL_SAMPLE = "original_sample"
 
 _MARK_BYTES = 1 << 16  # of both ends, in which a store's own words are looked for
 _MARKS = (b'"ups_store"', TAIL_MAGIC)
@@ -36,21 +45,54 @@ _PACKED_MARK = b'"requires":["packed"'
 
 
 class Status(Enum):
-    """What a file is; the value says it to programs."""
+    """What a file is: the value says it to programs, `title` to people, `advice` what to do about it."""
 
-    COMPLETE = "complete"
-    DAMAGED = "damaged"
-    IDENTITY_LOST = "identity_lost"
-    METADATA_DAMAGED = "metadata_damaged"
-    RESUMABLE = "resumable"
-    FINISHED_NOT_RENAMED = "finished_not_renamed"
-    TORN_TAIL = "torn_tail"
-    TRUNCATED = "truncated"
-    FOREIGN = "foreign"
-    TOO_NEW = "too_new"
-    PACKED = "packed"
-    PACKED_DAMAGED = "packed_damaged"
-    MISSING = "missing"
+    COMPLETE = "complete", "nothing to do"
+    DAMAGED = (
+        "damaged",
+        "`verify --repair CONFIG` rebuilds the damage, or `doctor --salvage OUT` copies the rest",
+    )
+    IDENTITY_LOST = (
+        "identity_lost",
+        "`doctor --salvage OUT` copies the samples; what they were made from is lost",
+    )
+    METADATA_DAMAGED = (
+        "metadata_damaged",
+        "copy it again, or build it again; while its ZIP directory is whole, any ZIP tool extracts its "
+        "arrays, which aren't compressed",
+    )
+    RESUMABLE = (
+        "resumable",
+        "run the build again to continue, or `doctor --salvage OUT` copies what is committed",
+    )
+    FINISHED_NOT_RENAMED = "finished_not_renamed", "run the build again, or rename it yourself"
+    TORN_TAIL = (
+        "torn_tail",
+        "`doctor --salvage OUT` copies what verifies; build the rest with --overwrite",
+    )
+    TRUNCATED = (
+        "truncated",
+        "copy it again from where it came, or `doctor --salvage OUT` copies what verifies",
+    )
+    FOREIGN = "foreign", "check the path: it isn't a store"
+    TOO_NEW = "too_new", "upgrade ups-store, or read it with any Zarr v3 reader"
+    PACKED = "packed", "`unpack` makes the mapped store of it"
+    PACKED_DAMAGED = (
+        "packed_damaged",
+        "a packed file can't be repaired or salvaged: copy it again from where it came; if a build with "
+        "`cache.codec` made it, remove it and run `ups-store build --config CONFIG` again, which makes what "
+        "is missing; else pack its store again; as long as it can be opened, samples that aren't named here "
+        "are read as before",
+    )
+    MISSING = "missing", "copy it again from where the others came, or make it again"
+
+    advice: str
+
+    def __new__(cls, value: str, advice: str) -> Self:
+        """Make the value the first of the two texts."""
+        status = object.__new__(cls)
+        status._value_, status.advice = value, advice
+        return status
 
     @property
     def is_sound(self) -> bool:
@@ -60,49 +102,19 @@ class Status(Enum):
     @property
     def title(self) -> str:
         """The value for people."""
-        return self.value.replace("_", " ")
-
-
-ADVICE = {
-    Status.COMPLETE: "nothing to do",
-    Status.DAMAGED: "`verify --repair CONFIG` rebuilds the damage, or `doctor --salvage OUT` copies the rest",
-    Status.IDENTITY_LOST: "`doctor --salvage OUT` copies the samples; what they were made from is lost",
-    Status.METADATA_DAMAGED: "copy it again, or build it again; while its ZIP directory is whole, any ZIP "
-    "tool extracts its arrays, which aren't compressed",
-    Status.RESUMABLE: "run the build again to continue, or `doctor --salvage OUT` copies what is committed",
-    Status.FINISHED_NOT_RENAMED: "run the build again, or rename it yourself",
-    Status.TORN_TAIL: "`doctor --salvage OUT` copies what verifies; build the rest with --overwrite",
-    Status.TRUNCATED: "copy it again from where it came, or `doctor --salvage OUT` copies what verifies",
-    Status.FOREIGN: "check the path: it isn't a store",
-    Status.TOO_NEW: "upgrade ups-store, or read it with any Zarr v3 reader",
-    Status.PACKED: "`unpack` makes the mapped store of it",
-    Status.PACKED_DAMAGED: "a packed file can't be repaired or salvaged: copy it again from where it came; "
-    "if a build with `cache.codec` made it, remove it and run `ups-store build --config CONFIG` again, which "
-    "makes what is missing; else pack its store again; as long as it can be opened, samples that aren't "
-    "named here are read as before",
-    Status.MISSING: "copy it again from where the others came, or make it again",
-}
+        return str(self.value).replace("_", " ")
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What `examine` found.
-
-    Attributes:
-        path: The file.
-        status: What it is.
-        problems: What is wrong, for people, in file order; what to do is the status's advice.
-        catalog: Its metadata and geometry; None where they can't be read.
-        intact: What of it verifies; None likewise.
-        num_committed: Samples that are there, where how many there will be isn't known yet; else None.
-    """
+    """What `examine` found."""
 
     path: Path
     status: Status
-    problems: tuple[str, ...]
-    catalog: Catalog | None = None
-    intact: Intact | None = None
-    num_committed: int | None = None
+    problems: tuple[str, ...] = ()  # for people, in file order; what to do is the status's advice
+    catalog: Catalog | None = None  # None where metadata and geometry can't be read
+    intact: Intact | None = None  # what of it verifies
+    num_committed: int | None = None  # where how many samples there will be isn't known yet
 
     @property
     def num_samples(self) -> int:
@@ -121,12 +133,12 @@ class Diagnosis:
         """Arrays and constants of which nothing verifies: `salvage` leaves them out."""
         if self.catalog is None or self.intact is None:
             return ()
-        kept = {*self.intact.arrays, *self.intact.constants}
+        saved = {*self.intact.arrays, *self.intact.constants}
         arrays = (array.meta for array in self.catalog.layout.arrays.values())
-        return tuple(meta.name for meta in arrays if meta.name not in kept and not meta.is_companion)
+        return tuple(meta.name for meta in arrays if meta.name not in saved and not meta.is_companion)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return the same as JSON values."""
         return {
             "path": str(self.path),
             "status": self.status.value,
@@ -135,13 +147,8 @@ class Diagnosis:
             "savable": spans(self.savable),
             "lost_arrays": list(self.lost_arrays),
             "problems": list(self.problems),
-            "advice": ADVICE[self.status],
+            "advice": self.status.advice,
         }
-
-
-def missing(path: Path) -> Diagnosis:
-    """Of one of several files, which isn't there."""
-    return Diagnosis(path, Status.MISSING, ("no such file",))
 
 
 def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Diagnosis:
@@ -158,32 +165,26 @@ def examine(path: Path, *, progress: Callable[[int], None] | None = None) -> Dia
     check_one_file(path)
     with files.opened(path) as fd:
         try:
-            catalog = read_finished(fd, path)
+            return _examine(fd, path, progress)
         except VersionTooNewError as error:
-            return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
-        except FormatError as error:
-            if error.kind == "packed":
-                return _examine_packed(fd, path, progress)
-            return _examine_from_start(fd, path, what_is_wrong(error))
+            return Diagnosis(path, Status.TOO_NEW, (_sentence(error),))
+
+
+def _examine(fd: int, path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
     try:
-        report = verify_file(path, progress=progress)
-    except VersionTooNewError as error:  # a newer minor version: it can be read
-        return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),), catalog)
+        catalog = read_finished(fd, path)
+    except VersionTooNewError:
+        raise
+    except FormatError as error:
+        if error.kind == "packed":
+            return _examine_packed(fd, path, progress)
+        return _examine_from_start(fd, path, _sentence(error))
+    report = verify_file(path, progress=progress)
+    is_renamed = not path.name.endswith(BUILDING_SUFFIX)
+    sound = Status.COMPLETE if is_renamed else Status.FINISHED_NOT_RENAMED
     problems = tuple(map(str, report.problems))
-    return Diagnosis(path, _status_of(report), problems, catalog, intact_by_report(catalog, report))
-
-
-def _status_of(report: Report) -> Status:
-    if not report.ok:
-        return Status.DAMAGED
-    return Status.FINISHED_NOT_RENAMED if report.path.name.endswith(BUILDING_SUFFIX) else Status.COMPLETE
-
-
-def what_is_wrong(error: FormatError) -> str:
-    """The error's sentence without what to do about it: the advice says that."""
-    bare = copy.copy(error)
-    bare.hint = None
-    return str(bare)
+    status = sound if report.ok else Status.DAMAGED
+    return Diagnosis(path, status, problems, catalog, intact_by_report(catalog, report))
 
 
 def _examine_packed(fd: int, path: Path, progress: Callable[[int], None] | None) -> Diagnosis:
@@ -192,25 +193,29 @@ def _examine_packed(fd: int, path: Path, progress: Callable[[int], None] | None)
     try:
         with open_descriptor(path, fd) as store:
             problems = tuple(map(str, store.verify(progress=progress).problems))
-    except VersionTooNewError as error:
-        return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
+    except VersionTooNewError:
+        raise
     except FormatError as error:
-        problems = (what_is_wrong(error),)
+        problems = (_sentence(error),)
     return Diagnosis(path, Status.PACKED_DAMAGED if problems else Status.PACKED, problems)
 
 
 def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
-    """A file that isn't a finished store, by its metadata entries alone (spec 6.5)."""
+    """Examine a file that isn't a finished store, by its metadata entries alone (spec 6.5)."""
     try:
         catalog = read_building(fd, path)
-    except VersionTooNewError as error:
-        return Diagnosis(path, Status.TOO_NEW, (what_is_wrong(error),))
+    except VersionTooNewError:
+        raise
     except FormatError as error:
-        if error.kind == "not_a_file":
-            return Diagnosis(path, Status.FOREIGN, (problem,))
-        if error.kind == "packed":
-            return Diagnosis(path, Status.PACKED_DAMAGED, (problem,))
-        return _examine_without_root(fd, path, tuple(dict.fromkeys((problem, what_is_wrong(error)))))
+        if error.kind in ("not_a_file", "packed"):
+            status = Status.FOREIGN if error.kind == "not_a_file" else Status.PACKED_DAMAGED
+            return Diagnosis(path, status, (problem,))
+        problems = tuple(dict.fromkeys((problem, _sentence(error))))
+        try:
+            catalog = read_without_root(fd, path)  # what is wrong may be the root's alone
+        except FormatError:
+            return Diagnosis(path, _status_without_metadata(fd), problems)
+        return Diagnosis(path, Status.IDENTITY_LOST, problems, catalog, intact_by_chunks(fd, catalog))
     layout, nbytes = catalog.layout, files.size(fd)
     if layout.num_samples > nbytes:  # spec 11.1: no memory in proportion to what a file claims
         return Diagnosis(path, Status.TRUNCATED, (problem,))
@@ -218,38 +223,101 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
         try:
             header = parse_tail_header(read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
         except FormatError as error:
+            torn = Diagnosis(path, Status.TORN_TAIL, (_sentence(error),))
             if read_is_spool(fd, layout):  # sparse, and none of its chunks has a checksum
-                return Diagnosis(path, Status.TORN_TAIL, (what_is_wrong(error),))
-            return Diagnosis(
-                path, Status.TORN_TAIL, (what_is_wrong(error),), catalog, intact_by_chunks(fd, catalog)
-            )
+                return torn
+            return replace(torn, catalog=catalog, intact=intact_by_chunks(fd, catalog))
         num_committed = None
         if read_is_spool(fd, layout):
             num_committed = int(read_commits(fd, layout, header)[0].sum())
         intact = intact_by_commits(fd, catalog, header)
         return Diagnosis(path, Status.RESUMABLE, (), catalog, intact, num_committed)
-    status = Status.DAMAGED if nbytes == layout.file_nbytes else Status.TRUNCATED
-    status = Status.TORN_TAIL if nbytes > layout.file_nbytes else status
+    status = Status.TRUNCATED if nbytes < layout.file_nbytes else Status.DAMAGED
+    if nbytes > layout.file_nbytes and END_MAGIC not in _ends(fd)[1]:  # else it was finished once
+        status = Status.TORN_TAIL
     return Diagnosis(path, status, (problem,), catalog, intact_by_chunks(fd, catalog))
 
 
-def _examine_without_root(fd: int, path: Path, problems: tuple[str, ...]) -> Diagnosis:
-    """A file whose metadata can't all be read: what is wrong may be the root's alone."""
-    try:
-        catalog = read_without_root(fd, path)
-    except FormatError:
-        return Diagnosis(path, _status_without_metadata(fd), problems)
-    return Diagnosis(path, Status.IDENTITY_LOST, problems, catalog, intact_by_chunks(fd, catalog))
-
-
 def _status_without_metadata(fd: int) -> Status:
-    """What a file is by the words of ours that it has; a packed one has another in its root."""
-    first, last = (read_at(fd, at, _MARK_BYTES) for at in (0, max(0, files.size(fd) - _MARK_BYTES)))
-    if not any(mark in part for part in (first, last) for mark in _MARKS):
+    """Tell what a file is by the words of ours that it has; a packed one has another in its root."""
+    first, last = _ends(fd)
+    if not any(mark in end for end in (first, last) for mark in _MARKS):
         return Status.FOREIGN
     return Status.PACKED_DAMAGED if _PACKED_MARK in first else Status.METADATA_DAMAGED
 
 
+def _ends(fd: int) -> tuple[bytes, bytes]:
+    return read_at(fd, 0, _MARK_BYTES), read_at(fd, max(0, files.size(fd) - _MARK_BYTES), _MARK_BYTES)
+
+
+def _sentence(error: FormatError) -> str:
+    """Return what is wrong without what to do about it: the advice says that."""
+    bare = copy.copy(error)
+    bare.hint = None
+    return str(bare)
+
+
 def spans(samples: Samples) -> list[list[int]]:
-    """Sorted sample numbers as stretches `[first, past_last]`."""
+    """Return sorted sample numbers as stretches `[first, past_last]`."""
     return [[first, first + num] for first, num in consecutive_runs(samples)]
+
+
+def salvage(diagnosis: Diagnosis, out: Path) -> Path:
+    """Copy what verifies into a new store, whose path is returned; the examined file stays as it is.
+
+    The new store has an int64 array `original_sample` with the old sample numbers, and its identity says what
+    it was salvaged from, or `"identity": "lost"`.
+
+    Args:
+        diagnosis: Of the file.
+        out: Where the new store goes; there must be nothing yet.
+    Raises:
+        FormatError: If nothing verifies.
+        IdentityMismatchError: If an unfinished store of something else is at `out`.
+        FileExistsError: If there is something at `out`.
+        CorruptChunkError: If the file changed since it was examined.
+    """
+    path, catalog, intact, samples = diagnosis.path, diagnosis.catalog, diagnosis.intact, diagnosis.savable
+    if catalog is None or intact is None or not len(samples):
+        raise FormatError(
+            "there is nothing to save",
+            path=path,
+            kind="nothing_to_salvage",
+            expected="at least 1 sample that verifies",
+            found=diagnosis.status.value,
+            hint="copy it again, or build it again" if intact else diagnosis.status.advice,
+        )
+    if files.exists(out):
+        raise FileExistsError(f"{out}: there is something already; give the new store another name")
+    source: dict[str, Any] = {"identity": "lost"}
+    if not is_identity_lost(catalog):
+        content = catalog.root.identity.get("content")
+        source = {"source_config_hash": catalog.root.config_hash, "source_content": content}
+    identity = {"kind": "salvaged", **source, "samples": spans(samples)}
+    identity["lost_arrays"] = list(diagnosis.lost_arrays)
+    with files.opened(path) as fd:
+        layout = catalog.layout
+        number = ORIGINAL_SAMPLE
+        while number in layout.arrays:  # a store that was salvaged before
+            number = f"{number}_before" if number == ORIGINAL_SAMPLE else f"{number}_"
+        specs = {name: spec_of(layout.arrays[name].meta, len(samples)) for name in intact.arrays}
+        for name in specs.keys() & layout.ragged.keys():
+            specs[name] = replace(specs[name], lengths=lengths_of(fd, layout.ragged[name], samples))
+        specs[number] = ArraySpec((len(samples),), "int64", dims=("sample",))
+        with hinting("give the new store another name", IdentityMismatchError, FormatError):
+            writer = create(
+                out,
+                specs,
+                constants={
+                    name: read_constant(fd, layout.arrays[name], path=path) for name in intact.constants
+                },
+                dims={name: layout.arrays[name].meta.dims for name in intact.constants},
+                identity=identity,
+                attrs=catalog.root.attrs,
+            )
+        with writer:
+            first = 0
+            for batch, values in read_intact(fd, layout, intact.arrays, samples, path=path):
+                writer.commit_many(np.arange(first, first + len(batch)), {**values, number: batch})
+                first += len(batch)
+            return writer.finish()

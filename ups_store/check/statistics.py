@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.sources.value_range import ValueRange
+from ups_store.sources.values import ValueRange
 
 
 @dataclass(frozen=True)

@@ -185,12 +185,12 @@ def doctor(
 
 def _doctor_of_partitions(pattern: Path, as_json: bool) -> int:
     """Examine all partitions of a store, one by one and then together; returns the exit code."""
-    from ups_store.check.doctor import missing
+    from ups_store.check.doctor import Diagnosis, Status
 
     wanted, absent = named_partitions(pattern)
     codes = [_doctor(path, None, as_json) for path in wanted if path not in absent]
     for partition in absent:
-        _say(missing(partition), None, as_json)
+        _say(Diagnosis(partition, Status.MISSING, ("no such file",)), None, as_json)
     if absent or any(codes):
         return NOT_SOUND
     try:
@@ -203,8 +203,7 @@ def _doctor_of_partitions(pattern: Path, as_json: bool) -> int:
 
 def _doctor(path: Path, out: Path | None, as_json: bool) -> int:
     """Examine one file; returns the exit code."""
-    from ups_store.check.doctor import examine
-    from ups_store.check.salvage import salvage
+    from ups_store.check.doctor import examine, salvage
 
     with progress_bar(f"checking {path.name}", total=_nbytes_of(path), quiet=as_json) as bar:
         found = examine(path, progress=bar)
@@ -233,7 +232,7 @@ def _nbytes_of(path: Path) -> int:
 
 
 def _show(found: Diagnosis, saved: Path | None) -> None:
-    from ups_store.check.doctor import ADVICE, Status
+    from ups_store.check.doctor import Status
 
     savable = len(found.savable)
     sound = ", sound" if found.status is Status.PACKED else ""
@@ -244,7 +243,7 @@ def _show(found: Diagnosis, saved: Path | None) -> None:
         print_lines(f"  {savable:,} of {found.num_samples:,} samples verify{where}")
     if found.lost_arrays:
         print_lines(f"  nothing verifies of {', '.join(found.lost_arrays)}")
-    advice = ADVICE[found.status] if saved is None else f"{counted(savable, 'sample')} saved: {saved}"
+    advice = found.status.advice if saved is None else f"{counted(savable, 'sample')} saved: {saved}"
     print_lines(f"  {advice}")
 
 

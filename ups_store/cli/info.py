@@ -1,8 +1,7 @@
-"""The verb `info`: what stores hold, one in full, several as a table, and whether they share samples."""
+"""The verb `info`: what stores hold, one in full, several as a table."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from ups_store.console import (
     format_age,
     format_nbytes,
     is_verbose,
-    log,
     print_json,
     progress_bar,
     results,
@@ -44,22 +42,14 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per store and line")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="read all float arrays: range, mean, NaN")] = False,
 ) -> None:
-    """Say what stores hold; warn if they share samples.
-
-    Unfinished and packed stores and patterns of partitions are described too, but not compared.
-    """
+    """Say what stores hold; unfinished and packed ones and patterns of partitions, too."""
     stores = [open_any(path, partial=True) for path in paths]
     infos = [_describe(store, stats, quiet=as_json) for store in stores]
-    shared = _shared(stores, infos)
     if as_json:
-        for i, described in enumerate(infos):
-            print_json({**described.to_json(), "shared_samples": shared[i]})
+        for described in infos:
+            print_json(described.to_json())
         return
     _show_infos(infos)
-    for i, j in itertools.combinations(range(len(infos)), 2):
-        if num := shared[i].get(str(infos[j].path)):
-            pair = f"{num:,} of the {len(stores[i]):,} samples of {infos[i].path} are in {infos[j].path} too"
-            log(pair, label="warning", style="yellow")
 
 
 def _describe(store: ups_store.AnyStore, stats: bool, *, quiet: bool) -> StoreInfo:
@@ -67,23 +57,6 @@ def _describe(store: ups_store.AnyStore, stats: bool, *, quiet: bool) -> StoreIn
 
     with progress_bar(f"reading {store.path.name}", total=store.nbytes, quiet=quiet or not stats) as bar:
         return describe(store, statistics=stats, progress=bar)
-
-
-def _shared(stores: list[ups_store.AnyStore], infos: list[StoreInfo]) -> list[dict[str, int]]:
-    """For each store how many of its samples are in which other one; of finished mapped stores."""
-    from ups_store.check.info import shared_samples
-
-    found: list[dict[str, int]] = [{} for _ in stores]
-    finished = {
-        i: store
-        for i, store in enumerate(stores)
-        if isinstance(store, ups_store.Store) and infos[i].build is None
-    }
-    for i, left in finished.items():
-        for j, right in finished.items():
-            if i != j and (num := len(shared_samples(left, right))):
-                found[i][str(infos[j].path)] = num
-    return found
 
 
 def _show_infos(infos: list[StoreInfo]) -> None:

@@ -35,6 +35,7 @@ _FILE_MODE = 0o100644 << 16
 _IN_ZIP64 = 0xFFFFFFFF  # the true value stands in the ZIP64 extra field
 _NUM_IN_ZIP64 = 0xFFFF
 
+END_MAGIC = b"PK\5\6"  # of the end record, which every finished ZIP file has near its end
 END_BYTES = _ZIP64_END.size + _ZIP64_LOCATOR.size + _END_RECORD.size + len(ARCHIVE_COMMENT)  # 128
 
 
@@ -144,7 +145,7 @@ class EndRecords:
         )
         locator = _ZIP64_LOCATOR.pack(b"PK\6\7", 0, offset + nbytes, 1)
         sizes = (_NUM_IN_ZIP64, _NUM_IN_ZIP64, _IN_ZIP64, _IN_ZIP64)
-        end = _END_RECORD.pack(b"PK\5\6", 0, 0, *sizes, len(ARCHIVE_COMMENT))
+        end = _END_RECORD.pack(END_MAGIC, 0, 0, *sizes, len(ARCHIVE_COMMENT))
         return end64 + locator + end + ARCHIVE_COMMENT
 
 
@@ -162,7 +163,7 @@ def parse_end(tail: bytes, file_nbytes: int, *, path: object) -> EndRecords:
         return FormatError(problem, path=path, kind=kind, clause="3.6", byte_range=where, hint=hint, **values)
 
     if not tail.endswith(ARCHIVE_COMMENT):
-        if b"PK\5\6" in tail:
+        if END_MAGIC in tail:
             raise bad("it is a ZIP file of another program", "foreign", "read it with zarr-python")
         expected = f"the last bytes to be {ARCHIVE_COMMENT.decode()!r}"
         hint = "check the path: it isn't a store"

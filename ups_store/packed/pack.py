@@ -30,16 +30,16 @@ from ups_store.read.ragged import check_not_ragged
 from ups_store.read.recovery import UNPACKING_SUFFIX
 from ups_store.read.store import Store
 from ups_store.system import files
-from ups_store.system.memory import num_cores
-from ups_store.system.parallel import in_order
-from ups_store.system.paths import check_store_name, path_of
-from ups_store.system.progress import Progress
-from ups_store.system.replacement import (
+from ups_store.system.files import (
     OWN_USE,
+    Progress,
     check_file_or_free,
     check_not_read_only,
     take_over_permissions,
 )
+from ups_store.system.memory import num_cores
+from ups_store.system.parallel import in_order
+from ups_store.system.paths import check_store_name, path_of
 from ups_store.write.create import create, identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
@@ -82,7 +82,7 @@ def pack(
         progress: Called with the number of payload bytes that were written since the last call.
     Raises:
         SpecError: For an unknown codec, or a file that is packed by another one, kind "packed".
-        ReadOnlyError: If the file, which is to be replaced, has no write bit.
+        AccessError: If the file, which is to be replaced, has no write bit; kind "read_only".
         CorruptChunkError: If the store is damaged; it stays.
         DiskFullError: If there is no room.
     """

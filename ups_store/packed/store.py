@@ -46,11 +46,11 @@ from ups_store.read.chunks import Chunk, chunk_of
 from ups_store.read.preload import PreloadReport, Request, preload, ram_budget
 from ups_store.read.store_file import StoreFile, read_bytes
 from ups_store.read.verify import Checked, Problem, Report, Sums, Verifier
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
+from ups_store.system.files import Progress
 from ups_store.system.memory import num_cores
 from ups_store.system.parallel import for_each
 from ups_store.system.paths import check_one_file, path_of
-from ups_store.system.progress import Progress
 
 MAX_THREADS = 8
 BYTES_PER_THREAD = 1 << 20  # less is decoded sooner than another thread begins
@@ -342,8 +342,8 @@ class PackedStore(ChunkedStore):
         return PreloadReport(self.path, "copy", f"copy: {budget}", nbytes, seconds)
 
     def _decode_all(self, array: ArrayLayout, request: Request) -> npt.NDArray[Any]:
-        memory = mappings.new_memory(array.meta.nbytes, kind=mmap.mmap)
-        values = np.ndarray(array.meta.shape, dtype_of(array.meta.dtype), memory)
+        mapping = memory.new_memory(array.meta.nbytes, kind=mmap.mmap)
+        values = np.ndarray(array.meta.shape, dtype_of(array.meta.dtype), mapping)
         step = max(1, PRELOAD_BYTES // array.meta.sample_nbytes)
 
         def use(sample: int) -> Use:
@@ -363,7 +363,7 @@ class PackedStore(ChunkedStore):
         if self._is_copy():
             return 1.0
         self._file.check_length()
-        return mappings.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
+        return memory.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
 
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None

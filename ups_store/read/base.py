@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ups_store.read.preload import Mode, PreloadReport, Request
     from ups_store.read.verify import Report
-    from ups_store.system.progress import Progress
+    from ups_store.system.files import Progress
 
 
 class AnyStore(ABC):

@@ -33,7 +33,8 @@ from ups_store.read.spool_store import SpoolStore
 from ups_store.read.store import Store, Verify
 from ups_store.read.store_file import Access
 from ups_store.system import files
-from ups_store.system.memory_file import check_not_reserved, is_in_memory, keeping
+from ups_store.system.files import is_in_memory
+from ups_store.system.memory import check_not_reserved, keeping
 from ups_store.system.paths import check_no_manifest, check_one_file, is_pattern, path_of
 from ups_store.system.urls import is_remote, shown_url
 

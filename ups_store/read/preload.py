@@ -29,9 +29,9 @@ from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreRepl
 from ups_store.printable import printable
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.read.store_file import StoreFile, cut, read_failed, read_into
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
+from ups_store.system.files import Progress
 from ups_store.system.memory import available_bytes
-from ups_store.system.progress import Progress
 
 Mode: TypeAlias = Literal["auto", "page-cache", "copy", "device"]
 
@@ -212,7 +212,7 @@ def plan_preload(needed_bytes: int, mode: str = "auto", *, margin: float = MARGI
 
 def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
     """Compute the budget for RAM; new memory must fit into this process's address space too (`ulimit -v`)."""
-    left = mappings.address_space_left() if is_new and needed_bytes else None
+    left = memory.address_space_left() if is_new and needed_bytes else None
     available = available_bytes()
     return Budget(needed_bytes, available if left is None else min(available, left))
 
@@ -282,7 +282,7 @@ def _budget(job: PreloadJob, mode: str) -> Budget:
     nbytes = job.file.nbytes
     if mode == "copy":
         return ram_budget(nbytes, is_new=True)
-    is_resident = mappings.resident_nbytes(job.file.mapping(), nbytes) == nbytes
+    is_resident = memory.resident_nbytes(job.file.mapping(), nbytes) == nbytes
     return ram_budget(0 if is_resident else nbytes, is_new=False)
 
 
@@ -341,10 +341,10 @@ def _copy(job: PreloadJob) -> None:
 
 
 def _copy_private(job: PreloadJob) -> None:
-    memory = mappings.new_memory(job.file.nbytes, kind=mmap.mmap)
-    for _ in job.read(job.file.nbytes, target=memoryview(memory)):
+    copy = memory.new_memory(job.file.nbytes, kind=mmap.mmap)
+    for _ in job.read(job.file.nbytes, target=memoryview(copy)):
         pass
-    job.file.use_copy(memory)
+    job.file.use_copy(copy)
 
 
 def _copy_shared(job: PreloadJob) -> None:
@@ -353,13 +353,13 @@ def _copy_shared(job: PreloadJob) -> None:
     fd = files.create_anonymous("ups_store")
     try:
         files.truncate(fd, nbytes)
-        memory = mappings.map_to_fill(fd, nbytes)
-        with memoryview(memory) as target:
+        writable = memory.map_to_fill(fd, nbytes)
+        with memoryview(writable) as target:
             for _ in job.read(nbytes, target=target):
                 pass
-        memory.close()  # nothing is sealed while somebody could write
+        writable.close()  # nothing is sealed while somebody could write
         files.seal(fd)
-        mapping = mappings.map_private(fd, nbytes)
+        mapping = memory.map_private(fd, nbytes)
         for first in range(0, nbytes, STEP_BYTES):
             _populate(mapping, first, min(STEP_BYTES, nbytes - first), job=job)
         file.use_copy(mapping, fd=fd)
@@ -388,7 +388,7 @@ def read_steps(
             block = target[offset : offset + length]
         else:
             if not hasattr(own, "scratch"):  # memory of one thread, used again and again
-                own.scratch = mappings.page_aligned(PIECE_BYTES).data
+                own.scratch = memory.page_aligned(PIECE_BYTES).data
             block = own.scratch[:length]
         got = read_into(fd, first + offset, block)
         if got < length:
@@ -420,7 +420,7 @@ def _map(
 def _populate(mapping: mmap.mmap, first: int, nbytes: int, *, job: PreloadJob) -> None:
     """Enter pages of a mapping in the page table, by touching one byte of each where the kernel can't."""
     try:
-        if not mappings.populate(mapping, first, nbytes):
+        if not memory.populate(mapping, first, nbytes):
             np.frombuffer(mapping, np.uint8)[first : first + nbytes : mmap.PAGESIZE].max()
     except OSError as error:
         if error.errno != errno.EFAULT:

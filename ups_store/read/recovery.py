@@ -24,9 +24,8 @@ from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.ragged import extents_hold, sample_extent
 from ups_store.read.store_file import read_at, size
 from ups_store.system import files
-from ups_store.system.memory_file import is_in_memory
+from ups_store.system.files import Progress, is_in_memory
 from ups_store.system.parallel import for_each
-from ups_store.system.progress import Progress
 
 BUILDING_SUFFIX = ".building"
 UNPACKING_SUFFIX = ".unpacking"  # of a packed store's mapped form until it is whole

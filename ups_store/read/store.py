@@ -34,7 +34,7 @@ from ups_store.read.gather import (
 from ups_store.read.ragged import Form, RaggedArray, RaggedReader, check_form, check_not_ragged
 from ups_store.read.recovery import Building, read_commits, read_committed
 from ups_store.read.store_file import READS_IN_FLIGHT, Access, StoreFile, read_samples
-from ups_store.system import files, mappings, runs
+from ups_store.system import files, memory, runs
 from ups_store.system.parallel import for_each, parts_of
 from ups_store.system.runs import BLOCK_BYTES, cast_into, copy_runs
 
@@ -296,7 +296,7 @@ class Store(AnyStore):
     def residency(self) -> float:
         """Share of the store that lies in RAM, as page cache or as a copy, 0 to 1."""
         self.check_length()
-        return mappings.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
+        return memory.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
 
     def verify(
         self, *, num_threads: int | None = None, progress: Callable[[int], None] | None = None

@@ -24,8 +24,8 @@ from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
 from ups_store.read.gather import Samples, TimeWindow, runs_of
-from ups_store.system import files, mappings
-from ups_store.system.mappings import page_aligned
+from ups_store.system import files, memory
+from ups_store.system.memory import page_aligned
 from ups_store.system.parallel import for_each
 from ups_store.system.runs import Runs, items_of
 
@@ -127,7 +127,7 @@ class StoreFile:
             descriptor = self.descriptor
             nbytes = files.size(descriptor.fd)
         else:
-            nbytes = mappings.mapped_file_nbytes(mapping)
+            nbytes = memory.mapped_file_nbytes(mapping)
         if nbytes < self.nbytes:
             raise cut(self.path, self.nbytes, nbytes)
 
@@ -169,13 +169,13 @@ def _mapped(mapping: mmap.mmap, array: ArrayLayout) -> npt.NDArray[Any]:
 
 def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
     try:
-        return mappings.map_private(fd, nbytes)
+        return memory.map_private(fd, nbytes)
     except ValueError as error:  # `mmap` compares the length
         raise cut(path, nbytes, files.size(fd)) from error
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise files.opening_error(path, error) from error
-        left = mappings.address_space_left()
+        left = memory.address_space_left()
         raise MemoryLimitError(
             "the system refuses the address space to map the file",
             needed_bytes=nbytes,

@@ -31,8 +31,8 @@ from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
 from ups_store.read.ragged import offset_flaws
 from ups_store.read.store_file import read_into
 from ups_store.system import files
+from ups_store.system.files import Progress
 from ups_store.system.memory import num_cores
-from ups_store.system.progress import Progress
 from ups_store.system.runs import Memory, damaged_slots
 
 _BLOCK_BYTES = 4 << 20  # of one task of a thread

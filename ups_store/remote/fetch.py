@@ -25,7 +25,6 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from ups_store.errors import (
     ConfigError,
-    DownloadError,
     RemoteError,
     SourceError,
     StoreError,
@@ -33,10 +32,10 @@ from ups_store.errors import (
     StoreReplacedError,
 )
 from ups_store.remote.client import DEADLINE_S, RemoteObject, Version, list_objects
-from ups_store.sources.file_state import changed
+from ups_store.sources.contents import changed
 from ups_store.system import files, locks
+from ups_store.system.files import replace_text
 from ups_store.system.parallel import in_order
-from ups_store.system.replacement import replace_text
 from ups_store.system.urls import SCHEMES, Url
 
 EXPECTED = "s3://BUCKET/..., gs://..., az://... or https://HOST/..."
@@ -346,7 +345,7 @@ def fetch(
     Returns:
         Bytes that were fetched by this call.
     Raises:
-        DownloadError: Kind "cut_short", "wrong_digest", "wrong_length", "unreachable".
+        SourceError: Kind "cut_short", "wrong_digest", "wrong_length", "unreachable".
         SourceError: As the original; kind "source_changed", if it changes time and again.
         RemoteError: As the client; kind "unreachable", if nothing came for too long, time and again.
         DiskFullError: If there is no room.
@@ -380,7 +379,7 @@ class _Fetch:
         self._get_rest()
         try:
             self._check_digest()
-        except DownloadError:
+        except SourceError:
             self._start_again()
             if not was_resumed:
                 raise
@@ -481,7 +480,7 @@ class _Fetch:
         for chunk in chunks:
             missing = self._version.nbytes - self._offset
             if len(chunk) > missing:
-                raise DownloadError(
+                raise SourceError(
                     "there are more bytes than were announced",
                     kind="wrong_length",
                     path=self._original.location,
@@ -507,8 +506,8 @@ class _Fetch:
         self._version = replace(version, name=self._version.name)
         self._start_again()
 
-    def _given_up(self, failure: Exception | None) -> DownloadError:
-        return DownloadError(
+    def _given_up(self, failure: Exception | None) -> SourceError:
+        return SourceError(
             f"it can't be fetched ({failure})" if failure else "the bytes end early, time and again",
             kind="unreachable" if failure else "cut_short",
             path=self._original.location,
@@ -520,7 +519,7 @@ class _Fetch:
     def _check_digest(self) -> None:
         kind, _, expected = self._original.digest.partition(":")
         if kind and (digest := self._hashers[kind].hexdigest()) != expected:
-            raise DownloadError(
+            raise SourceError(
                 f"its {kind} isn't the one that was expected",
                 kind="wrong_digest",
                 path=self._original.location,

@@ -1,4 +1,4 @@
-"""What a source file holds before any sample is read: datasets, axes, grid; in words that need no HDF5.
+"""What a source file holds before any sample is read, and what tells it from another, without HDF5.
 
 Axes are letters in the order in which the file stores them, since PDEBench's families disagree about it and
 square grids hide it.
@@ -6,16 +6,19 @@ square grids hide it.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ups_store.errors import ConfigError, SourceError
-from ups_store.sources.file_state import OuterFile
+from ups_store.sources.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,13 @@ class Selection:
     reduce_time: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("reduce_space", "reduce_time"):
-            value = getattr(self, name)
+        for name, value in (("reduce_space", self.reduce_space), ("reduce_time", self.reduce_time)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    f"data.{name}", kind="bad_reduction", expected="a whole number >= 1", found=repr(value)
-                )
+                expected = "a whole number >= 1"
+                raise ConfigError(f"data.{name}", kind="bad_reduction", expected=expected, found=repr(value))
 
     def step(self, axis: str) -> int:
-        """Stride along an axis given by its letter (`contents.AXIS_NAMES`)."""
+        """Return the stride along an axis, given by its letter."""
         if axis == "t":
             return self.reduce_time
         return self.reduce_space if axis in ("x", "y", "z") else 1
@@ -64,6 +65,18 @@ class ArrayInfo:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     dims: tuple[str, ...]
+
+
+FileState: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OuterFile:
+    """A file that a source needs beside itself: its name there, real path, and state when first opened."""
+
+    name: str
+    path: Path
+    state: FileState
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,38 +129,47 @@ AXIS_NAMES = {
 
 
 def fields_axes(ndim: int) -> str:
-    """Axes of "fields" in a store, such as "styxc"."""
+    """Return the axes of "fields" in a store, such as "styxc"."""
     return "st" + "zyx"[-ndim:] + "c"
 
 
 @dataclass(frozen=True)
-class Part:
-    """One dataset: its HDF5 path, from the root if it starts with "/", and its axes in stored order."""
+class StoredDataset:
+    """A dataset: its HDF5 path, from the root if it starts with "/", and its axes in stored order."""
 
-    dataset: str
+    name: str
     axes: str
 
     def num_channels(self, shape: tuple[int, ...]) -> int:
-        """How many channels, or components, the dataset contributes, given its shape."""
+        """Return how many channels, or components, a dataset of this shape contributes."""
         return math.prod(length for axis, length in zip(self.axes, shape, strict=True) if axis in "ckd")
 
 
 @dataclass(frozen=True)
-class StoredArray:
-    """An array made of datasets that are joined along the channel axis.
+class StoredNumber(StoredDataset):
+    """One number for every sample: a dataset with a single value, or an attribute of what `name` is.
 
     Attributes:
-        axes: Axes of the array as letters, in the order of the store; "s" first.
-        parts: The datasets, in channel order.
+        attribute: Name of the attribute; empty for the dataset's value.
+        asked_by: What asks for it, for messages.
     """
 
+    axes: str = ""
+    attribute: str = ""
+    asked_by: str = ""
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array of datasets that are joined along the channel axis; `axes` as in the store, "s" first."""
+
     axes: str
-    parts: tuple[Part, ...]
+    datasets: tuple[StoredDataset, ...]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The description of one file.
+    """Where a file keeps what.
 
     Attributes:
         ndim: Number of spatial axes.
@@ -161,59 +183,120 @@ class Contents:
     ndim: int
     channels: tuple[str, ...]
     arrays: Mapping[str, StoredArray]
-    coordinates: Mapping[str, Part]
+    coordinates: Mapping[str, StoredDataset]
     groups: tuple[str, ...] = field(default=(), repr=False)
 
-    def dataset_path(self, part: Part, *, sample: int = 0) -> str:
-        """HDF5 path of a part, in the group of a sample where there are groups."""
-        if part.dataset.startswith("/"):
-            return part.dataset[1:] or "/"
-        return f"{self.groups[sample]}/{part.dataset}" if self.groups else part.dataset
+    def path_of(self, dataset: StoredDataset, *, sample: int = 0) -> str:
+        """Return the HDF5 path of a dataset, in the group of a sample where there are groups."""
+        return path_in(self.groups[sample] if self.groups else "", dataset.name)
+
+
+def path_in(group: str, name: str) -> str:
+    """Return the path of a name in a group; names that start with "/" start from the root."""
+    if name.startswith("/"):
+        return name[1:] or "/"
+    return f"{group}/{name}" if group else name
+
+
+class Convention(ABC):
+    """One way of keeping simulations in HDF5; it only describes, `regions` reads them all alike.
+
+    Attributes:
+        name: Part of a store's identity.
+        version: Likewise; raised when the same file would give other arrays.
+    """
+
+    name: str
+    version: int = 1
+
+    @abstractmethod
+    def matches(self, file: Any) -> bool:
+        """Whether an HDF5 file is meant to follow this convention, complete or not."""
+
+    @abstractmethod
+    def describe(self, file: Any, task: Task | None) -> Contents:
+        """Say where the file keeps what; that it is so is checked when it is measured."""
+
+    @abstractmethod
+    def parameters(self, file: Any) -> dict[str, float]:
+        """Read numbers that hold for all samples of the file."""
+
+    def boundary(self, file: Any, task: Task | None) -> Mapping[str, str]:
+        """Tell the boundary type by spatial axis, as far as the task and the file's name say it."""
+        return task.boundary_of(Path(file.filename).name) if task else {}
+
+    def computed_coordinates(self, lengths: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
+        """Compute coordinates that the file doesn't hold, by the letter of their axis, as long as it is."""
+        return {}
+
+    def attributes(self, file: Any) -> dict[str, Any]:
+        """Tell what else a store's root group should say, as JSON values."""
+        return {}
 
 
 def check_same_grid(infos: Sequence[SourceInfo]) -> None:
     """Raise unless the files can make one store: one grid, the same arrays, channels and parameters."""
-    for other in infos[1:]:
-        first_facts, other_facts = _facts(infos[0]), _facts(other)
-        for what in {**first_facts, **other_facts}:
-            shown = difference(first_facts.get(what), other_facts.get(what))
-            if shown is not None:
+    common = [
+        {
+            "layout": (info.layout, info.layout_version),
+            "channels": info.channels,
+            "boundary": dict(info.boundary),
+            "parameters": sorted(info.parameters),
+            **{f"array {name!r}": (a.shape, a.dtype, a.dims) for name, a in info.arrays.items()},
+            **{f"coordinate {name!r}": values for name, values in info.constants.items()},
+        }
+        for info in infos
+    ]
+    for info, facts in zip(infos[1:], common[1:], strict=True):
+        for name in {**common[0], **facts}:
+            unequal = difference(common[0].get(name), facts.get(name))
+            if unequal is not None:
                 raise SourceError(
-                    f"{what} isn't that of {infos[0].path}",
+                    f"{name} isn't that of {infos[0].path}",
                     kind="grids_differ",
-                    path=other.path,
-                    expected=shown[0],
-                    found=shown[1],
+                    path=info.path,
+                    expected=unequal[0],
+                    found=unequal[1],
                     hint="files of one store have to agree in it; use data.files to choose",
                 )
 
 
-def _facts(info: SourceInfo) -> dict[str, Any]:
-    """What files of one store have in common, by what people call it."""
-    return {
-        "layout": (info.layout, info.layout_version),
-        "channels": info.channels,
-        "boundary": dict(info.boundary),
-        "parameters": sorted(info.parameters),
-        **{f"array {name!r}": (array.shape, array.dtype, array.dims) for name, array in info.arrays.items()},
-        **{f"coordinate {name!r}": values for name, values in info.constants.items()},
-    }
-
-
 def difference(expected: Any, found: Any) -> tuple[Any, Any] | None:
-    """What to show of two facts that differ: of coordinates in short; None if they are equal."""
-    if not isinstance(expected, np.ndarray) and not isinstance(found, np.ndarray):
-        return None if expected == found else (_shown(expected), _shown(found))
-    if expected is None or found is None or (expected.shape, expected.dtype) != (found.shape, found.dtype):
-        return _shown(expected), _shown(found)
-    unequal = np.flatnonzero(expected != found)
-    if not unequal.size:
+    """Return what to show of two facts that differ, of coordinates in short; None if they are equal."""
+    if isinstance(expected, np.ndarray) and isinstance(found, np.ndarray):
+        if (expected.shape, expected.dtype) == (found.shape, found.dtype):
+            unequal = np.flatnonzero(expected != found)
+            if not unequal.size:
+                return None
+            first = unequal[0]
+            return f"{expected[first]!s} at index {first}", f"{found[first]!s}"
+    elif type(expected) is type(found) and expected == found:
         return None
-    first = unequal[0]
-    return f"{expected[first]!s} at index {first}", f"{found[first]!s}"
+    return _in_short(expected), _in_short(found)
 
 
-def _shown(fact: Any) -> Any:
+def _in_short(fact: Any) -> Any:
     if isinstance(fact, np.ndarray):
         return f"{len(fact)} {fact.dtype} values {fact[0]!s}..{fact[-1]!s}"
     return "none" if fact is None else fact
+
+
+def file_state(path: Path) -> FileState:
+    """Return what differs once a file was replaced, written or deleted."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def outer_state(files: Sequence[OuterFile]) -> FileState:
+    """Return the states of any number of outer files as one number, to stand behind that of their source."""
+    states = [(os.fspath(file.path), *file.state) for file in files]
+    return (int.from_bytes(hashlib.sha256(repr(states).encode()).digest()[:8], "little"),) if states else ()
+
+
+def changed(path: Path | str) -> SourceError:
+    """Return the error for a source that isn't what it was when the build began."""
+    hint = "wait until no program writes to it and run again; --overwrite if samples were committed"
+    return SourceError("source changed during the build", kind="source_changed", path=path, hint=hint)

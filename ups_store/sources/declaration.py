@@ -1,11 +1,12 @@
 """What a configuration says about files of your own: their names, and where they keep what.
 
-This is only a schema: `sources.declared` reads such files, `build.config` makes tasks of it. It is the only
-module below the build that imports pydantic, and nothing imports it where no layout is declared.
+This is only a schema: `conventions.Declared` reads such files, `building.config` makes tasks of it. It is the
+only module below the build that imports pydantic, and nothing imports it where no layout is declared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,13 @@ from typing import Annotated, Any, Literal
 
 from ups_store.errors import ConfigError, SpecError, needs
 from ups_store.format.metadata import is_name
-from ups_store.sources.contents import AXIS_NAMES
 from ups_store.system.urls import check_local
 
 with needs("hdf5"):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-# What an axis is called in a configuration, where only The Well's tensors have columns.
-AXIS_LETTERS = {name: letter for letter, name in AXIS_NAMES.items() if letter != "d"}
+# What an axis is called in a configuration: as `contents.AXIS_NAMES`, but for the columns of tensors.
+AXIS_LETTERS = {"sample": "s", "time": "t", "z": "z", "y": "y", "x": "x", "channel": "c", "component": "k"}
 _SPACES = ("x", "xy", "xyz")
 _OWN_NAMES = frozenset(("fields", "x", "y", "z", "t"))
 
@@ -71,11 +71,8 @@ class DatasetDeclaration(DeclaredSection):
         for word in words:
             if word not in AXIS_LETTERS:
                 near = difflib.get_close_matches(str(word), AXIS_LETTERS, n=1)
-                raise _wrong(
-                    f"axes among {', '.join(AXIS_LETTERS)}",
-                    repr(word),
-                    f"did you mean {near[0]}?" if near else None,
-                )
+                hint = f"did you mean {near[0]}?" if near else None
+                raise _wrong(f"axes among {', '.join(AXIS_LETTERS)}", repr(word), hint)
         if len(set(words)) < len(words):
             raise _wrong("every axis once", " ".join(words))
         return " ".join(words)
@@ -116,9 +113,8 @@ class ArrayDeclaration(DatasetDeclaration):
     @model_validator(mode="after")
     def _no_channels(self) -> ArrayDeclaration:
         if "c" in self.letters:
-            raise _wrong(
-                "axis component", "channel", "one dimension name has one length: fields have channel"
-            )
+            hint = "one dimension name has one length: fields have channel"
+            raise _wrong("axis component", "channel", hint)
         return self
 
 
@@ -158,16 +154,10 @@ class ParameterDeclaration(DeclaredSection):
     @field_validator("file_name")
     @classmethod
     def _one_group(cls, value: str | None) -> str | None:
-        if value is not None and _num_groups(value) != 1:
-            raise _wrong("a regular expression with one group, such as 'nu([0-9.e-]+)'", repr(value))
-        return value
-
-
-def _num_groups(pattern: str) -> int | None:
-    try:
-        return re.compile(pattern).groups
-    except re.error:
-        return None
+        with contextlib.suppress(re.error):
+            if value is None or re.compile(value).groups == 1:
+                return value
+        raise _wrong("a regular expression with one group, such as 'nu([0-9.e-]+)'", repr(value))
 
 
 class LayoutDeclaration(DeclaredSection):
@@ -256,9 +246,8 @@ class TaskDeclaration(DeclaredSection):
             raise _wrong("files of all, or of each split", ", ".join(self.files))
         known = len(self.layout.space) if self.layout else self.ndim
         if known is None:
-            raise _wrong(
-                "ndim or layout", "neither", "without a layout nothing says how many axes are spatial"
-            )
+            hint = "without a layout nothing says how many axes are spatial"
+            raise _wrong("ndim or layout", "neither", hint)
         if self.ndim not in (None, known):
             raise _wrong(f"ndim {known}, as the layout's fields have it", self.ndim)
         if not set(self.boundary) <= set("xyz"[:known]):

@@ -12,22 +12,19 @@ from typing import Any
 
 from ups_store.errors import SourceError, needs
 from ups_store.sources.hdf5 import h5py, has_signature, known_shape, no_file_any_more, open_hdf5, translated
-from ups_store.system.mappings import page_aligned
-from ups_store.system.progress import Progress
+from ups_store.system.files import Progress
+from ups_store.system.memory import page_aligned
 
 with needs("hdf5"):
     import blake3
 
-
 _READ_BYTES = 1 << 20  # stays in the processor's cache between reading and hashing
-
 _NUM_BLOCKS = 64  # of a sampled digest
-
 _BLOCK_BYTES = 64 << 10
 
 
 def full_digest(path: Path, progress: Progress) -> str:
-    """Of all bytes; `progress` gets numbers of bytes as they are read."""
+    """Digest all bytes; `progress` gets numbers of bytes as they are read."""
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
     buffer = page_aligned(_READ_BYTES).data
     with _opened(path) as file:
@@ -38,10 +35,22 @@ def full_digest(path: Path, progress: Progress) -> str:
 
 
 def sampled_digest(path: Path, size: int, progress: Progress) -> str:
-    """Of the size, the HDF5 structure, if it has one, and evenly spaced blocks of a file of `size` bytes."""
+    """Digest the size, the HDF5 structure, if it has one, and evenly spaced blocks of a file of `size` bytes.
+
+    The structure is every dataset with shape, dtype and chunks.
+    """
     if path.exists() and not path.is_file():
         raise no_file_any_more(path)
-    structure = _structure(path) if has_signature(path) else ""
+    lines: list[str] = []
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            lines.append(f"{name} {known_shape(item)} {item.dtype.str} {item.chunks}")
+
+    if has_signature(path):
+        with open_hdf5(path) as hdf5, translated("can't read the structure", path):
+            hdf5.visititems(note)
+    structure = "\n".join(sorted(lines))
     hasher = blake3.blake3(f"{size}\n{structure}\n".encode())
     with _opened(path) as file:
         for i in range(_NUM_BLOCKS):
@@ -53,28 +62,11 @@ def sampled_digest(path: Path, size: int, progress: Progress) -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[FileIO]:
+    """Open a regular file, and a pipe that took its place without waiting for the other end."""
     try:
-        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise no_file_any_more(path)
             yield file
     except OSError as error:
         raise SourceError(f"source can't be read ({error.strerror})", kind="unreadable", path=path) from error
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file, and a pipe that took its place without waiting for the other end."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _structure(path: Path) -> str:
-    """Every dataset of an HDF5 file with shape, dtype and chunks, sorted."""
-    lines: list[str] = []
-
-    def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            lines.append(f"{name} {known_shape(item)} {item.dtype.str} {item.chunks}")
-
-    with open_hdf5(path) as file, translated("can't read the structure", path=path):
-        file.visititems(note)
-    return "\n".join(sorted(lines))

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ups_store.errors import ConfigError, ExternalDataError, SourceError
-from ups_store.sources.file_state import FileState, OuterFile, changed, file_state
+from ups_store.errors import ConfigError, SourceError
+from ups_store.sources.contents import FileState, OuterFile, changed, file_state
 from ups_store.sources.hdf5 import (
     Box,
     VirtualDataset,
@@ -38,7 +38,6 @@ _WORDS = {
     "virtual": "is virtual, of data in another file",
     "raw": "has its bytes in another file",
 }
-_ALLOW = "if you trust the file, allow those below a folder: --follow-external ROOT (data.follow_external)"
 
 
 class _Spot(NamedTuple):
@@ -72,17 +71,13 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         super().__init__(self._plain.id)
         self.outer: list[OuterFile] = []
         self.is_complete = False
+        self.may_have_outer = root is not None
         self._path, self._note = path, note
         self._root = None if root is None else Path(os.path.realpath(root))
         self._located: dict[tuple[Path, Kind, str], Path] = {}
-        self._places: dict[Path, tuple[Path, FileState]] = {}  # real path: where it was found, and its state
+        self._states: dict[Path, tuple[Path, FileState]] = {}  # real path: as it was named, and its state
         self._looked_at: OrderedDict[Path, h5py.File] = OrderedDict()
         self._datasets: dict[_Spot, h5py.Dataset] = {}  # which hold the sources of virtual ones open
-
-    @property
-    def may_have_outer(self) -> bool:
-        """Whether data may lie in other files."""
-        return self._root is not None
 
     def __getitem__(self, name: str) -> Any:
         item = self.get(name)
@@ -91,12 +86,12 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         return item
 
     def __contains__(self, name: object) -> bool:
-        return self._find(self._path, str(name), asked=str(name)) is not None
+        return self._find(self._path, str(name), str(name)) is not None
 
     def get(self, name: str, default: Any = None, getclass: bool = False, **others: Any) -> Any:
         """Give the object of a path, or its class; `default` if there is none."""
-        asked = name.strip("/")
-        spot = self._find(self._path, name, asked=asked)
+        dataset = name.strip("/")
+        spot = self._find(self._path, name, dataset)
         if spot is None:
             return default
         if spot in self._datasets and not getclass:
@@ -104,55 +99,59 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         item = self._plain.get(name, default, getclass=getclass)
         if item is default or getclass:
             return item
-        if spot.holder != self._path and _opened_path(item.file) != os.fspath(spot.holder):
-            raise changed(self._path)  # the name has become a link since it was followed here
+        if spot.holder != self._path:
+            opened_path = os.readlink(f"/proc/self/fd/{item.file.id.get_vfd_handle()}")
+            if opened_path != os.fspath(spot.holder):
+                raise changed(self._path)  # the name has become a link since it was followed here
         if isinstance(item, h5py.Dataset) and item.external:
-            folder = self._check_raw(item, spot.holder, asked)
+            access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+            access.set_efile_prefix(os.fsencode(self._check_raw(item, spot.holder, dataset)))
             del item  # HDF5 takes one folder for all that have a dataset open
-            item = _opened_from(folder, self._plain, name)
+            stored_name = name.encode(errors="surrogateescape")
+            item = h5py.Dataset(h5py.h5d.open(self._plain.id, stored_name, access))
         elif isinstance(item, h5py.Dataset) and item.is_virtual:
-            item = self._datasets[spot] = self._check_virtual(item, spot.holder, asked)
+            item = self._datasets[spot] = self._check_virtual(item, spot.holder, dataset)
         return item
 
     def check_links(self, name: str) -> None:
         """Follow the links to an object without opening it; what isn't there is no matter."""
-        self._find(self._path, name, asked=name)
+        self._find(self._path, name, name)
 
     def changed_one(self) -> Path | None:
         """Give an outer file that isn't what it was, or isn't where its name leads any more, if there is."""
-        for path, (place, state) in self._places.items():
-            if os.path.realpath(place) != os.fspath(path) or file_state(path) != state:
+        for path, (named, state) in self._states.items():
+            if os.path.realpath(named) != os.fspath(path) or file_state(path) != state:
                 return path
         return None
 
     def close(self) -> None:
         """Close it and all outer files; a second call does nothing."""
         self._datasets.clear()
-        self._forget_looked_at()
+        self._close_looked_at()
         super().close()
 
+    def _close_looked_at(self) -> None:
+        for file in self._looked_at.values():
+            file.close()
+        self._looked_at.clear()
+
     def _file(self, holder: Path) -> h5py.File:
-        """The file, opened as HDF5 itself would: where it can't, there would be fill values."""
+        """Open a file as HDF5 itself would: where it can't, there would be fill values."""
         if holder == self._path:
             return self._plain
         if holder not in self._looked_at:
-            with translated("can't open the other file", path=holder):
+            with translated("can't open the other file", holder):
                 self._looked_at[holder] = h5py.File(holder, "r")
             if len(self._looked_at) > _MAX_OPEN:
                 self._looked_at.popitem(last=False)[1].close()
         self._looked_at.move_to_end(holder)
         return self._looked_at[holder]
 
-    def _forget_looked_at(self) -> None:
-        for file in self._looked_at.values():
-            file.close()
-        self._looked_at.clear()
-
-    def _find(self, holder: Path, name: str, *, asked: str) -> _Spot | None:
+    def _find(self, holder: Path, name: str, dataset: str) -> _Spot | None:
         """Follow the links of a path; None if they lead nowhere."""
-        file, at, left, num_links = self._file(holder), "", deque(_steps(name)), 0
-        while left:
-            here = f"{at}/{left.popleft()}"
+        file, at, ahead, num_links = self._file(holder), "", deque(_steps(name)), 0
+        while ahead:
+            here = f"{at}/{ahead.popleft()}"
             link = _link(file, here)
             if link is None:
                 return None
@@ -161,43 +160,37 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
                 continue
             num_links += 1
             if num_links > _MAX_LINKS:
-                raise source_error(
-                    f"more than 16 links on the way to {asked!r}",
-                    kind="link_loop",
-                    path=self._path,
-                    dataset=asked,
-                    hint="mend the file",
-                )
+                problem = f"more than 16 links on the way to {dataset!r}"
+                raise source_error(problem, "link_loop", self._path, dataset, hint="mend the file")
             if isinstance(link, h5py.ExternalLink):
-                holder = self._locate(link.filename, kind="link", holder=holder, dataset=asked)
+                holder = self._locate(link.filename, "link", holder, dataset)
                 file, at = self._file(holder), ""
             elif link.path.startswith("/"):
                 at = ""
-            left.extendleft(reversed(_steps(link.path)))
+            ahead.extendleft(reversed(_steps(link.path)))
         return _Spot(holder, at or "/")
 
-    def _locate(self, name: str, *, kind: Kind, holder: Path, dataset: str) -> Path:
-        """The file that HDF5 opens for a name, if it may: the source as it was named, else a real path."""
-        known = self._located.get((holder, kind, name))
-        if known is not None:
-            return known
-        places = _places(name, kind, self._folders(holder))
-        if holder == self._path and any(self._is_source(place) for place in places):
-            return self._path
+    def _locate(self, name: str, kind: Kind, holder: Path, dataset: str) -> Path:
+        """Find the file that HDF5 opens for a name, if it may: the source as it was named, or a real path."""
+        if (holder, kind, name) in self._located:
+            return self._located[holder, kind, name]
+        places = self._places(name, kind, holder)
+        for place in places if holder == self._path else ():
+            # The source itself; names of other files aren't even looked for.
+            if place.name == self._path.name and place.exists() and os.path.samefile(place, self._path):
+                return self._path
         if self._root is None:
-            raise self._error(f"dataset {dataset!r} {_WORDS[kind]}", "external_data", name, dataset, _ALLOW)
-        place = next((place for place in places if os.path.lexists(place)), None)
-        if place is None:
+            hint = "if you trust the file, allow those below a folder: --follow-external ROOT"
+            problem = f"dataset {dataset!r} {_WORDS[kind]}"
+            raise self._error(problem, "external_data", name, dataset, f"{hint} (data.follow_external)")
+        named = next((place for place in places if os.path.lexists(place)), None)
+        if named is None:
             raise self._missing(name, kind, dataset)
-        path = Path(os.path.realpath(place))
+        path = Path(os.path.realpath(named))
         if not path.is_relative_to(self._root):
-            error = self._error(
-                f"dataset {dataset!r} {_WORDS[kind]}, beyond the folder that is allowed",
-                "external_outside",
-                path,
-                dataset,
-                "move the file there, or allow another folder: --follow-external (data.follow_external)",
-            )
+            hint = "move the file there, or allow another folder: --follow-external (data.follow_external)"
+            problem = f"dataset {dataset!r} {_WORDS[kind]}, beyond the folder that is allowed"
+            error = self._error(problem, "external_outside", path, dataset, hint)
             error.expected = f"a file below {self._root}"
             raise error
         if not path.exists():
@@ -207,183 +200,163 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             raise self._error(problem, "not_a_file", path, dataset, "copy the data into one")
         if self.is_complete:
             raise changed(self._path)
-        _, state = self._places.setdefault(path, (place, file_state(path)))
+        _, state = self._states.setdefault(path, (named, file_state(path)))
         self._note(os.fsencode(path).decode(errors="replace"))
         self._located[holder, kind, name] = path
         self.outer.append(OuterFile(name, path, state))
         return path
 
-    def _folders(self, holder: Path) -> Sequence[Path]:
-        if holder != self._path:
-            return (holder.parent,)
-        return Path(os.path.abspath(holder)).parent, Path(os.path.realpath(holder)).parent
+    def _places(self, name: str, kind: Kind, holder: Path) -> list[Path]:
+        """List where HDF5 looks for a file, in its order; for raw bytes also beside the source."""
+        folders = [holder.parent]
+        if holder == self._path:
+            folders = [Path(os.path.abspath(holder)).parent, Path(os.path.realpath(holder)).parent]
+        named, places = Path(name), list[Path]()
+        if named.is_absolute():
+            if kind == "raw":
+                return [named]
+            places, named = (
+                [named],
+                Path(named.name),
+            )  # it may have moved with the file that names it
+        prefixes = os.environ.get(_PREFIXES[kind], "")
+        for prefix in [prefixes] if kind == "raw" else prefixes.split(os.pathsep):
+            if prefix not in ("", "."):
+                places.append(Path.cwd() / prefix.replace("${ORIGIN}", str(folders[0])) / named)
+        here, beside = Path.cwd() / named, [folder / named for folder in folders]
+        return [*places, here, *beside] if kind == "raw" else [*places, *beside, here]
 
-    def _is_source(self, place: Path) -> bool:
-        """Whether a place is the source's own; names of other files aren't even looked for."""
-        try:
-            return place.name == self._path.name and os.path.samefile(place, self._path)
-        except OSError:
-            return False
-
-    def _check_raw(self, dataset: h5py.Dataset, holder: Path, asked: str) -> Path:
+    def _check_raw(self, item: h5py.Dataset, holder: Path, dataset: str) -> Path:
         """Check the files with a dataset's bytes; gives the folder that their relative names start from."""
-        done, total, folders = 0, math.prod(dataset.shape) * dataset.dtype.itemsize, set[Path]()
-        for name, offset, size in dataset.external:
+        done, total, folders = 0, math.prod(item.shape) * item.dtype.itemsize, set[Path]()
+        for name, offset, size in item.external:
             length = min(size, total - done)
-            if length:
-                path = self._locate(name, kind="raw", holder=holder, dataset=asked)
-                if not os.path.isabs(name):
-                    folders.add(Path(str(self._places[path][0]).removesuffix(name)))
-                if len(folders) > 1:
-                    raise self._missing(name, "raw", asked)
-                if path.stat().st_size < offset + length:
-                    needed = f"{offset + length} bytes in {path}"
-                    raise self._truncated(asked, needed, path.stat().st_size)
-                done += length
+            if not length:
+                continue
+            path = self._locate(name, "raw", holder, dataset)
+            if not os.path.isabs(name):
+                folders.add(Path(str(self._states[path][0]).removesuffix(name)))
+            if len(folders) > 1:
+                raise self._missing(name, "raw", dataset)
+            if path.stat().st_size < offset + length:
+                needed = f"{offset + length} bytes in {path}"
+                raise self._truncated(dataset, needed, path.stat().st_size)
+            done += length
         if done < total:
-            raise self._truncated(asked, total, done)
+            raise self._truncated(dataset, total, done)
         return folders.pop() if folders else Path.cwd()
 
-    def _check_virtual(self, dataset: h5py.Dataset, holder: Path, asked: str) -> VirtualDataset:
-        """Check the sources of a virtual dataset, and have HDF5 open them."""
-        plist = dataset.id.get_create_plist()
+    def _check_virtual(self, item: h5py.Dataset, holder: Path, dataset: str) -> VirtualDataset:
+        """Check the sources of a virtual dataset, have HDF5 open them, and see that they are."""
+        plist = item.id.get_create_plist()
         count = plist.get_virtual_count()
-        self._check_descriptors(len({plist.get_virtual_filename(i) for i in range(count)}), asked)
+        num_files, num_free = len({plist.get_virtual_filename(i) for i in range(count)}), free_descriptors()
+        if num_files > num_free:
+            raise SourceError(
+                f"too few file descriptors for the sources of the virtual dataset {dataset!r}",
+                kind="no_descriptors",
+                path=self._path,
+                expected=num_files,
+                found=f"{num_free} free",
+                hint="raise `ulimit -n`",
+            )
         filled, starts, files = list[Box](), list[tuple[int, ...]](), set[Path]()
         for i in range(count):
             names = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
             if any("%b" in name.replace("%%", "") for name in names):
-                raise self._unsupported(
-                    "virtual dataset of numbered sources, of which a missing last one couldn't be noticed",
-                    asked,
-                    expected="names without %b",
-                    found=f"{names[1]} of {names[0]}",
-                )
-            file, name = (each.replace("%%", "%") for each in names)
-            start, box = self._selected(space := plist.get_virtual_vspace(i), space.shape, asked)
+                problem = "virtual dataset of numbered sources: a missing last one couldn't be noticed"
+                error = self._unsupported(problem, dataset)
+                error.expected, error.found = "names without %b", f"{names[1]} of {names[0]}"
+                raise error
+            file, name = (text.replace("%%", "%") for text in names)
+            space = plist.get_virtual_vspace(i)
+            start, box = self._selected(space, space.shape, dataset)
             if box is None and count > 1:
-                raise self._unsupported("virtual dataset of several sources without end", asked)
-            where = holder
-            if file != ".":
-                where = self._locate(file, kind="virtual", holder=holder, dataset=asked)
-            files |= self._check_source(where, name, plist.get_virtual_srcspace(i), box, asked)
+                raise self._unsupported("virtual dataset of several sources without end", dataset)
+            where = holder if file == "." else self._locate(file, "virtual", holder, dataset)
+            files.add(self._check_source(where, name, plist.get_virtual_srcspace(i), box, dataset))
             filled += [box] if box else []
             starts.append(start)
-        virtual = VirtualDataset(dataset.id)
-        if filled and sum(math.prod(map(len, box)) for box in filled) < dataset.size:
+        virtual = VirtualDataset(item.id)
+        if filled and sum(math.prod(map(len, box)) for box in filled) < item.size:
             virtual.filled = filled
-        self._have_opened(virtual, starts, files, asked)
+        for start in starts:  # a value of each source, whose file HDF5 then keeps open
+            self._note(dataset)
+            with translated("can't read", self._path, dataset):
+                if all(first < n for first, n in zip(start, virtual.shape, strict=True)):
+                    virtual[start]
+        self._close_looked_at()
+        for path in sorted(files - {self._path} - _open_paths()) if virtual.size else ():
+            raise changed(path) if path.exists() else self._missing(str(path), "virtual", dataset)
         return virtual
 
-    def _check_descriptors(self, num_files: int, asked: str) -> None:
-        if num_files > free_descriptors():
-            raise SourceError(
-                f"too few file descriptors for the sources of the virtual dataset {asked!r}",
-                kind="no_descriptors",
-                path=self._path,
-                expected=num_files,
-                found=f"{free_descriptors()} free",
-                hint="raise `ulimit -n`",
-            )
-
-    def _check_source(self, holder: Path, name: str, space: Any, target: Box | None, asked: str) -> set[Path]:
-        """Check the source of a mapping to a box, None without end; gives the files to be opened."""
-        spot = self._find(holder, name, asked=asked)
+    def _check_source(self, holder: Path, name: str, space: Any, target: Box | None, dataset: str) -> Path:
+        """Check the source of a mapping to a box, None without end; gives the file that it is in."""
+        spot = self._find(holder, name, dataset)
         source = None if spot is None else self._file(spot.holder).get(spot.name)
         if spot is None or not isinstance(source, h5py.Dataset):
-            raise self._missing(f"dataset {name!r} of {holder}", "virtual", asked)
+            raise self._missing(f"dataset {name!r} of {holder}", "virtual", dataset)
         if source.is_virtual:
-            raise self._unsupported("virtual dataset of virtual ones", asked)
+            raise self._unsupported("virtual dataset of virtual ones", dataset)
         if source.external:
-            self._check_raw(source, spot.holder, asked)
+            self._check_raw(source, spot.holder, dataset)
         is_all = space.get_select_type() == h5py.h5s.SEL_ALL
-        start, taken = self._selected(space, source.shape, asked)
+        start, taken = self._selected(space, source.shape, dataset)
         if (target is None) != (taken is None):
-            raise self._unsupported("virtual dataset without end, of sources that have one", asked)
+            raise self._unsupported("virtual dataset without end, of sources that have one", dataset)
         fits = len(start) == source.ndim
         if fits and target is not None and taken is not None:
-            fits = all(not each or each[-1] < n for each, n in zip(taken, source.shape, strict=True))
-            lengths = [[len(each) for each in box if len(each) != 1] for box in (target, taken)]
+            fits = all(not axis or axis[-1] < n for axis, n in zip(taken, source.shape, strict=True))
+            lengths = [[len(axis) for axis in box if len(axis) != 1] for box in (target, taken)]
             if lengths[0] != lengths[1]:
                 if not is_all:
-                    raise self._unsupported("virtual dataset of parts that are reshaped", asked)
+                    raise self._unsupported("virtual dataset of boxes that are reshaped", dataset)
                 fits = False
         if not fits:
-            raise source_error(
-                f"dataset {name!r} of {holder} isn't what its virtual dataset is made of",
-                kind="shapes_differ",
-                path=self._path,
-                dataset=asked,
-                expected=f"room for {tuple(map(len, target or ())) if is_all else space.shape}",
-                found=f"shape {source.shape}",
-            )
+            problem = f"dataset {name!r} of {holder} isn't what its virtual dataset is made of"
+            room = f"room for {tuple(map(len, target or ())) if is_all else space.shape}"
+            found = f"shape {source.shape}"
+            raise source_error(problem, "shapes_differ", self._path, dataset, expected=room, found=found)
         check_written(source, name, (slice(None),) * source.ndim, path=spot.holder)
-        return {spot.holder} - {self._path}
+        return spot.holder
 
-    def _selected(self, space: Any, shape: tuple[int, ...], asked: str) -> tuple[tuple[int, ...], Box | None]:
-        """Start and indices of what a dataspace selects of a shape; no indices where it has no end."""
+    def _selected(
+        self, space: Any, shape: tuple[int, ...], dataset: str
+    ) -> tuple[tuple[int, ...], Box | None]:
+        """Give start and indices of what a dataspace selects of a shape; no indices where it has no end."""
         if space.get_select_type() == h5py.h5s.SEL_ALL:
             return (0,) * len(shape), tuple(map(range, shape))
         if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
-            raise self._unsupported("virtual dataset of single points or irregular parts", asked)
+            raise self._unsupported("virtual dataset of single points or irregular boxes", dataset)
         start, stride, count, block = space.get_regular_hyperslab()
         if any(c > 1 and b not in (1, s) for s, c, b in zip(stride, count, block, strict=True)):
-            raise self._unsupported("virtual dataset of blocks with gaps between them", asked)
+            raise self._unsupported("virtual dataset of blocks with gaps between them", dataset)
         if h5py.h5s.UNLIMITED in (*count, *block):
             return start, None
-        steps = (s if b == 1 else 1 for s, b in zip(stride, block, strict=True))
-        lengths = (c * b for c, b in zip(count, block, strict=True))
-        axes = zip(start, lengths, steps, strict=True)
-        return start, tuple(range(first, first + n * step, step) for first, n, step in axes)
+        box = []
+        for first, s, c, b in zip(start, stride, count, block, strict=True):
+            step = s if b == 1 else 1
+            box.append(range(first, first + c * b * step, step))
+        return start, tuple(box)
 
-    def _have_opened(
-        self, dataset: h5py.Dataset, starts: list[tuple[int, ...]], files: set[Path], asked: str
-    ) -> None:
-        """Read a value of each source, whose file HDF5 then keeps open, and see that they are."""
-        for start in starts:
-            self._note(asked)
-            with translated("can't read", path=self._path, dataset=asked):
-                if all(first < n for first, n in zip(start, dataset.shape, strict=True)):
-                    dataset[start]
-        self._forget_looked_at()
-        for path in sorted(files - _open_paths()) if dataset.size else ():
-            raise changed(path) if path.exists() else self._missing(str(path), "virtual", asked)
+    def _missing(self, name: str, kind: Kind, dataset: str) -> SourceError:
+        subject = "a source of the virtual" if kind == "virtual" else "a file with data of"
+        missing_kind = "virtual_missing" if kind == "virtual" else "external_missing"
+        hint = "fetch or mount it, or make the dataset without it"
+        return self._error(f"{subject} dataset {dataset!r} is missing", missing_kind, name, dataset, hint)
 
-    def _missing(self, name: str, kind: Kind, dataset: str) -> ExternalDataError:
-        what = "a source of the virtual" if kind == "virtual" else "a file with data of"
-        return self._error(
-            f"{what} dataset {dataset!r} is missing",
-            "virtual_missing" if kind == "virtual" else "external_missing",
-            name,
-            dataset,
-            "fetch or mount it, or make the dataset without it",
+    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> SourceError:
+        return SourceError(
+            problem, kind=kind, path=self._path, found=outer, hint=hint, dataset=dataset, outer=str(outer)
         )
 
-    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> ExternalDataError:
-        error = ExternalDataError(problem, kind=kind, path=self._path, found=outer, hint=hint)
-        error.dataset, error.outer = dataset, str(outer)
-        return error
+    def _truncated(self, dataset: str, expected: object, found: object) -> SourceError:
+        facts: dict[str, Any] = {"expected": expected, "found": found, "hint": "copy the file again"}
+        return source_error("data in another file ends too early", "truncated", self._path, dataset, **facts)
 
-    def _truncated(self, asked: str, expected: object, found: object) -> SourceError:
-        return source_error(
-            "data in another file ends too early",
-            kind="truncated",
-            path=self._path,
-            dataset=asked,
-            expected=expected,
-            found=found,
-            hint="copy the file again",
-        )
-
-    def _unsupported(self, problem: str, asked: str, **details: Any) -> SourceError:
-        return source_error(
-            problem,
-            kind="virtual_unsupported",
-            path=self._path,
-            dataset=asked,
-            hint="make it again, of blocks of its sources, all by their names",
-            **details,
-        )
+    def _unsupported(self, problem: str, dataset: str) -> SourceError:
+        hint = "make it again, of blocks of its sources, all by their names"
+        return source_error(problem, "virtual_unsupported", self._path, dataset, hint=hint)
 
 
 def _steps(name: str) -> list[str]:
@@ -391,41 +364,13 @@ def _steps(name: str) -> list[str]:
 
 
 def _link(file: h5py.File, name: str) -> h5py.HardLink | h5py.SoftLink | h5py.ExternalLink | None:
-    """A link, whose way there is of hard links only; None if there is none."""
+    """Look at a link, whose way there is of hard links only; None if there is none."""
     try:  # five times as fast as h5py's own look at a link
         info = file.id.links.get_info(name.encode("utf-8", "surrogateescape"))
     except (KeyError, RuntimeError):
         # Not there, or damaged; nothing else is opened by this, and HDF5 says what is wrong.
         return None if file.get(name, getclass=True) is None else h5py.HardLink()
     return h5py.HardLink() if info.type == h5py.h5l.TYPE_HARD else file.get(name, getlink=True)
-
-
-def _places(name: str, kind: Kind, folders: Sequence[Path]) -> list[Path]:
-    """Where HDF5 looks for a file, in its order; of raw bytes also beside the source, where it doesn't."""
-    named, places = Path(name), list[Path]()
-    if named.is_absolute():
-        if kind == "raw":
-            return [named]
-        places, named = [named], Path(named.name)  # it may have moved together with the file that names it
-    prefixes = os.environ.get(_PREFIXES[kind], "")
-    for prefix in [prefixes] if kind == "raw" else prefixes.split(os.pathsep):
-        if prefix not in ("", "."):
-            places.append(Path.cwd() / prefix.replace("${ORIGIN}", str(folders[0])) / named)
-    beside = [folder / named for folder in folders]
-    here = Path.cwd() / named
-    return [*places, here, *beside] if kind == "raw" else [*places, *beside, here]
-
-
-def _opened_from(folder: Path, file: h5py.File, name: str) -> h5py.Dataset:
-    """A dataset whose raw bytes are looked for in a folder."""
-    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-    access.set_efile_prefix(os.fsencode(folder))
-    return h5py.Dataset(h5py.h5d.open(file.id, name.encode(errors="surrogateescape"), access))
-
-
-def _opened_path(file: h5py.File) -> str:
-    """The path of what HDF5 has opened, by the operating system."""
-    return os.readlink(f"/proc/self/fd/{file.id.get_vfd_handle()}")
 
 
 def _open_paths() -> set[Path]:

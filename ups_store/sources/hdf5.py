@@ -6,11 +6,12 @@ A dataset is handed out once it has been seen to have the expected rank and kind
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,13 +21,14 @@ import numpy as np
 
 from ups_store.errors import SourceError, StoreError, needs
 from ups_store.sources.cf import ATTRIBUTES, CfEncoding
-from ups_store.sources.contents import AXIS_NAMES
+from ups_store.sources.contents import AXIS_NAMES, StoredNumber
 
 with needs("hdf5"):
     import h5py as h5py  # where the other modules of this room have it from
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 Box: TypeAlias = tuple[range, ...]  # indices along each axis
+_ERRORS = (OSError, KeyError, RuntimeError, TypeError, ValueError)  # all that h5py raises
 _TREE_LINES = 12
 _FILTERS = {  # registered numbers of those that hdf5plugin has
     **{307: "bzip2", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp"},
@@ -34,9 +36,11 @@ _FILTERS = {  # registered numbers of those that hdf5plugin has
 }
 
 
-def source_error(problem: str, *, dataset: str | None = None, **details: Any) -> SourceError:
-    """A `SourceError` with its `dataset` attribute set; `details` as for every `StoreError`."""
-    error = SourceError(problem, **details)
+def source_error(
+    problem: str, kind: str, path: str | Path, dataset: str | None = None, **details: Any
+) -> SourceError:
+    """Return a `SourceError` about a file, and a dataset in it; `details` as for every `StoreError`."""
+    error = SourceError(problem, kind=kind, path=path, **details)
     error.dataset = dataset
     return error
 
@@ -44,7 +48,6 @@ def source_error(problem: str, *, dataset: str | None = None, **details: Any) ->
 @contextmanager
 def translated(
     doing: str,
-    *,
     path: str | Path,
     dataset: str | None = None,
     sample: int | None = None,
@@ -52,33 +55,27 @@ def translated(
 ) -> Iterator[None]:
     """Turn what h5py raises into a `SourceError` of kind "read_failed".
 
-    Args:
-        doing: What is being done, such as "can't read samples 4..7"; the start of the message.
-        path: The file.
-        dataset: HDF5 path of the dataset, where one is concerned.
-        sample: First of the samples concerned.
-        opened: The dataset itself, whose filters the error names.
+    `doing` begins the message, such as "can't read samples 4..7"; `sample` is the first one concerned. The
+    error names the filters of the `opened` dataset.
     """
     try:
         yield
     except StoreError as error:
         error.sample = sample if error.sample is None else error.sample
         raise
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # all that h5py knows
+    except _ERRORS as error:
+        hint = "download or make the file again"
+        if opened is not None and (filters := filters_of(opened)):
+            hint += f"; its chunks go through {', '.join(called for _, called in filters)}"
         raise source_error(
             doing if dataset is None else f"{doing} of dataset {dataset!r}",
-            kind="read_failed",
-            path=path,
-            dataset=dataset,
+            "read_failed",
+            path,
+            dataset,
             sample=sample,
             found=error.args[0] if isinstance(error, KeyError) else error,  # str(KeyError) has quotes
-            hint=f"download or make the file again{_decoded_by(opened)}",
+            hint=hint,
         ) from error
-
-
-def _decoded_by(dataset: h5py.Dataset | None) -> str:
-    filters = filters_of(dataset) if dataset is not None else []
-    return f"; its chunks go through {', '.join(called for _, called in filters)}" if filters else ""
 
 
 def open_hdf5(path: Path) -> h5py.File:
@@ -89,69 +86,51 @@ def open_hdf5(path: Path) -> h5py.File:
     some network mounts, the file is opened without. `HDF5_USE_FILE_LOCKING` decides over both.
     """
     if not path.exists():
-        raise source_error(
-            "no such file", kind="missing_file", path=path, hint="check data.root and data.files"
-        )
+        raise source_error("no such file", "missing_file", path, hint="check data.root and data.files")
     if path.is_dir():
-        raise source_error(
-            "not a file", kind="not_hdf5", path=path, expected="an HDF5 file", found="a folder"
-        )
+        raise source_error("not a file", "not_hdf5", path, expected="an HDF5 file", found="a folder")
     if not path.is_file():  # HDF5 would wait for the other end of a pipe
         raise no_file_any_more(path)
     try:
-        return _open_without_locks_if_there_are_none(path)
+        try:
+            return h5py.File(path, "r")
+        except OSError as error:
+            if isinstance(error, BlockingIOError) or "unable to lock file" not in str(error):
+                raise
+            return h5py.File(path, "r", locking=False)
     except OSError as error:
         raise _opening_error(path, error) from error
 
 
 def no_file_any_more(path: Path) -> SourceError:
-    """The error for a source that has become a pipe, a socket or a device."""
+    """Return the error for a source that has become a pipe, a socket or a device."""
     hint = "it was a file when the build began: mend the source, and run again"
-    return source_error("not a regular file any more", kind="not_a_file", path=path, hint=hint)
-
-
-def _open_without_locks_if_there_are_none(path: Path) -> h5py.File:
-    try:
-        return h5py.File(path, "r")
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        if "unable to lock file" not in str(error):
-            raise
-        return h5py.File(path, "r", locking=False)
+    return source_error("not a regular file any more", "not_a_file", path, hint=hint)
 
 
 def _opening_error(path: Path, error: OSError) -> SourceError:
     if isinstance(error, BlockingIOError) or "already open for" in str(error):
-        return source_error(
-            "the file is being written",
-            kind="being_written",
-            path=path,
-            found=str(error),
-            hint="close the program that writes it; if that one crashed, run `h5clear -s` on the file",
-        )
+        hint = "close the program that writes it; if that one crashed, run `h5clear -s` on the file"
+        return source_error("the file is being written", "being_written", path, found=str(error), hint=hint)
     if "truncated file" in str(error):
-        return source_error(
-            "the file ends before its data does",
-            kind="truncated",
-            path=path,
-            found=f"{path.stat().st_size} bytes",
-            hint="download or copy it again, and compare its checksum",
-        )
+        hint = "download or copy it again, and compare its checksum"
+        size = f"{path.stat().st_size} bytes"
+        return source_error("the file ends before its data does", "truncated", path, found=size, hint=hint)
     is_refused = error.errno in (errno.EACCES, errno.EPERM)
     if is_refused or has_signature(path):
         hint = "check its permissions (`ls -l`)" if is_refused else "copy it again, and compare its checksum"
-        return source_error("can't be opened", kind="unreadable", path=path, found=str(error), hint=hint)
-    return source_error(
-        "not an HDF5 file", kind="not_hdf5", path=path, expected=_hex(_SIGNATURE), found=_first_bytes(path)
-    )
+        return source_error("can't be opened", "unreadable", path, found=str(error), hint=hint)
+    with path.open("rb") as file:
+        start = file.read(len(_SIGNATURE))
+    first = f"bytes {start.hex(' ')}" if start else "an empty file"
+    expected = f"bytes {_SIGNATURE.hex(' ')}"
+    return source_error("not an HDF5 file", "not_hdf5", path, expected=expected, found=first)
 
 
 def has_signature(path: Path) -> bool:
     """Whether a file has the signature of HDF5."""
     # The superblock lies at 0, 512, 1024, 2048, ...: a user block of any of these sizes may precede it.
-    size = path.stat().st_size
-    offset = 0
+    size, offset = path.stat().st_size, 0
     with path.open("rb") as file:
         while offset + len(_SIGNATURE) <= size:
             file.seek(offset)
@@ -161,45 +140,45 @@ def has_signature(path: Path) -> bool:
     return False
 
 
-def _first_bytes(path: Path) -> str:
-    with path.open("rb") as file:
-        start = file.read(len(_SIGNATURE))
-    return _hex(start) if start else "an empty file"
-
-
-def _hex(data: bytes) -> str:
-    return f"bytes {data.hex(' ')}"
-
-
 def get_dataset(file: h5py.File, name: str, *, sample: int | None = None) -> h5py.Dataset:
-    """A dataset by its HDF5 path."""
-    with translated("can't open", path=file.filename, dataset=name, sample=sample):
-        found = file.get(name)
-    if isinstance(found, h5py.Dataset):
-        return found
-    raise source_error(
-        f"no dataset {name!r}",
-        kind="missing_dataset",
-        path=file.filename,
-        dataset=name,
-        sample=sample,
-        found=tree(file),
-    )
+    """Open a dataset by its HDF5 path."""
+    with translated("can't open", file.filename, name, sample):
+        dataset = file.get(name)
+    if isinstance(dataset, h5py.Dataset):
+        return dataset
+    raise missing(f"no dataset {name!r}", file, name, sample=sample)
+
+
+def missing(
+    problem: str, file: h5py.File, name: str, *, asked_by: str = "", sample: int | None = None
+) -> SourceError:
+    """Return the error for an object that a file lacks, beside what it holds."""
+    asked = f", which {asked_by} asks for" if asked_by else ""
+    kind, held = "missing_dataset", tree(file)
+    return source_error(problem + asked, kind, file.filename, name, sample=sample, found=held)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return a hint that names the nearest of the known names, if one is near; other capitals are nearest."""
+    names = list(known)
+    near = [other for other in names if other.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def known_shape(dataset: h5py.Dataset) -> tuple[int, ...] | None:
-    """The shape of any dataset, but None of a virtual one without end: HDF5 would look into its sources."""
+    """Return the shape of a dataset; None of a virtual one without end: HDF5 would look into its sources."""
     plist = dataset.id.get_create_plist()
     for i in range(plist.get_virtual_count() if dataset.is_virtual else 0):
         space = plist.get_virtual_vspace(i)
         is_slab = space.get_select_type() == h5py.h5s.SEL_HYPERSLABS and space.is_regular_hyperslab()
-        if is_slab and any(h5py.h5s.UNLIMITED in each for each in space.get_regular_hyperslab()):
+        if is_slab and any(h5py.h5s.UNLIMITED in bounds for bounds in space.get_regular_hyperslab()):
             return None
     return tuple(dataset.shape)
 
 
 def tree(file: h5py.File) -> str:
-    """What a file holds, as a short list such as "tensor (64, 21, 1024), x-coordinate (1024)"."""
+    """List what a file holds in short, such as "tensor (64, 21, 1024), x-coordinate (1024)"."""
     lines: list[str] = []
 
     def note(name: str, item: Any) -> bool | None:
@@ -209,110 +188,133 @@ def tree(file: h5py.File) -> str:
 
     def note_link(name: str, link: Any) -> bool | None:
         if not isinstance(link, h5py.HardLink) and name not in file:
-            lines.append(f"{name}, a link to {_linked(link)}, which isn't there")
+            outer = f" of {link.filename}" if isinstance(link, h5py.ExternalLink) else ""
+            lines.append(f"{name}, a link to {link.path}{outer}, which isn't there")
         return True if len(lines) > _TREE_LINES else None
 
     try:
         file["/"].visititems(note)  # of the group: its items are only looked at
         file["/"].visititems_links(note_link)
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError):  # only a part of an error message
+    except _ERRORS:  # only a detail of an error message
         lines.append("damaged objects")
-    shown = lines[:_TREE_LINES] + (["..."] if len(lines) > _TREE_LINES else [])
-    return ", ".join(shown) or "no datasets"
-
-
-def _linked(link: Any) -> str:
-    """What a link names: an object, or one of another file."""
-    where = f" of {link.filename}" if isinstance(link, h5py.ExternalLink) else ""
-    return f"{link.path}{where}"
+    ends_early = len(lines) > _TREE_LINES
+    return ", ".join(lines[:_TREE_LINES] + ["..."] * ends_early) or "no datasets"
 
 
 def checked_dataset(
     file: h5py.File, name: str, *, axes: str, kinds: str, sample: int | None = None
 ) -> h5py.Dataset:
-    """Open a dataset.
-
-    Args:
-        file: The source.
-        name: HDF5 path of the dataset.
-        axes: A letter for each of its axes (`contents.AXIS_NAMES`).
-        kinds: NumPy's letters of the kinds of dtype that it may have, such as "fiu".
-        sample: For messages, where the dataset belongs to one.
-    """
+    """Open a dataset that has to have these axes, and a dtype among NumPy's kinds, such as "fiu"."""
     dataset = get_dataset(file, name, sample=sample)
     dtype, bad = dataset.dtype, partial(source_error, path=file.filename, dataset=name, sample=sample)
     if dataset.ndim != len(axes):
-        raise bad(
-            f"dataset {name!r} has the wrong rank",
-            kind="wrong_rank",
-            expected=f"({', '.join(AXIS_NAMES[axis] for axis in axes)})",
-            found=f"shape {dataset.shape}",
-        )
+        expected = f"({', '.join(AXIS_NAMES[axis] for axis in axes)})"
+        problem, shape = f"dataset {name!r} has the wrong rank", f"shape {dataset.shape}"
+        raise bad(problem, "wrong_rank", expected=expected, found=shape)
     if dtype.kind in "iu" and encoding_of(dataset, name, path=file.filename):
         kinds += "iu"  # which are decoded
     if dtype.kind not in kinds or dtype.itemsize > 8:  # 8: no array type is wider than float64
-        raise bad(
-            f"dataset {name!r} has the wrong dtype",
-            kind="wrong_dtype",
-            expected="float16, float32 or float64" if kinds == "f" else "numbers of at most 8 bytes",
-            found=dtype,
-            hint="convert the file",
-        )
+        problem, hint = f"dataset {name!r} has the wrong dtype", "convert the file"
+        expected = "float16, float32 or float64" if kinds == "f" else "numbers of at most 8 bytes"
+        raise bad(problem, "wrong_dtype", expected=expected, found=dtype, hint=hint)
     for index, (number, called) in enumerate(filters_of(dataset)):
-        if _is_lacking(dataset, index, number):
+        if h5py.h5z.filter_avail(number):
+            continue
+        with contextlib.suppress(ImportError):
+            importlib.import_module("hdf5plugin")  # which registers its filters, in 0.1 s
+        is_used = dataset.id.get_num_chunks() and not dataset.id.get_chunk_info(0).filter_mask >> index & 1
+        if is_used and not h5py.h5z.filter_avail(number):
+            problem = f"dataset {name!r} needs {called}, which HDF5 doesn't find"
             hint = "pip install hdf5plugin" if number in _FILTERS else "install it, and set HDF5_PLUGIN_PATH"
-            raise bad(
-                f"dataset {name!r} needs {called}, which HDF5 doesn't find", kind="no_filter", hint=hint
-            )
+            raise bad(problem, "no_filter", hint=hint)
     return dataset
 
 
 def filters_of(dataset: h5py.Dataset) -> list[tuple[int, str]]:
-    """Number of each filter of a dataset, and what people call it, such as "filter 32015 (zstd)"."""
-    plist = dataset.id.get_create_plist()
-    filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-    names = [_FILTERS.get(number) or name.decode(errors="replace") for number, _, _, name in filters]
-    return [
-        (number, f"filter {number} ({name})" if name else f"filter {number}")
-        for (number, *_), name in zip(filters, names, strict=True)
-    ]
-
-
-def _is_lacking(dataset: h5py.Dataset, index: int, number: int) -> bool:
-    """Whether the first chunk went through a filter that HDF5 doesn't find."""
-    if h5py.h5z.filter_avail(number):
-        return False
-    with contextlib.suppress(ImportError):
-        importlib.import_module("hdf5plugin")  # which registers its filters, in 0.1 s
-    is_used = dataset.id.get_num_chunks() and not dataset.id.get_chunk_info(0).filter_mask >> index & 1
-    return bool(is_used and not h5py.h5z.filter_avail(number))
+    """Give the number of each filter of a dataset, and what it is called: "filter 32015 (zstd)"."""
+    plist, filters = dataset.id.get_create_plist(), []
+    for i in range(plist.get_nfilters()):
+        number, _, _, stored_name = plist.get_filter(i)
+        name = _FILTERS.get(number) or stored_name.decode(errors="replace")
+        filters.append((number, f"filter {number} ({name})" if name else f"filter {number}"))
+    return filters
 
 
 def encoding_of(dataset: h5py.Dataset, name: str, *, path: str | Path) -> CfEncoding | None:
-    """How the numbers of a dataset are encoded; None where they are as they stand."""
+    """Say how the numbers of a dataset are encoded; None where they are as they stand."""
     if not h5py.h5a.get_num_attrs(dataset.id):
         return None
     try:
-        with translated("can't read attributes", path=path, dataset=name):
+        with translated("can't read attributes", path, name):
             attrs = {each: dataset.attrs[each] for each in ATTRIBUTES if each in dataset.attrs}
         return CfEncoding.of(attrs, dataset.dtype)
     except ValueError as error:
-        raise source_error(
-            f"dataset {name!r}: {error}", kind="bad_encoding", path=path, dataset=name, hint="mend the file"
-        ) from None
+        problem = f"dataset {name!r}: {error}"
+        raise source_error(problem, "bad_encoding", path, name, hint="mend the file") from None
 
 
 def read_whole(dataset: h5py.Dataset, name: str, *, path: str | Path, sample: int | None = None) -> Any:
-    """All of a small dataset, decoded, in native byte order."""
+    """Read all of a small dataset, decoded, in native byte order."""
     check_written(dataset, name, (slice(None),) * dataset.ndim, path=path, sample=sample)
     encoding = encoding_of(dataset, name, path=path)
-    with translated("can't read", path=path, dataset=name, sample=sample):
+    with translated("can't read", path, name, sample):
         values = dataset[...]
-        return (
-            encoding.decode(values)
-            if encoding
-            else values.astype(dataset.dtype.newbyteorder("="), copy=False)
+        if encoding:
+            return encoding.decode(values)
+        return values.astype(dataset.dtype.newbyteorder("="), copy=False)
+
+
+def read_number(file: h5py.File, number: StoredNumber, name: str, *, sample: int | None = None) -> float:
+    """Read one number; `name` is its HDF5 path, in the group of `sample` where there are groups.
+
+    Raises:
+        SourceError: Kind "missing_dataset", "missing_attribute", "bad_parameter" or "read_failed".
+    """
+    if number.attribute:
+        owner = name.rstrip("/") or "/"
+        return read_attribute(file, owner, number.attribute, asked_by=number.asked_by, sample=sample)
+    dataset, of = get_dataset(file, name, sample=sample), f"dataset {name!r}"
+    if dataset.size != 1:
+        raise _no_number(file, of, f"shape {dataset.shape}", name, sample)
+    return _as_number(file, of, read_whole(dataset, name, path=file.filename, sample=sample), name, sample)
+
+
+def read_attribute(
+    file: h5py.File, owner: str, attribute: str, *, asked_by: str = "", sample: int | None = None
+) -> float:
+    """Read an attribute that is one number, of the object `owner`; "/" for the file."""
+    with translated("can't read attributes", file.filename, owner, sample):
+        item = file.get(owner)
+        attributes = {} if item is None else item.attrs
+        value, names = attributes.get(attribute), list(attributes)
+    if item is None:
+        problem = f"no group or dataset {owner!r}"
+        raise missing(problem, file, owner, asked_by=asked_by, sample=sample)
+    asked = f", which {asked_by} asks for" if asked_by else ""
+    if value is None:
+        raise source_error(
+            f"no attribute {attribute!r} of {owner!r}{asked}",
+            "missing_attribute",
+            file.filename,
+            owner,
+            sample=sample,
+            found=", ".join(names) or "no attributes",
+            hint=nearest(attribute, names),
         )
+    return _as_number(file, f"attribute {attribute!r}{asked}", value, owner, sample)
+
+
+def _as_number(file: h5py.File, of: str, value: Any, name: str, sample: int | None) -> float:
+    number: np.ndarray[Any, Any] = np.asarray(value)
+    if number.size == 1 and number.dtype.kind in "fiub":
+        return float(number.item())
+    found = f"text {value!r}" if isinstance(value, str | bytes) else number.tolist()
+    raise _no_number(file, of, found, name, sample)
+
+
+def _no_number(file: h5py.File, of: str, found: object, name: str, sample: int | None) -> SourceError:
+    path, expected = file.filename, "one number"
+    return source_error(of, "bad_parameter", path, name, sample=sample, expected=expected, found=found)
 
 
 class VirtualDataset(h5py.Dataset):  # type: ignore[misc]  # h5py has no types
@@ -324,17 +326,16 @@ class VirtualDataset(h5py.Dataset):  # type: ignore[misc]  # h5py has no types
 
     filled: Sequence[Box] = ()
 
-    def is_filled(self, part: tuple[slice, ...]) -> bool:
-        """Whether sources fill all of a part of it."""
-        spans = [range(n)[each] for n, each in zip(self.shape, part, strict=True)]
-        num_filled = sum(math.prod(map(_num_within, box, spans)) for box in self.filled)
+    def is_filled(self, box: tuple[slice, ...]) -> bool:
+        """Whether sources fill all of a box in it."""
+        spans, num_filled = [range(n)[cut] for n, cut in zip(self.shape, box, strict=True)], 0
+        for indices in self.filled:
+            common = 1
+            for axis, span in zip(indices, spans, strict=True):  # how many of the indices lie in the span
+                first, last = (max(0, -(-(end - axis.start) // axis.step)) for end in (span.start, span.stop))
+                common *= len(axis[first:last])
+            num_filled += common
         return num_filled >= math.prod(map(len, spans))
-
-
-def _num_within(indices: range, span: range) -> int:
-    """How many of the indices lie in a span without steps."""
-    first, last = (max(0, -(-(end - indices.start) // indices.step)) for end in (span.start, span.stop))
-    return len(indices[first:last])
 
 
 def is_complete(dataset: h5py.Dataset) -> bool:
@@ -355,16 +356,9 @@ def is_complete(dataset: h5py.Dataset) -> bool:
 def check_written(
     dataset: h5py.Dataset, name: str, box: tuple[slice, ...], *, path: str | Path, sample: int | None = None
 ) -> None:
-    """Refuse a part of a dataset that was never written, unless it reads as NaN.
-
-    Args:
-        dataset: The dataset.
-        name: Its HDF5 path.
-        box: The part, a slice for each axis.
-        path: The file, for messages.
-        sample: Number of the sample, likewise.
-    """
-    with translated("can't tell what was written", path=path, dataset=name, sample=sample):
+    """Refuse a box of a dataset that was never written, unless it reads as NaN; a slice for each axis."""
+    doing = "can't tell what was written"
+    with translated(doing, path, name, sample):
         if is_complete(dataset):
             return
     fill, encoding = np.array([dataset.fillvalue]), encoding_of(dataset, name, path=path)
@@ -372,24 +366,24 @@ def check_written(
         return
     if isinstance(dataset, VirtualDataset) and dataset.is_filled(box):
         return
+    where = ""
     if dataset.chunks is not None:
-        spans = [range(n)[each] for n, each in zip(dataset.shape, box, strict=True)]
+        spans = [range(n)[cut] for n, cut in zip(dataset.shape, box, strict=True)]
         starts = [range(r.start // c * c, r.stop, c) for r, c in zip(spans, dataset.chunks, strict=True)]
-        with translated("can't tell what was written", path=path, dataset=name, sample=sample):
-            at = next((at for at in itertools.product(*starts) if not _has_chunk(dataset, at)), None)
-        if at is None:
-            return
+        with translated(doing, path, name, sample):
+            for corner in itertools.product(*starts):
+                if dataset.id.get_chunk_info_by_coord(corner).byte_offset is None:
+                    where = f" at {corner}"
+                    break
+            else:
+                return
     raise source_error(
-        f"dataset {name!r} was never written" + ("" if dataset.chunks is None else f" at {at}"),
-        kind="not_written",
-        path=path,
-        dataset=name,
+        f"dataset {name!r} was never written{where}",
+        "not_written",
+        path,
+        name,
         sample=sample,
         expected="data",
         found=f"nothing, which HDF5 reads as {dataset.fillvalue}",
         hint="finish or make the file again",
     )
-
-
-def _has_chunk(dataset: h5py.Dataset, at: tuple[int, ...]) -> bool:
-    return dataset.id.get_chunk_info_by_coord(at).byte_offset is not None

@@ -1,7 +1,8 @@
-"""A reader: what runs in a process of its own, and the memory that it shares with the one that asks.
+"""A reader: what runs in a process of its own, what it is asked for, and the memory that both sides share.
 
 It takes requests one after the other, puts arrays into shared slots, and writes there what it does and since
-when. It imports what reading needs and nothing else, so it is there within 0.3 s.
+when. It imports what reading needs and nothing else, so it is there within 0.3 s; HDF5 only where it is read,
+since a supervisor imports this, too.
 """
 
 from __future__ import annotations
@@ -22,42 +23,52 @@ import sys
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import MissingExtraError, SourceError, StoreError
 from ups_store.format.metadata import dtype_name, dtype_of
-from ups_store.sources.file_state import FileState, changed, file_state, outer_state
+from ups_store.sources.contents import (
+    EVERYTHING,
+    FileState,
+    Selection,
+    SourceInfo,
+    changed,
+    file_state,
+    outer_state,
+)
+from ups_store.sources.tasks import Task
+from ups_store.sources.values import ValueRange, holding, largest
 from ups_store.system import files
 
 if TYPE_CHECKING:
-    from ups_store.sources.contents import Selection
     from ups_store.sources.source import Source
-    from ups_store.sources.tasks import Task
 
 MAX_MESSAGE_BYTES = 200_000  # what a Unix socket takes at once by default
 _PICKLED_BYTES = 50_000  # of a message, at most what arrays take beside their bytes
+MAX_SAMPLES = 8192  # of one request: two numbers each, in a message of at most `MAX_MESSAGE_BYTES`
 ALIGN = 64  # an array starts on a cache line
 STACK_SIGNAL = signal.SIGUSR1  # makes a reader write its stacks to stderr, also from inside a C call
 _MAX_OPEN = 8  # files that are kept open
 _TRANSIENT = (errno.EIO, errno.ESTALE)  # a disk or a server that may be back in a moment
 _PR_SET_PDEATHSIG = 1
 
+DigestKind = Literal["full", "sampled"]
+Place = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]  # gives room for an array by name
+
 
 class Request(Protocol):
-    """Something that a reader does; sent to it by pickle.
+    """Something that a reader does; sent to it by pickle. All but `run` is for messages.
 
-    Attributes:
-        path: The file, or another source, for messages.
-        subject: What of it is concerned, likewise, such as "samples 4..7".
-        first_sample: First sample concerned, likewise, numbered as in the file.
+    `path` is the file, or another source, `subject` what of it is concerned, such as "samples 4..7", and
+    `first_sample` is numbered as in the file.
     """
 
     @property
@@ -88,6 +99,132 @@ class Call:
     def run(self, reader: Reader) -> object:
         """Call it."""
         return self.function(reader, *self.arguments)
+
+
+def describe_request(
+    path: Path, task: Task | None = None, selection: Selection = EVERYTHING, follow: Path | None = None
+) -> Call:
+    """Ask what a file holds, see `open_source`; it stays open for the samples that will be asked for."""
+    return Call(_describe, (path, task, selection, follow), path, "the structure")
+
+
+def _describe(
+    reader: Reader, path: Path, task: Task | None, selection: Selection, follow: Path | None
+) -> SourceInfo:
+    with reader.opened(path, task=task, selection=selection, follow=follow) as source:
+        return source.info
+
+
+def digest_request(path: Path, kind: DigestKind, size: int) -> Call:
+    """Ask for the digest of a file of so many bytes, blake3 in hexadecimal digits, see `digest`."""
+    return Call(_digest, (path, kind, size), path, "the digest")
+
+
+def _digest(reader: Reader, path: Path, kind: DigestKind, size: int) -> str:
+    from ups_store.sources import digest  # HDF5
+
+    reader.doing("digesting")
+    if kind == "full":
+        return digest.full_digest(path, reader.progressed)
+    return digest.sampled_digest(path, size, reader.progressed)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRequest:
+    """Read samples of one file in the dtypes of a store.
+
+    Attributes:
+        path: The file.
+        task: What the file is meant to be.
+        selection: Reduction while reading.
+        samples: What the caller calls the samples, such as their numbers in the store; shape (B,), at most
+            `MAX_SAMPLES`.
+        indices: Their numbers in the file, shape (B,).
+        dtypes: Name of the dtype that each array is cast to.
+        check_finite: Whether NaN and Inf are an error.
+        with_ranges: Whether to find the range of values of each array, which `check_finite` does, too.
+        follow: Folder below which other files may lie that it takes data from; None: there may be none.
+        state: The file, and those, as they have to be; by default as they are when the reader opens them.
+    """
+
+    path: Path
+    task: Task | None
+    selection: Selection
+    samples: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+    dtypes: Mapping[str, str]
+    check_finite: bool = False
+    with_ranges: bool = True
+    follow: Path | None = None
+    state: FileState | None = None
+
+    def __post_init__(self) -> None:
+        assert 0 < len(self.indices) == len(self.samples) <= MAX_SAMPLES, len(self.indices)
+
+    @property
+    def subject(self) -> str:
+        """The samples, by their numbers in the file."""
+        first, last = self.indices[0], self.indices[-1]
+        return f"sample {first}" if len(self.indices) == 1 else f"samples {first}..{last}"
+
+    @property
+    def first_sample(self) -> int:
+        """First sample, numbered as in the file."""
+        return int(self.indices[0])
+
+    def run(self, reader: Reader) -> dict[str, ValueRange]:
+        """Read, cast and check."""
+        with reader.opened(
+            self.path, task=self.task, selection=self.selection, follow=self.follow, state=self.state
+        ) as source:
+            arrays = {
+                name: reader.place(name, (len(self.indices), *array.shape), dtype_of(self.dtypes[name]))
+                for name, array in source.info.arrays.items()
+            }
+            losses = source.read_into(arrays, self.indices.tolist(), note=reader.reading)
+            if not (self.with_ranges or self.check_finite):
+                return {}
+            reader.doing("checking")
+            ranges = {}
+            for name, values in arrays.items():
+                num_zero, num_inf = losses[name].num_zero, losses[name].num_inf
+                counts = {"num_underflow": num_zero, "num_overflow": num_inf}
+                ranges[name] = replace(ValueRange.of(values), num_flat=losses[name].num_flat, **counts)
+            for name, values in arrays.items() if self.check_finite else ():
+                if not ranges[name].is_finite:
+                    raise self._not_finite(name, values, source)
+        return ranges
+
+    def _not_finite(self, name: str, cast: npt.NDArray[Any], source: Source) -> SourceError:
+        """Return the error about the first sample of the batch that isn't finite."""
+        bad = ~np.isfinite(cast).reshape(len(cast), -1)
+        row = int(np.flatnonzero(bad.any(axis=1))[0])
+        sample = int(self.indices[row])
+        stored = ValueRange.of(source.read([sample])[name])
+        counts, others = f"{int(bad[row].sum())} of {bad.shape[1]} values", ""
+        if len(bad) > 1:
+            num_bad = int(bad.any(axis=1).sum())
+            others = f", the first of {num_bad} such samples among the {len(bad)} read together"
+        others += ", numbered as in the file" if others else ", sample numbered as in the file"
+        problem, expected, found = f"{counts} are not finite{others}", None, None
+        hint = "mend the source, or data.on_nan=keep"
+        if stored.is_finite:
+            problem = f"the cast to {cast.dtype} made {counts} infinite{others}"
+            expected = f"values within {largest(cast.dtype):.6g}"
+            found = f"{stored.minimum:.6g} to {stored.maximum:.6g}"
+            hint = f"cache.dtype={holding(stored.minimum, stored.maximum)} holds them"
+        elif source.info.decoded:
+            hint = f"{' and '.join(source.info.decoded)} may say that there is none: {hint}"
+        return SourceError(
+            problem,
+            kind="not_finite",
+            path=self.path,
+            array=name,
+            sample=sample,
+            expected=expected,
+            found=found,
+            hint=hint,
+        )
 
 
 @dataclass(frozen=True)
@@ -129,6 +266,11 @@ class Placed(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def end(self) -> int:
+        """Where it ends, likewise."""
+        return self.offset + math.prod(self.shape) * dtype_of(self.dtype).itemsize
+
 
 class SlotMemory:
     """Memory that a process shares with its supervisor: a status record, then slots that arrays go into.
@@ -145,7 +287,7 @@ class SlotMemory:
 
     @classmethod
     def create(cls, *, num_slots: int, slot_nbytes: int) -> tuple[SlotMemory, int]:
-        """New memory and its descriptor, which the caller closes; slots get at least `slot_nbytes` bytes."""
+        """Create memory and its descriptor, which the caller closes; slots get at least `slot_nbytes`."""
         slot_nbytes = _round_up(max(1, slot_nbytes), mmap.PAGESIZE)
         fd = os.memfd_create("ups_store slots")
         try:
@@ -155,16 +297,13 @@ class SlotMemory:
             os.close(fd)
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise  # `mmap` keeps a descriptor of its own
-            raise StoreError(
-                f"no memory for {num_slots} slots of {slot_nbytes} bytes ({error})",
-                kind="no_memory",
-                hint="lower reading.num_workers",
-            ) from error
+            problem = f"no memory for {num_slots} slots of {slot_nbytes} bytes ({error})"
+            raise StoreError(problem, kind="no_memory", hint="lower reading.num_workers") from error
         memory.write_status(Activity(-1, 0.0, 0.0, "starting"))
         return memory, fd
 
     def read_status(self) -> Activity:
-        """The status as it is now."""
+        """Read the status as it is now."""
         record = self._map[: _STATUS.size]
         # The reader may be writing it: two equal looks are one whole record.
         while (again := self._map[: _STATUS.size]) != record:
@@ -175,17 +314,12 @@ class SlotMemory:
 
     def write_status(self, status: Activity) -> None:
         """Change the status; `doing` is cut to 24 bytes, `dataset` to its last 160."""
-        self._map[: _STATUS.size] = _STATUS.pack(
-            status.request_id,
-            status.progressed_s,
-            status.since_s,
-            status.doing.encode()[:24],
-            status.dataset.encode()[-160:],
-            status.num_done,
-        )
+        texts = status.doing.encode()[:24], status.dataset.encode()[-160:]
+        record = (status.request_id, status.progressed_s, status.since_s, *texts, status.num_done)
+        self._map[: _STATUS.size] = _STATUS.pack(*record)
 
     def view(self, slot: int, placed: Placed) -> npt.NDArray[Any]:
-        """An array in a slot; a view that is valid until the slot is used again."""
+        """View an array in a slot; valid until the slot is used again."""
         start = mmap.PAGESIZE + slot * self.slot_nbytes + placed.offset
         return np.ndarray(placed.shape, dtype_of(placed.dtype), buffer=self._map, offset=start)
 
@@ -204,28 +338,25 @@ class Answer(NamedTuple):
     is_transient: bool = False  # another attempt may succeed
 
 
-_SourceKey = tuple[Path, str | None, "Selection", Path | None]
-
-
 class Reader:
     """Where requests run: keeps files open, provides room for arrays, and says what is being done."""
 
     def __init__(self, report: Callable[[Activity], None] = lambda status: None) -> None:
         self.status = Activity(-1, 0.0, 0.0, "starting")
         self._report = report
-        self._sources: OrderedDict[_SourceKey, tuple[Source, FileState]] = OrderedDict()
-        self._place: Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
+        self._sources: OrderedDict[Any, tuple[Source, FileState]] = OrderedDict()
+        self._place: Place
 
     def answer(self, request_id: int, load: Callable[[], Request], memory: SlotMemory, slot: int) -> Answer:
         """Run a request whose arrays go into a slot; whatever it raises is in the answer."""
-        placed: list[Placed] = []
+        arrays: list[Placed] = []
 
         def place(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-            start = _round_up(_end_of(placed[-1]), ALIGN) if placed else 0
-            placed.append(Placed(name, dtype_name(dtype), shape, start))
-            end = _end_of(placed[-1])
+            start = _round_up(arrays[-1].end, ALIGN) if arrays else 0
+            arrays.append(Placed(name, dtype_name(dtype), shape, start))
+            end = arrays[-1].end
             assert end <= memory.slot_nbytes, f"{end} bytes, slot of {memory.slot_nbytes}"
-            return memory.view(slot, placed[-1])
+            return memory.view(slot, arrays[-1])
 
         now = time.monotonic()
         self._tell(Activity(request_id, now, now, "starting"))  # until all of it is imported
@@ -233,33 +364,22 @@ class Reader:
         try:
             request = load()
             value = self.run(request, request_id=request_id, place=place)
-            return Answer(request_id, tuple(placed), value)
-        except StoreError as error:
-            return Answer(request_id, error=error, is_transient=is_transient(error))
-        except MemoryError:
-            return Answer(request_id, error=_out_of_memory(request))
-        except Exception as error:  # a defect of ours: reported by the process that asked
-            wrapped = _unexpected(request, error)
-            return Answer(request_id, error=wrapped, is_transient=is_transient(error))
+            return Answer(request_id, tuple(arrays), value)
+        except Exception as error:
+            return Answer(request_id, error=_as_store_error(error, request), is_transient=is_transient(error))
         finally:
             self.doing("idle")
 
-    def run(
-        self,
-        request: Request,
-        *,
-        request_id: int,
-        place: Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]],
-    ) -> object:
+    def run(self, request: Request, *, request_id: int, place: Place) -> object:
         """Run a request whose arrays go where `place` says."""
         self._place = place
         now = time.monotonic()
         self._tell(Activity(request_id, now, now, "beginning"))
         return request.run(self)
 
-    def doing(self, what: str) -> None:
+    def doing(self, doing: str) -> None:
         """Say what is being done from now on, such as "reading"."""
-        self._tell(replace(self.status, since_s=time.monotonic(), doing=what, dataset=""))
+        self._tell(replace(self.status, since_s=time.monotonic(), doing=doing, dataset=""))
 
     def reading(self, dataset: str) -> None:
         """Say that a dataset is read from now on, or still is and gets on: the deadline starts again."""
@@ -268,8 +388,8 @@ class Reader:
 
     def progressed(self, num: int = 0) -> None:
         """Say that a long request gets on, by `num` of its own units: its deadline starts again."""
-        status = self.status
-        self._tell(replace(status, progressed_s=time.monotonic(), num_done=status.num_done + num))
+        num_done = self.status.num_done + num
+        self._tell(replace(self.status, progressed_s=time.monotonic(), num_done=num_done))
 
     def place(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Give room for an array of the result, to be filled by the request."""
@@ -285,43 +405,40 @@ class Reader:
         follow: Path | None = None,
         state: FileState | None = None,
     ) -> Iterator[Source]:
-        """A source, which is opened unless it still is, for the duration of a block."""
-        # HDF5 reads zeros where an open file was cut off, and a reader may be younger than a change.
-        source, opened_state = self._source((path, task.name if task else None, selection, follow), task)
-        if state not in (None, opened_state + outer_state(source.info.outer)):
-            self.close()
-            raise changed(path)
-
-        def check_unchanged() -> None:
-            where = path if file_state(path) != opened_state else source.changed_file()
-            if where is not None:
-                self.close()
-                raise changed(where) from None
-
-        try:
-            yield source
-        except BaseException:
-            check_unchanged()
-            self.close()
-            raise
-        check_unchanged()
-
-    def _source(self, key: _SourceKey, task: Task | None) -> tuple[Source, FileState]:
+        """Give a source, which is opened unless it still is, for the duration of a block."""
+        key = (path, task.name if task else None, selection, follow)
         if key not in self._sources:
             from ups_store.sources.source import open_source  # HDF5, which other requests don't need
 
             self.doing("opening")
-            path, _, selection, follow = key
-            state = file_state(path)
+            state_now = file_state(path)
             note = self.reading  # there may be thousands of files
-            source = open_source(
-                path, task=task, selection=selection, follow=follow, is_mapped=True, note=note
-            )
-            self._sources[key] = source, state
+            options: dict[str, Any] = {"follow": follow, "is_mapped": True, "note": note}
+            self._sources[key] = open_source(path, task=task, selection=selection, **options), state_now
             if len(self._sources) > _MAX_OPEN:
                 self._sources.popitem(last=False)[1][0].close()
         self._sources.move_to_end(key)
-        return self._sources[key]
+        source, opened_state = self._sources[key]
+
+        def changed_file() -> Path | None:
+            # HDF5 reads zeros where an open file was cut off.
+            return path if file_state(path) != opened_state else source.changed_file()
+
+        # A reader may be younger than a change.
+        if state not in (None, opened_state + outer_state(source.info.outer)):
+            self.close()
+            raise changed(path)
+        try:
+            yield source
+        except BaseException:
+            other = changed_file()
+            self.close()
+            if other is not None:
+                raise changed(other) from None
+            raise
+        if (other := changed_file()) is not None:
+            self.close()
+            raise changed(other)
 
     def close(self) -> None:
         """Close all files."""
@@ -334,10 +451,6 @@ class Reader:
         self._report(status)
 
 
-def _end_of(placed: Placed) -> int:
-    return placed.offset + math.prod(placed.shape) * dtype_of(placed.dtype).itemsize
-
-
 def is_transient(error: BaseException | None) -> bool:
     """Whether an error goes back to one of the system that may not come again."""
     while error is not None:
@@ -347,37 +460,22 @@ def is_transient(error: BaseException | None) -> bool:
     return False
 
 
-def _out_of_memory(request: Request | None) -> SourceError:
-    return SourceError(
-        f"out of memory while reading {request.subject if request else 'a request'}",
-        kind="no_memory",
-        path=request.path if request else None,
-        sample=request.first_sample if request else None,
-        hint="lower reading.num_workers, or raise the limit on memory",
-    )
-
-
-def _unexpected(request: Request | None, error: Exception) -> StoreError:
+def _as_store_error(error: Exception, request: Request | None) -> StoreError:
+    """Return the error itself, or that of a defect of ours, which is reported by the process that asked."""
+    if isinstance(error, StoreError):
+        return error
     subject = request.subject if request else "a request"
-    wrapped = StoreError(
-        f"unexpected {type(error).__name__} while reading {subject}: {error}",
-        kind="reader_failed",
-        path=request.path if request else None,
-        sample=request.first_sample if request else None,
-        hint="run it with -vv and report what it prints",
-    )
-    wrapped.add_note("".join(traceback.format_exception(error)))
-    return wrapped
-
-
-def serve(channel: socket.socket, memory: SlotMemory) -> None:
-    """Run requests until the supervisor closes its end."""
-    reader = Reader(memory.write_status)
-    reader.doing("idle")
-    while message := channel.recv(MAX_MESSAGE_BYTES):
-        request_id, slot, pickled = pickle.loads(message)
-        send_answer(channel, reader.answer(request_id, partial(pickle.loads, pickled), memory, slot))
-    reader.close()
+    facts: dict[str, Any] = {}
+    if request:
+        facts = {"path": request.path, "sample": request.first_sample}
+    if isinstance(error, MemoryError):
+        hint = "lower reading.num_workers, or raise the limit on memory"
+        return SourceError(f"out of memory while reading {subject}", kind="no_memory", hint=hint, **facts)
+    problem = f"unexpected {type(error).__name__} while reading {subject}: {error}"
+    hint = "run it with -vv and report what it prints"
+    defect = StoreError(problem, kind="reader_failed", hint=hint, **facts)
+    defect.add_note("".join(traceback.format_exception(error)))
+    return defect
 
 
 def send_answer(channel: socket.socket, answer: Answer) -> None:
@@ -394,7 +492,7 @@ def send_answer(channel: socket.socket, answer: Answer) -> None:
 
 
 def main() -> None:
-    """Serve; arguments: process id of the supervisor, descriptors of socket and memory, slots, their size.
+    """Run requests; arguments: process id of the supervisor, descriptors of socket and memory, slots.
 
     The process ends when the supervisor closes the socket between them, and is killed when it ends.
     """
@@ -413,5 +511,10 @@ def main() -> None:
         import ups_store.sources.source  # noqa: F401
     memory = SlotMemory(memory_fd, num_slots=num_slots, slot_nbytes=slot_nbytes)
     os.close(memory_fd)
+    reader = Reader(memory.write_status)
+    reader.doing("idle")
     with socket.socket(fileno=channel_fd) as channel:
-        serve(channel, memory)
+        while message := channel.recv(MAX_MESSAGE_BYTES):
+            request_id, slot, pickled = pickle.loads(message)
+            send_answer(channel, reader.answer(request_id, partial(pickle.loads, pickled), memory, slot))
+    reader.close()

@@ -30,18 +30,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ReadTimeoutError, SourceError
-from ups_store.sources.reader import MAX_MESSAGE_BYTES, STACK_SIGNAL, Activity, Answer, Request, SlotMemory
+from ups_store.sources.reader import (
+    MAX_MESSAGE_BYTES,
+    STACK_SIGNAL,
+    Activity,
+    Answer,
+    ReadRequest,
+    Request,
+    SlotMemory,
+)
 from ups_store.sources.source_files import USUAL_SLOTS
-from ups_store.system.progress import Progress
-
-if TYPE_CHECKING:
-    from ups_store.sources.requests import ReadRequest
+from ups_store.system.files import Progress
 
 _PROGRAM = "from ups_store.sources.reader import main; main()"
 _TURN_S = 0.5  # the longest wait: what a reader says about itself may bring a deadline forward
@@ -66,12 +71,12 @@ _STATES = {
     "T": _STOPPED,
     "Z": "ended",
 }
-_HINTS = {
+_LATE_HINTS = {
     "starting": "check the load of the machine, and the file system of its Python packages",
     "opening": "check the disk or network mount, or raise reading.open_timeout_s",
 }
 _FRAME = re.compile(r'File "(?:.*/)?(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-
+_NOTHING_TO_DO = math.inf, math.inf
 
 _Error = TypeVar("_Error", bound=SourceError)
 
@@ -278,16 +283,23 @@ class ReaderPool:
             yield job.value if job.error is None else job.error
 
     def status(self) -> PoolStatus:
-        """What the readers do at this moment."""
-        return PoolStatus(
-            readers=tuple(status for worker in self._workers if (status := worker.status())),
-            num_ready=sum(job.is_settled for job in self._jobs.copy()),
-        )
+        """Tell what the readers do at this moment."""
+        readers = []
+        for worker in self._workers:
+            process, jobs = worker.process, worker.queue.copy()
+            if process is None:
+                continue
+            status = process.status
+            request = next((job.request for job in jobs if job.id == status.request_id), None)
+            since_s = status.since_s or process.started_s
+            facts = (process.pid, status.doing, since_s, request, len(jobs), status.num_done, status.dataset)
+            readers.append(ReaderStatus(*facts))
+        return PoolStatus(tuple(readers), sum(job.is_settled for job in self._jobs.copy()))
 
     def stacks(self) -> dict[int, str]:
-        """The Python stacks of the readers by process id, "" for one that doesn't answer within 1 s."""
+        """Give the Python stacks of the readers by process id, "" for one that doesn't answer within 1 s."""
         processes = [process for worker in self._workers if (process := worker.process)]
-        return {process.pid: stack for process, stack in zip(processes, _stacks_of(processes), strict=True)}
+        return {process.pid: stack for process, stack in _stacks_of(processes).items()}
 
     def close(self) -> None:
         """End all readers, within 1.5 s; a second call does nothing."""
@@ -334,24 +346,22 @@ class ReaderPool:
 
     def _take_turn(self) -> None:
         """Send what can be sent, wait until something happens, and deal with it."""
-        poll, wait_s = select.poll(), _TURN_S
+        poll, until_s = select.poll(), time.monotonic() + _TURN_S
         for worker in self._workers:
             worker.feed()
             if worker.process:
                 poll.register(worker.process, select.POLLIN)
-            wait_s = min(wait_s, worker.wait_s())
-        poll.poll(max(0.0, wait_s) * 1000)
+                until_s = min(until_s, worker.deadline()[0])
+            elif worker.queue:
+                until_s = min(until_s, worker.restart_s)
+        poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
         for worker in self._workers:
             worker.receive()
-        late = [worker for worker in self._workers if worker.left_s() <= 0]
+        late = {worker.process: worker for worker in self._workers if worker.process and worker.is_late}
         if late:  # all at once
-            stacks = _stacks_of([worker.process for worker in late if worker.process])
+            stacks = _stacks_of(list(late))
             # Some may have got on while their stacks were asked for.
-            errors = {
-                worker: worker.late_error(stack)
-                for worker, stack in zip(late, stacks, strict=True)
-                if worker.left_s() <= 0
-            }
+            errors = {w: w.late_error(stacks[process]) for process, w in late.items() if w.is_late}
             _stop(list(errors))
             for worker, error in errors.items():
                 worker.blame(error)
@@ -367,66 +377,56 @@ class _Worker:
     """One of a pool's readers: its jobs in order, and its process, which may be replaced."""
 
     def __init__(self, pool: ReaderPool) -> None:
+        self.pool = pool
         self.process: ReaderProcess | None = None
         self.queue: deque[_Job] = deque()  # jobs that aren't settled
         self.num_taken = 0  # those, and jobs whose result the caller hasn't done with
-        self._pool = pool
-        self._restart_s = 0.0
+        self.restart_s = 0.0
 
     def feed(self) -> None:
         """Start a process if there is work for one, and send it all that can be sent."""
-        if self.process is None and self.queue and time.monotonic() >= self._restart_s:
-            pool = self._pool
+        pool = self.pool
+        if self.process is None and self.queue and time.monotonic() >= self.restart_s:
             self.process = pool.process_class(num_slots=pool.num_slots, slot_nbytes=pool.slot_nbytes)
-        for job in self.queue if self.process else ():
+        process = self.process
+        if process is None:
+            return
+        for job in self.queue:
             if job.process is None:
-                assert self.process is not None
-                slot = self.process.free_slots[-1]
-                if not self.process.send(job.request, request_id=job.id, slot=slot):
+                slot = process.free_slots[-1]
+                if not process.send(job.request, request_id=job.id, slot=slot):
                     return
-                job.process, job.slot = self.process, self.process.free_slots.pop()
+                job.process, job.slot = process, process.free_slots.pop()
 
     def receive(self) -> None:
         """Take the answers that are there."""
-        for answer in self.process.receive() if self.process else ():
-            if answer is None:
-                assert self.process is not None
-                error = self._died_error() if self.queue else None
-                _stop([self])
+        process = self.process
+        for answer in process.receive() if process else ():
+            assert process is not None
+            if answer is None or answer.is_transient:
+                error = answer.error if answer else self._died_error(process) if self.queue else None
+                _stop([self])  # with the process go the files that it has open
                 if error:
                     self.blame(error)
                 return
-            if answer.is_transient:
-                assert answer.error is not None
-                _stop([self])  # with the process go the files that it has open
-                self.blame(answer.error)
-                return
             job = self.queue[0]
             assert job.id == answer.request_id, f"answer {answer.request_id}, expected {job.id}"
-            assert job.process is not None
-            memory = job.process.memory
-            job.arrays = {placed.name: memory.view(job.slot, placed) for placed in answer.placed}
+            job.arrays = {placed.name: process.memory.view(job.slot, placed) for placed in answer.placed}
             job.value, job.error = answer.value, answer.error
             self._finish_next()
 
-    def wait_s(self) -> float:
-        """How long nothing has to be done here, unless the process answers; inf without work."""
-        if not self.queue:
-            return math.inf
-        return self.left_s() if self.process else self._restart_s - time.monotonic()
+    @property
+    def is_late(self) -> bool:
+        """Whether the time of the process is up."""
+        return self.deadline()[0] <= time.monotonic()
 
-    def left_s(self) -> float:
-        """Time that is left to the process; inf if it has nothing to do."""
+    def deadline(self) -> tuple[float, float]:
+        """Tell when the time of the process is up, and how much it had; inf if it has nothing to do."""
         if not self.queue or self.process is None:
-            return math.inf
-        if self.process.status.request_id > self.queue[0].id:
-            return math.inf  # it has answered, and that is about to be received
-        return self._deadline()[0] - time.monotonic()
-
-    def _deadline(self) -> tuple[float, float]:
-        """When the time of the process is up, and how much it had."""
-        assert self.process is not None
-        job, status, patience = self.queue[0], self.process.status, self._pool.patience
+            return _NOTHING_TO_DO
+        job, status, patience = self.queue[0], self.process.status, self.pool.patience
+        if status.request_id > job.id:
+            return _NOTHING_TO_DO  # it has answered, and that is about to be received
         if status.doing == "starting":
             most_s = patience.start_timeout_s
             if self.process.state() == _STOPPED:  # then it isn't the machine that is busy
@@ -445,84 +445,57 @@ class _Worker:
 
     def blame(self, error: Exception) -> None:
         """Count a failure of the next job: it is tried again after a pause, or has failed for good."""
-        job, patience = self.queue[0], self._pool.patience
+        job, patience = self.queue[0], self.pool.patience
         job.num_failed += 1
         if job.num_failed > patience.retries:
             job.error = error
             self._finish_next()
             return
         pause_s = patience.backoff_s * 2 ** (job.num_failed - 1)
-        self._restart_s = time.monotonic() + pause_s
-        self._pool.note(f"{error}; trying again in {pause_s:g} s")
+        self.restart_s = time.monotonic() + pause_s
+        self.pool.note(f"{error}; trying again in {pause_s:g} s")
 
     def _finish_next(self) -> None:
         self.queue.popleft().is_settled = True
         if self.queue:
             self.queue[0].next_s = time.monotonic()
 
-    def forget_process(self, *, is_left_behind: bool) -> None:
-        """There is no process any more; the jobs stay, to be sent to the next one."""
-        if is_left_behind and self.process:
-            state = self.process.state()
-            self._pool.note(f"reader {self.process.pid} can't be killed, process {state}: left behind")
-        self.process = None
-        for job in self.queue:
-            job.process = None
-
-    def status(self) -> ReaderStatus | None:
-        """What the process does; None if there is none."""
-        process = self.process
-        if process is None:
-            return None
-        status, jobs = process.status, self.queue.copy()
-        return ReaderStatus(
-            pid=process.pid,
-            doing=status.doing,
-            since_s=status.since_s or process.started_s,
-            request=next((job.request for job in jobs if job.id == status.request_id), None),
-            num_waiting=len(jobs),
-            num_done=status.num_done,
-            dataset=status.dataset,
-        )
-
     def late_error(self, stack: str) -> ReadTimeoutError:
-        """The error for a process whose time is up; called while it is there."""
+        """Return the error for a process whose time is up; called while it is there."""
         assert self.process is not None
         process, status, state = self.process, self.process.status, self.process.state()
         doing_s = time.monotonic() - (status.since_s or process.started_s)
         frame = _FRAME.search(stack)
         where = f" in {frame['function']} ({frame['file']}:{frame['line']})" if frame else ""
-        hint = _HINTS.get(status.doing, "check the disk or network mount, or raise reading.timeout_s")
+        hint = _LATE_HINTS.get(status.doing, "check the disk or network mount, or raise reading.timeout_s")
         if state == _STOPPED:
             hint = "find out what stops processes (SIGSTOP, a debugger, a frozen container), and run it again"
         error = ReadTimeoutError(
             f"reader {process.pid} was late with {self._attempt()}",
-            expected=f"at most {self._deadline()[1]:g} s",
+            expected=f"at most {self.deadline()[1]:g} s",
             found=f"{status.activity} for {doing_s:.1f} s{where}, process {state}",
             hint=hint,
         )
         return self._with_facts(error, status, stack)
 
-    def _died_error(self) -> SourceError:
-        """The error for a process that ended by itself, or was killed by another."""
-        assert self.process is not None
-        process, how, status = self.process, self.process.how_it_ended(), self.process.status
+    def _died_error(self, process: ReaderProcess) -> SourceError:
+        """Return the error for a process that ended by itself, or was killed by another."""
+        end, status = process.how_it_ended(), process.status
         hint = "check the file and the HDF5 filters that it needs; -vv shows what the reader said"
-        if "SIGKILL" in how:
+        if "SIGKILL" in end:
             hint = "if the system ran out of memory, lower reading.num_workers"
-        if "SIGBUS" in how:
+        if "SIGBUS" in end:
             hint = "the file was cut, or its disk failed, while it was read: check both, and run it again"
-        error = SourceError(
+        problem, found = (
             f"reader {process.pid} was lost with {self._attempt()}",
-            kind="reader_died",
-            found=f"{how} while {status.activity}",
-            hint=hint,
+            f"{end} while {status.activity}",
         )
+        error = SourceError(problem, kind="reader_died", found=found, hint=hint)
         return self._with_facts(error, status, process.log())
 
     def _attempt(self) -> str:
         job = self.queue[0]
-        return f"{job.request.subject} (attempt {job.num_failed + 1} of {self._pool.patience.retries + 1})"
+        return f"{job.request.subject} (attempt {job.num_failed + 1} of {self.pool.patience.retries + 1})"
 
     def _with_facts(self, error: _Error, status: Activity, log: str) -> _Error:
         request = self.queue[0].request
@@ -531,14 +504,6 @@ class _Worker:
         if log.strip():
             error.add_note(f"the reader's stderr:\n{log.rstrip()}")
         return error
-
-
-def _stop(workers: Sequence[_Worker]) -> None:
-    """End the processes of workers, all at once."""
-    processes = {worker.process: worker for worker in workers if worker.process}
-    left_behind = _end(list(processes))
-    for process, worker in processes.items():
-        worker.forget_process(is_left_behind=process in left_behind)
 
 
 class ReaderProcess:
@@ -599,7 +564,7 @@ class ReaderProcess:
         return self._process.poll() is None
 
     def fileno(self) -> int:
-        """Descriptor that becomes readable when there are answers, or when the reader has ended."""
+        """Give the descriptor that is readable when there are answers, or when the reader has ended."""
         return self._socket.fileno()
 
     def send(self, request: Request, *, request_id: int, slot: int) -> bool:
@@ -615,7 +580,7 @@ class ReaderProcess:
         return True
 
     def receive(self) -> Iterator[Answer | None]:
-        """The answers that are there; None, as the last one, if the reader has ended."""
+        """Give the answers that are there; None, as the last one, if the reader has ended."""
         while True:
             try:
                 flags = socket.MSG_CMSG_CLOEXEC
@@ -641,7 +606,7 @@ class ReaderProcess:
         self._process.send_signal(number)
 
     def how_it_ended(self) -> str:
-        """Signal or exit status, such as "killed by SIGKILL"; waits a moment, as the socket closes first."""
+        """Name the signal or exit status: "killed by SIGKILL"; waits a moment, as the socket closes first."""
         try:
             status = self._process.wait(_KILL_S)
         except subprocess.TimeoutExpired:
@@ -654,7 +619,7 @@ class ReaderProcess:
             return f"killed by signal {-status}"
 
     def state(self) -> str:
-        """What the system says about the process, such as "stopped"."""
+        """Tell what the system says about the process, such as "stopped"."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -663,12 +628,12 @@ class ReaderProcess:
         return _STATES.get(letter.upper(), letter)
 
     def log_size(self) -> int:
-        """Bytes of all that the reader wrote to stderr; 0 once closed."""
+        """Count the bytes of all that the reader wrote to stderr; 0 once closed."""
         with self._log_lock:
             return os.fstat(self._log_fd).st_size if self._log_fd >= 0 else 0
 
     def log(self, start: int = 0) -> str:
-        """What the reader wrote to stderr from a byte on, its end if that is long: stacks, last words."""
+        """Give what the reader wrote to stderr from a byte on, its end if that is long: stacks, errors."""
         start = max(start, self.log_size() - _LOG_BYTES)
         with self._log_lock:
             log = os.pread(self._log_fd, _LOG_BYTES, start) if self._log_fd >= 0 else b""
@@ -688,7 +653,7 @@ _left_behind: list[ReaderProcess] = []  # to be reaped once they end
 
 
 def _beyond_streams(fd: int) -> int:
-    """The descriptor, moved if it has the number of a standard stream, which the reader's own would take.
+    """Move a descriptor if it has the number of a standard stream, which the reader's own would take.
 
     That happens where this process was started with closed streams.
     """
@@ -699,8 +664,8 @@ def _beyond_streams(fd: int) -> int:
     return moved
 
 
-def _stacks_of(processes: Sequence[ReaderProcess]) -> list[str]:
-    """The Python stacks of readers, innermost frame first; "" for one that doesn't answer within 1 s."""
+def _stacks_of(processes: Sequence[ReaderProcess]) -> dict[ReaderProcess, str]:
+    """Give the Python stacks of readers, innermost frame first; "" for one that doesn't answer within 1 s."""
     awake = (_STATES["R"], _STATES["S"])
     # Before the handler is there the signal would kill.
     able = [each for each in processes if each.status.doing != "starting" and each.state() in awake]
@@ -711,12 +676,12 @@ def _stacks_of(processes: Sequence[ReaderProcess]) -> list[str]:
     while any(each.log_size() == starts[each] for each in able) and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
     time.sleep(_LOOK_S)  # for one that is halfway through
-    stacks = {process: process.log(start) for process, start in starts.items()}
-    return [stacks.get(process, "") for process in processes]
+    return {process: process.log(starts[process]) if process in starts else "" for process in processes}
 
 
-def _end(processes: Sequence[ReaderProcess]) -> list[ReaderProcess]:
-    """End processes and close what belongs to them, within 1.5 s; gives those that SIGKILL didn't end."""
+def _stop(workers: Sequence[_Worker]) -> None:
+    """End the processes of workers, all at once, within 1.5 s; their jobs stay, for the next process."""
+    processes = {worker.process: worker for worker in workers if worker.process}
     alive = list(processes)
     for number, wait_s in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _KILL_S)):
         for process in alive:
@@ -726,7 +691,12 @@ def _end(processes: Sequence[ReaderProcess]) -> list[ReaderProcess]:
         while alive and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
             alive = [process for process in alive if process.is_alive]
-    for process in processes:
+    for process, worker in processes.items():
         process.close()
+        if process in alive:
+            state = process.state()
+            worker.pool.note(f"reader {process.pid} can't be killed, process {state}: left behind")
+        worker.process = None
+        for job in worker.queue:
+            job.process = None
     _left_behind[:] = [process for process in {*_left_behind, *alive} if process.is_alive]
-    return alive

@@ -1,4 +1,4 @@
-"""Which files make a split, which of their samples, and whether a file is still what it was.
+"""Which files make a split, and which of their samples.
 
 Names are sorted as people expect, numbers by their value. Also here is how much memory reading takes, on
 which a reader and those that count on it have to agree.
@@ -10,7 +10,7 @@ import glob
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,51 +44,51 @@ class SourceFile:
     path: Path
     whole: bool
 
-    def part(
+    def samples_of(
         self, num_samples: int, *, split: str, fractions: SplitFractions, test_part: Literal["first", "last"]
-    ) -> SourcePart:
-        """The samples of this file that are of the split, given how many it has; may be none."""
-        if self.whole:
-            return SourcePart(self.path, range(num_samples))
-        indices = split_range(num_samples, split=split, fractions=fractions, test_part=test_part)
-        return SourcePart(self.path, indices)
-
-
-def samples_by_split(
-    path: str | os.PathLike[str], num_samples: int, *, task: Task, fractions: SplitFractions
-) -> dict[str, range]:
-    """Which samples of one file a build takes for which split; splits without any are left out.
-
-    Args:
-        path: The file; its name and folder decide, as for `find_sources`.
-        num_samples: How many it has.
-        task: The task.
-        fractions: How a file is shared out that is of no split as a whole.
-    """
-    path = Path(path)
-    named = {split for split, patterns in task.files.items() if any(map(path.match, patterns))} - {"all"}
-    found = {}
-    for split in SPLITS:
-        of_split = [SourceFile(path, whole=True)] if split in named else _chosen([path], task, split)
-        for source in of_split if not named or split in named else ():
-            part = source.part(num_samples, split=split, fractions=fractions, test_part=task.test_part)
-            if len(part.indices):
-                found[split] = part.indices
-    return found
+    ) -> SourceSamples:
+        """Give the samples of this file that are of the split, given how many it has; may be none."""
+        indices = range(num_samples)
+        if not self.whole:
+            indices = split_range(num_samples, split=split, fractions=fractions, test_part=test_part)
+        return SourceSamples(self.path, indices)
 
 
 @dataclass(frozen=True)
-class SourcePart:
+class SourceSamples:
     """Samples of one file."""
 
     path: Path
     indices: range
 
 
+@dataclass(frozen=True)
+class SplitFractions:
+    """How the samples of each file are shared out where PDEBench's rule decides.
+
+    Raises:
+        ConfigError: If one isn't within 0..1, or they add up to more than 1.
+    """
+
+    train: float = 0.8
+    val: float = 0.1
+    test: float = 0.1
+
+    def __post_init__(self) -> None:
+        fractions = astuple(self)
+        if not all(0 <= fraction <= 1 for fraction in fractions) or sum(fractions) > 1 + 1e-9:
+            raise ConfigError(
+                "split fractions train, val, test",
+                kind="bad_fractions",
+                expected="three numbers within 0..1 that add up to at most 1",
+                found=fractions,
+            )
+
+
 def find_sources(
     root: str | os.PathLike[str], *, task: Task, split: str, files: Sequence[str] | None = None
 ) -> tuple[SourceFile, ...]:
-    """The files of a split, sorted with numbers by value, each real file once.
+    """Find the files of a split, sorted with numbers by value, each real file once.
 
     Of the HDF5 files under `root`, to four folders deep, the first kind that is there:
 
@@ -121,43 +121,50 @@ def find_sources(
     if not os.path.isdir(root):  # unlike Path.is_dir, False for names that can't exist
         raise _bad_root(root, "not a folder" if os.path.lexists(root) else "no such folder")
     candidates = files_below(root, task=task, split=split, files=files)
-    found = choose_sources(candidates, task=task, split=split, is_named=files is not None)
-    if not found:
+    sources = choose_sources(candidates, task=task, split=split, is_named=files is not None)
+    if not sources:
         raise no_source(root, task, split, candidates)
-    for source in found:
-        _check_regular(source.path)
-    return found
+    for source in sources:  # pipes, sockets and devices would be waited for
+        path, is_there = source.path, source.path.exists()
+        if path.is_file():
+            continue
+        if is_there:
+            kind = "a pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
+        else:
+            is_link = path.is_symlink()
+            kind = f"a link to {os.readlink(path)}, which isn't there" if is_link else "nothing any more"
+        raise SourceError(
+            "not a regular file",
+            kind="not_a_file",
+            path=path,
+            expected="an HDF5 file",
+            found=kind,
+            hint="copy the data into a file" if is_there else "fetch or mount what is missing",
+        )
+    return sources
 
 
 def files_below(root: Path, *, task: Task, split: str, files: Sequence[str] | None) -> list[Path]:
-    """What `choose_sources` chooses from: each real file once, naturally sorted."""
-    if files is not None:
-        return _unique(_named_files(root, files, key="data.files"))
-    if task.files:
-        return _unique(_declared_files(root, task, split))
-    return _unique(_hdf5_files(root))
+    """List what `choose_sources` chooses from: each real file once, naturally sorted."""
+    if files is None and not task.files:
+        paths = _hdf5_files(root)
+    else:
+        key, patterns = ("data.files", tuple(files)) if files is not None else declared_patterns(task, split)
+        paths = [path for pattern in patterns for path in _named_files(root, pattern, key=key)]
+    by_real_path: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda path: (natural_key(path.name), str(path))):
+        by_real_path.setdefault(os.path.realpath(path), path)
+    return list(by_real_path.values())
 
 
-def choose_sources(
-    candidates: Sequence[Path], *, task: Task, split: str, is_named: bool
-) -> tuple[SourceFile, ...]:
-    """Those that make a split, by their names and folders alone; see `find_sources`.
-
-    Args:
-        candidates: Files, naturally sorted; they needn't be there.
-        task: The task.
-        split: Name of the split.
-        is_named: Whether `data.files` names them.
-    """
-    if is_named:
-        return _chosen(candidates, task, split)
-    if task.files:
-        return tuple(SourceFile(path, whole=split in task.files) for path in candidates)
-    return _discovered(candidates, task, split)
+def declared_patterns(task: Task, split: str) -> tuple[str, tuple[str, ...]]:
+    """Give the key of a task's own files of a split, and its patterns."""
+    key = split if split in task.files else "all"
+    return f"tasks.{task.name}.files.{key}", tuple(task.files.get(key, ()))
 
 
 def _hdf5_files(root: Path) -> list[Path]:
-    found = []
+    paths = []
 
     def refuse(error: OSError) -> None:
         if error.filename == os.fspath(root):  # other folders, such as lost+found, needn't be ours to see
@@ -166,38 +173,20 @@ def _hdf5_files(root: Path) -> list[Path]:
     for folder, folders, names in os.walk(root, followlinks=True, onerror=refuse):
         if len(Path(folder).relative_to(root).parts) >= _MAX_DEPTH:
             folders.clear()  # also what ends a loop of links
-        found += [Path(folder, name) for name in names if name.endswith(_SUFFIXES)]
-    return [path for path in found if _may_be_source(path)]
+        paths += [Path(folder, name) for name in names if name.endswith(_SUFFIXES)]
+    return [path for path in paths if _may_be_source(path)]
 
 
-def declared_patterns(task: Task, split: str) -> tuple[str, tuple[str, ...]]:
-    """The key of a task's own files of a split, and its patterns."""
-    key = split if split in task.files else "all"
-    return f"tasks.{task.name}.files.{key}", tuple(task.files.get(key, ()))
-
-
-def _declared_files(root: Path, task: Task, split: str) -> list[Path]:
-    key, patterns = declared_patterns(task, split)
-    return _named_files(root, patterns, key=key)
-
-
-def _named_files(root: Path, files: Iterable[str], *, key: str) -> list[Path]:
-    found = []
-    for pattern in files:
-        check_local(pattern)
-        as_path = Path(root, pattern)  # an absolute pattern stays itself
-        is_one = os.path.lexists(as_path)
-        names = [pattern] if is_one else glob.glob(pattern, root_dir=root, recursive=True)
-        matches = [path for name in names if _may_be_source(path := Path(root, name))]
-        if not matches:
-            raise SourceError(
-                "no such file",
-                kind="missing_file",
-                path=as_path,
-                hint=f"check {key}; relative paths and patterns start from data.root",
-            )
-        found += matches
-    return found
+def _named_files(root: Path, pattern: str, *, key: str) -> list[Path]:
+    check_local(pattern)
+    as_path = Path(root, pattern)  # an absolute pattern stays itself
+    is_one = os.path.lexists(as_path)
+    names = [pattern] if is_one else glob.glob(pattern, root_dir=root, recursive=True)
+    paths = [path for name in names if _may_be_source(path := Path(root, name))]
+    if not paths:
+        hint = f"check {key}; relative paths and patterns start from data.root"
+        raise SourceError("no such file", kind="missing_file", path=as_path, hint=hint)
+    return paths
 
 
 def _may_be_source(path: Path) -> bool:
@@ -205,87 +194,84 @@ def _may_be_source(path: Path) -> bool:
     return os.path.lexists(path) and not path.is_dir()
 
 
-def _check_regular(path: Path) -> None:
-    """Refuse what opening may wait for: pipes, sockets and devices; and links to what isn't there."""
-    if not path.is_file():
-        raise SourceError(
-            "not a regular file",
-            kind="not_a_file",
-            path=path,
-            expected="an HDF5 file",
-            found=_instead_of_a_file(path),
-            hint="copy the data into a file" if path.exists() else "fetch or mount what is missing",
-        )
+def choose_sources(
+    candidates: Sequence[Path], *, task: Task, split: str, is_named: bool
+) -> tuple[SourceFile, ...]:
+    """Choose those that make a split, by their names and folders alone; see `find_sources`.
 
-
-def _instead_of_a_file(path: Path) -> str:
-    if path.is_symlink() and not path.exists():
-        return f"a link to {os.readlink(path)}, which isn't there"
-    if not path.exists():
-        return "nothing any more"
-    if path.is_fifo():
-        return "a pipe"
-    return "a socket" if path.is_socket() else "a device"
-
-
-def _unique(paths: Iterable[Path]) -> list[Path]:
-    """Each real file once, naturally sorted."""
-    by_real_path: dict[str, Path] = {}
-    for path in sorted(paths, key=lambda path: (natural_key(path.name), str(path))):
-        by_real_path.setdefault(os.path.realpath(path), path)
-    return list(by_real_path.values())
-
-
-def _own_split(path: Path, task: Task) -> tuple[str, bool] | None:
-    """Split and whether it is a shard, for a file named after a split of the task, or in a folder that is."""
-    match = re.fullmatch(rf"{task.name}_({'|'.join(SPLIT_NAMES)})(_.+)?\.(h5|hdf5)", path.name)
-    if match:
-        return canonical_split(match[1]), match[2] is not None
-    *_, set_folder, data, folder = ("", "", *Path(os.path.abspath(path)).parts[:-1])
-    if folder in SPLIT_NAMES and task.name in (data, set_folder if data == "data" else ""):
-        return canonical_split(folder), True
-    return None
-
-
-def _discovered(candidates: Sequence[Path], task: Task, split: str) -> tuple[SourceFile, ...]:
-    own = {path: named for path in candidates if (named := _own_split(path, task))}
-    whole = [path for path, named in own.items() if named == (split, False)]
-    shards = [path for path, named in own.items() if named == (split, True)]
+    Args:
+        candidates: Files, naturally sorted; they needn't be there.
+        task: The task.
+        split: Name of the split.
+        is_named: Whether `data.files` names them.
+    """
+    if task.files and not is_named:
+        return tuple(SourceFile(path, whole=split in task.files) for path in candidates)
+    splits = {path: _own_split(path, task) for path in candidates}
+    if is_named:
+        sources = []
+        for path, (own, _) in splits.items():
+            own = own or ("test" if task.is_benchmark(path.name) else "")
+            if own in ("", split):
+                sources.append(SourceFile(path, whole=bool(own)))
+        return tuple(sources)
+    whole = [path for path, own in splits.items() if own == (split, False)]
     if len(whole) > 1:
         raise _ambiguous(whole[0], whole[1])
-    if own:
-        return tuple(SourceFile(path, whole=True) for path in _distinct(whole or shards))
-    published = [p for p in candidates if task.matches(p.name) and not task.is_benchmark(p.name)]
-    return tuple(SourceFile(path, whole=False) for path in _distinct(published))
-
-
-def _chosen(candidates: Sequence[Path], task: Task, split: str) -> tuple[SourceFile, ...]:
-    found = []
-    for path in candidates:
-        named = _own_split(path, task)
-        own = named[0] if named else "test" if task.is_benchmark(path.name) else None
-        if own in (None, split):
-            found.append(SourceFile(path, whole=own is not None))
-    return tuple(found)
-
-
-def _distinct(paths: Sequence[Path]) -> Sequence[Path]:
-    """The paths, unless two of them look like copies of one file, which would count its samples twice."""
+    is_split = any(own for own, _ in splits.values())
+    chosen = whole or [path for path, own in splits.items() if own == (split, True)]
+    if not is_split:
+        chosen = [p for p in candidates if task.matches(p.name) and not task.is_benchmark(p.name)]
     by_stem: dict[str, Path] = {}
-    for path in paths:
+    for path in chosen:  # two that look like copies of one file would count its samples twice
         if by_stem.setdefault(path.stem, path) is not path:
             raise _ambiguous(by_stem[path.stem], path)
-    return paths
+    return tuple(SourceFile(path, whole=is_split) for path in chosen)
+
+
+def samples_by_split(
+    path: str | os.PathLike[str], num_samples: int, *, task: Task, fractions: SplitFractions
+) -> dict[str, range]:
+    """Say which samples of one file a build takes for which split; splits without any are left out.
+
+    Args:
+        path: The file; its name and folder decide, as for `find_sources`.
+        num_samples: How many it has.
+        task: The task.
+        fractions: How a file is shared out that is of no split as a whole.
+    """
+    path = Path(path)
+    named = {split for split, patterns in task.files.items() if any(map(path.match, patterns))} - {"all"}
+    indices = {}
+    for split in SPLITS:
+        if named:
+            sources = [SourceFile(path, whole=True)] if split in named else []
+        else:
+            sources = [*choose_sources([path], task=task, split=split, is_named=True)]
+        for source in sources:
+            of_split = source.samples_of(
+                num_samples, split=split, fractions=fractions, test_part=task.test_part
+            )
+            if len(of_split.indices):
+                indices[split] = of_split.indices
+    return indices
+
+
+def _own_split(path: Path, task: Task) -> tuple[str, bool]:
+    """Tell the split that a file or its folder is named after, "" if none, and whether it is a shard."""
+    match = re.fullmatch(rf"{task.name}_({'|'.join(SPLIT_NAMES)})(_.+)?\.(h5|hdf5)", path.name)
+    if match:
+        return SPLIT_NAMES[match[1]], match[2] is not None
+    *_, set_folder, data, folder = ("", "", *Path(os.path.abspath(path)).parts[:-1])
+    if folder in SPLIT_NAMES and task.name in (data, set_folder if data == "data" else ""):
+        return SPLIT_NAMES[folder], True
+    return "", False
 
 
 def _ambiguous(one: Path, other: Path) -> SourceError:
-    return SourceError(
-        "two files could be the same source",
-        kind="ambiguous_source",
-        path=one,
-        found=other,
-        hint="remove one, or use data.files to choose",
-    )
+    hint = "remove one, or use data.files to choose"
+    kind = "ambiguous_source"
+    return SourceError("two files could be the same source", kind=kind, path=one, found=other, hint=hint)
 
 
 def _bad_root(root: Path, problem: str) -> SourceError:
@@ -293,52 +279,27 @@ def _bad_root(root: Path, problem: str) -> SourceError:
 
 
 def no_source(root: Path | str, task: Task, split: str, candidates: Sequence[Path]) -> SourceError:
-    """The error for a split that no file is of."""
-    names = [path.name for path in candidates[:_SHOWN_NAMES]]
+    """Return the error for a split that no file is of."""
+    there = [path.name for path in candidates[:_SHOWN_NAMES]]
     if len(candidates) > _SHOWN_NAMES:
-        names.append(f"... ({len(candidates)} files)")
+        there.append(f"... ({len(candidates)} files)")
+    name = task.name
+    expected = [f"{name}_{split}.h5", f"{name}_{split}_*.h5", f"a folder {name}/data/{split}"]
+    expected += ["or PDEBench's names for the task"] if task.file_patterns else []
+    if task.files:
+        expected = [f"tasks.{name}.files.{split}"]
     return SourceError(
-        f"no source for {task.name} {split}",
+        f"no source for {name} {split}",
         kind="no_source",
         path=root,
-        expected=", ".join(_expected_names(task, split)),
-        found=", ".join(names) or "no .h5 or .hdf5 file",
+        expected=", ".join(expected),
+        found=", ".join(there) or "no .h5 or .hdf5 file",
         hint="check data.root, or use data.files to name the files",
     )
 
 
-def _expected_names(task: Task, split: str) -> list[str]:
-    if task.files:
-        return [f"tasks.{task.name}.files.{split}"]
-    names = [f"{task.name}_{split}.h5", f"{task.name}_{split}_*.h5", f"a folder {task.name}/data/{split}"]
-    return [*names, "or PDEBench's names for the task"] if task.file_patterns else names
-
-
-@dataclass(frozen=True)
-class SplitFractions:
-    """How the samples of each file are shared out where PDEBench's rule decides.
-
-    Raises:
-        ConfigError: If one isn't within 0..1, or they add up to more than 1.
-    """
-
-    train: float = 0.8
-    val: float = 0.1
-    test: float = 0.1
-
-    def __post_init__(self) -> None:
-        fractions = astuple(self)
-        if not all(0 <= fraction <= 1 for fraction in fractions) or sum(fractions) > 1 + 1e-9:
-            raise ConfigError(
-                "split fractions train, val, test",
-                kind="bad_fractions",
-                expected="three numbers within 0..1 that add up to at most 1",
-                found=fractions,
-            )
-
-
 def canonical_split(name: str) -> str:
-    """The split of a name; "valid" and "validation" mean "val".
+    """Return the split of a name; "valid" and "validation" mean "val".
 
     Raises:
         ConfigError: If there is none; `kind` is "unknown_split".
@@ -357,33 +318,26 @@ def canonical_split(name: str) -> str:
 def split_range(
     num_samples: int, *, split: str, fractions: SplitFractions, test_part: Literal["first", "last"]
 ) -> range:
-    """Samples of one file that are of a split.
+    """Give the samples of one file that are of a split.
 
     Test is the first, or last, floor(n * test) of the file, as PDEBench has it; validation the last
     floor(n * val) of the remaining ones; train what is left, or its first floor(n * train) where the
     fractions add up to less than 1. Every file is cut alike: PDEBench's files of different parameters
     start from the same initial conditions, which so stay within one split.
     """
-    split = canonical_split(split)
-    num_test = _floor(num_samples * fractions.test)
-    num_val = _floor(num_samples * fractions.val)
-    test, rest = range(num_samples)[:num_test], range(num_samples)[num_test:]
+    # 100 * 0.29 is 28.999999999999996
+    num_train, num_val, num_test = (math.floor(num_samples * f + 1e-9) for f in astuple(fractions))
+    every = range(num_samples)
+    test, others = every[:num_test], every[num_test:]
     if test_part == "last":
-        test, rest = (
-            range(num_samples)[num_samples - num_test :],
-            range(num_samples)[: num_samples - num_test],
-        )
-    train, val = rest[: len(rest) - num_val], rest[len(rest) - num_val :]
+        test, others = every[num_samples - num_test :], every[: num_samples - num_test]
+    train, val = others[: len(others) - num_val], others[len(others) - num_val :]
     if sum(astuple(fractions)) < 1 - 1e-9:
-        train = train[: _floor(num_samples * fractions.train)]
-    return {"train": train, "val": val, "test": test}[split]
-
-
-def _floor(value: float) -> int:
-    return math.floor(value + 1e-9)  # 100 * 0.29 is 28.999999999999996
+        train = train[:num_train]
+    return {"train": train, "val": val, "test": test}[canonical_split(split)]
 
 
 def natural_key(name: str) -> list[str | float]:
-    """Text and numbers by turns, so that Nu0.001 < Nu0.01 < Nu0.1, 1.e-8 is small and 2 < 10."""
-    pieces = re.split(r"(\d+\.?\d*(?:e[+-]?\d+)?)", name)
-    return [float(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
+    """Cut into text and numbers by turns, so that Nu0.001 < Nu0.01 < Nu0.1, 1.e-8 is small and 2 < 10."""
+    words = re.split(r"(\d+\.?\d*(?:e[+-]?\d+)?)", name)
+    return [float(word) if i % 2 else word for i, word in enumerate(words)]

@@ -21,36 +21,14 @@ if TYPE_CHECKING:
     from ups_store.sources.declaration import LayoutDeclaration
 
 
-WELL_SETS = {
-    2: (
-        "acoustic_scattering_discontinuous",
-        "acoustic_scattering_inclusions",
-        "acoustic_scattering_maze",
-        "active_matter",
-        "euler_multi_quadrants_openBC",
-        "euler_multi_quadrants_periodicBC",
-        "gray_scott_reaction_diffusion",
-        "helmholtz_staircase",
-        "planetswe",
-        "rayleigh_benard",
-        "rayleigh_benard_uniform",
-        "shear_flow",
-        "turbulent_radiative_layer_2D",
-        "viscoelastic_instability",
-    ),
-    3: (
-        "convective_envelope_rsg",
-        "MHD_64",
-        "MHD_256",
-        "post_neutron_star_merger",
-        "rayleigh_taylor_instability",
-        "supernova_explosion_64",
-        "supernova_explosion_128",
-        "turbulence_gravity_cooling",
-        "turbulent_radiative_layer_3D",
-    ),
+_WELL_SETS = {  # names by their number of spatial dimensions
+    2: "acoustic_scattering_discontinuous acoustic_scattering_inclusions acoustic_scattering_maze "
+    "active_matter euler_multi_quadrants_openBC euler_multi_quadrants_periodicBC "
+    "gray_scott_reaction_diffusion helmholtz_staircase planetswe rayleigh_benard rayleigh_benard_uniform "
+    "shear_flow turbulent_radiative_layer_2D viscoelastic_instability",
+    3: "convective_envelope_rsg MHD_64 MHD_256 post_neutron_star_merger rayleigh_taylor_instability "
+    "supernova_explosion_64 supernova_explosion_128 turbulence_gravity_cooling turbulent_radiative_layer_3D",
 }
-
 
 _SUFFIX = r"\.(h5|hdf5)"
 _NUMBER = r"\d+\.?\d*(e[+-]?\d+)?"  # 0.01, 1.0, 1.e-8 (1D CFD), 1e-08 (2D and 3D CFD)
@@ -245,8 +223,8 @@ TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
 
 WELL_TASKS: Mapping[str, Task] = {
     name: Task(name=name, ndim=ndim, channels=(), boundary={}, test_part="last")
-    for ndim, names in WELL_SETS.items()
-    for name in names
+    for ndim, names in _WELL_SETS.items()
+    for name in names.split()
 }
 
 

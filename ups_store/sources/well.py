@@ -11,34 +11,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ups_store.sources.contents import Contents, Part, StoredArray, fields_axes
-from ups_store.sources.convention import Convention
-from ups_store.sources.hdf5 import get_dataset, h5py, source_error, translated
-from ups_store.sources.parameters import NumberPart, missing
+from ups_store.sources.contents import (
+    Contents,
+    Convention,
+    StoredArray,
+    StoredDataset,
+    StoredNumber,
+    fields_axes,
+)
+from ups_store.sources.hdf5 import get_dataset, h5py, missing, read_number, source_error, translated
 from ups_store.sources.tasks import Task
 
 _ORDERS = range(3)  # scalars, vectors, tensors
 _UNSAID = "open"  # as The Well's own reader takes faces of which a file says nothing
-
-
-@dataclass(frozen=True)
-class _Field:
-    """A field of the file: its name, its dataset, and what its channels would be called."""
-
-    name: str
-    part: Part
-    channels: tuple[str, ...]
-
-    @property
-    def is_varying(self) -> bool:
-        """Whether it varies in time."""
-        return "t" in self.part.axes
 
 
 class TheWell(Convention):
@@ -49,7 +40,6 @@ class TheWell(Convention):
     """
 
     name = "the-well"
-    version = 1
 
     def matches(self, file: h5py.File) -> bool:
         """A group of fields."""
@@ -57,222 +47,193 @@ class TheWell(Convention):
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
         """Fields that vary in time are channels, others arrays, as are scalars that vary."""
-        spatial = spatial_axes(file)
-        fields = list(_fields(file, spatial))
-        varying = [field for field in fields if field.is_varying]
+        spatial = _spatial_axes(file)
+        ndim, channels, varying = len(spatial), list[str](), list[StoredDataset]()
+        constant: list[tuple[str, StoredArray]] = []
+        for name, dataset, components in _fields(file, spatial):
+            if "t" in dataset.axes:
+                varying.append(dataset)
+                channels += [f"{name}_{c}" if c else name for c in components]
+                continue
+            # Its components aren't channels of "fields".
+            dataset = StoredDataset(dataset.name, dataset.axes.replace("c", "k"))
+            components_axes = "".join(axis for axis in dataset.axes if axis in "kd")
+            axes = fields_axes(ndim).replace("t", "").replace("c", components_axes)
+            constant.append((name, StoredArray(axes, (dataset,))))
         if not varying:
-            raise missing("no field varies in time", file, dataset="t0_fields")
-        arrays = [
-            ("fields", StoredArray(fields_axes(len(spatial)), tuple(field.part for field in varying))),
-            *((f.name, _constant_field(f.part, len(spatial))) for f in fields if not f.is_varying),
-            *internal_boundaries(file, spatial).items(),
-            *_varying_scalars(file),
-        ]
+            raise missing("no field varies in time", file, "t0_fields")
+        arrays = [("fields", StoredArray(fields_axes(ndim), tuple(varying))), *constant]
+        for boundary in _boundaries(file, spatial):
+            space = [axis for axis in boundary.mask.axes if axis in spatial.values()]
+            if len(space) > 1:  # a mask over dimensions, such as the walls of a maze: 1 where it holds
+                axes = "s" + "t" * ("t" in boundary.mask.axes) + "".join(sorted(space, reverse=True))
+                arrays.append((f"bc_{boundary.name}", StoredArray(axes, (boundary.mask,))))
+        for name, axes in _scalars(file):
+            if axes:
+                scalar = StoredDataset(f"scalars/{name}", axes)
+                arrays.append((name, StoredArray("s" + "t" * ("t" in axes), (scalar,))))
         coordinates = {axis: _coordinate(file, name, axis) for name, axis in spatial.items()}
         time = _coordinate(file, "time", "t")
         if _differs_between_samples(file, time):
             arrays.append(("t", StoredArray("st", (time,))))
         else:
             coordinates["t"] = time
-        channels = tuple(itertools.chain.from_iterable(field.channels for field in varying))
-        return Contents(
-            ndim=len(spatial), channels=channels, arrays=_by_name(file, arrays), coordinates=coordinates
-        )
+        by_name: dict[str, StoredArray] = {}
+        for name, array in arrays:
+            if name in by_name:
+                raise source_error(
+                    f"two arrays are called {name!r}",
+                    "name_clash",
+                    file.filename,
+                    array.datasets[0].name,
+                    found=f"{by_name[name].datasets[0].name} and {array.datasets[0].name}",
+                    hint="declare the layout under other names (docs/guides/layouts.md)",
+                )
+            by_name[name] = array
+        return Contents(ndim, tuple(channels), by_name, coordinates)
 
     def parameters(self, file: h5py.File) -> dict[str, float]:
         """Scalars that don't vary, and the simulation parameters of the root that are numbers."""
-        found = {}
-        for name, axes in _scalars(file):
+        values, scalars = {}, dict(_scalars(file))
+        for name, axes in scalars.items():
             if not axes:
-                found[name] = NumberPart(f"scalars/{name}").read(file, f"scalars/{name}")
-        known = {name for name, _ in _scalars(file)}
-        for name in names(file, "simulation_parameters"):
+                values[name] = read_number(file, StoredNumber(f"scalars/{name}"), f"scalars/{name}")
+        for name in _names(file, "simulation_parameters"):
             value = np.asarray(file.attrs.get(name, ""))
-            if name not in known and value.size == 1 and value.dtype.kind in "fiu":
-                found[name] = float(value.item())
-        return found
+            if name not in scalars and value.size == 1 and value.dtype.kind in "fiu":
+                values[name] = float(value.item())
+        return values
 
     def boundary(self, file: h5py.File, task: Task | None) -> Mapping[str, str]:
-        """What the file says, unless the task says otherwise."""
-        return face_types(file, spatial_axes(file)) | dict(task.boundary if task else {})
+        """What the file says, unless the task says otherwise; "wall_open" where the ends of an axis differ.
+
+        A face is a wall if all of it is, periodic or open if any of it is: so The Well's own reader has it.
+        """
+        spatial = _spatial_axes(file)
+        faces = {axis: [_UNSAID, _UNSAID] for axis in spatial.values()}
+        for boundary in _boundaries(file, spatial):
+            everywhere = np.all if boundary.kind == "wall" else np.any
+            for axis in faces.keys() & set(boundary.mask.axes):
+                for end in (0, 1):
+                    if everywhere(_read_face(file, boundary.mask, axis, end)):
+                        faces[axis][end] = boundary.kind
+        types = {axis: low if low == high else f"{low}_{high}" for axis, (low, high) in faces.items()}
+        return types | dict(task.boundary if task else {})
 
     def attributes(self, file: h5py.File) -> dict[str, Any]:
         """Name of the set, kind of grid, and what the file calls the spatial dimensions."""
-        said = {name: str(file.attrs[name]) for name in ("dataset_name", "grid_type") if name in file.attrs}
-        return {**said, "axis_names": {axis: name for name, axis in spatial_axes(file).items()}}
+        attrs: dict[str, Any] = {
+            name: str(file.attrs[name]) for name in ("dataset_name", "grid_type") if name in file.attrs
+        }
+        return attrs | {"axis_names": {axis: name for name, axis in _spatial_axes(file).items()}}
 
 
-def _by_name(file: h5py.File, arrays: Iterable[tuple[str, StoredArray]]) -> dict[str, StoredArray]:
-    by_name: dict[str, StoredArray] = {}
-    for name, array in arrays:
-        if name in by_name:
-            raise source_error(
-                f"two arrays are called {name!r}",
-                kind="name_clash",
-                path=file.filename,
-                dataset=array.parts[0].dataset,
-                found=f"{by_name[name].parts[0].dataset} and {array.parts[0].dataset}",
-                hint="declare the layout under other names (docs/guides/layouts.md)",
-            )
-        by_name[name] = array
-    return by_name
-
-
-def _fields(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Field]:
+def _fields(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[tuple[str, StoredDataset, list[str]]]:
+    """Give name, dataset and components of each field; a tensor may be stored as D x D or as D^2."""
     for order in _ORDERS:
         group = file.get(f"t{order}_fields")
         components = ["".join(axes) for axes in itertools.product(spatial, repeat=order)]
-        for name in names(group, "field_names") if group is not None else ():
-            part = _part(file, f"t{order}_fields/{name}", order, spatial)
-            _check_components(file, part, components)
-            _check_trajectories(file, part)
-            yield _Field(name, part, tuple(f"{name}_{c}" if c else name for c in components))
-
-
-def _part(file: h5py.File, name: str, order: int, spatial: Mapping[str, str]) -> Part:
-    """The dataset with the axes that its attributes name; a tensor may be stored as D x D or as D^2."""
-    dataset = get_dataset(file, name)
-    varies = flags(file, name, "dim_varying", count=len(spatial))
-    axes = leading_axes(file, name) + "".join(itertools.compress(spatial.values(), varies))
-    is_flat = dataset.ndim == len(axes) + 1
-    return Part(name, axes + ("", "c", "c" if is_flat else "cd")[order])
-
-
-def _check_components(file: h5py.File, part: Part, components: list[str]) -> None:
-    dataset = get_dataset(file, part.dataset)
-    found = math.prod(n for axis, n in zip(part.axes, dataset.shape, strict=False) if axis in "cd")
-    if dataset.ndim == len(part.axes) and found != len(components):
-        raise source_error(
-            f"components of dataset {part.dataset!r}",
-            kind="shapes_differ",
-            path=file.filename,
-            dataset=part.dataset,
-            expected=f"{len(components)}, {', '.join(components)}",
-            found=f"{found}, shape {dataset.shape}",
-        )
-
-
-def _check_trajectories(file: h5py.File, part: Part) -> None:
-    said = file.attrs.get("n_trajectories")
-    found = get_dataset(file, part.dataset).shape[:1]
-    if said is not None and part.axes.startswith("s") and found != (said,):
-        raise source_error(
-            f"number of trajectories in dataset {part.dataset!r}",
-            kind="shapes_differ",
-            path=file.filename,
-            dataset=part.dataset,
-            expected=f"{said}, by attribute 'n_trajectories'",
-            found=", ".join(map(str, found)),
-            hint="download or make the file again",
-        )
-
-
-def _constant_field(part: Part, ndim: int) -> StoredArray:
-    """An array for a field that doesn't vary in time; its components aren't channels of "fields"."""
-    own = Part(part.dataset, part.axes.replace("c", "k"))
-    components = "".join(axis for axis in own.axes if axis in "kd")
-    return StoredArray(fields_axes(ndim).replace("t", "").replace("c", components), (own,))
+        for name in _names(group, "field_names") if group is not None else ():
+            path = f"t{order}_fields/{name}"
+            dataset = get_dataset(file, path)
+            varies = _flags(file, path, "dim_varying", count=len(spatial))
+            axes = _leading_axes(file, path) + "".join(itertools.compress(spatial.values(), varies))
+            axes += ("", "c", "c" if dataset.ndim == len(axes) + 1 else "cd")[order]
+            shape = dataset.shape
+            count = math.prod(n for axis, n in zip(axes, shape, strict=False) if axis in "cd")
+            if dataset.ndim == len(axes) and count != len(components):
+                raise source_error(
+                    f"components of dataset {path!r}",
+                    "shapes_differ",
+                    file.filename,
+                    path,
+                    expected=f"{len(components)}, {', '.join(components)}",
+                    found=f"{count}, shape {shape}",
+                )
+            trajectories = file.attrs.get("n_trajectories")
+            if trajectories is not None and axes.startswith("s") and shape[:1] != (trajectories,):
+                raise source_error(
+                    f"number of trajectories in dataset {path!r}",
+                    "shapes_differ",
+                    file.filename,
+                    path,
+                    expected=f"{trajectories}, by attribute 'n_trajectories'",
+                    found=", ".join(map(str, shape[:1])),
+                    hint="download or make the file again",
+                )
+            yield name, StoredDataset(path, axes), components
 
 
 def _scalars(file: h5py.File) -> Iterator[tuple[str, str]]:
-    """Names of the scalars, and the axes along which each varies."""
+    """Give names of the scalars, and the axes along which each varies."""
     group = file.get("scalars")
-    for name in names(group, "field_names") if group is not None else ():
-        yield name, leading_axes(file, f"scalars/{name}")
+    for name in _names(group, "field_names") if group is not None else ():
+        yield name, _leading_axes(file, f"scalars/{name}")
 
 
-def _varying_scalars(file: h5py.File) -> Iterator[tuple[str, StoredArray]]:
-    for name, axes in _scalars(file):
-        if axes:
-            yield name, StoredArray("s" + "t" * ("t" in axes), (Part(f"scalars/{name}", axes),))
-
-
-def _coordinate(file: h5py.File, name: str, axis: str) -> Part:
-    dataset = get_dataset(file, f"dimensions/{name}")
+def _coordinate(file: h5py.File, name: str, axis: str) -> StoredDataset:
+    path = f"dimensions/{name}"
+    dataset = get_dataset(file, path)
     if axis != "t" and bool(dataset.attrs.get("time_varying", False)):
-        raise source_error(
-            f"dimension {name!r} moves in time",
-            kind="unsupported",
-            path=file.filename,
-            dataset=f"dimensions/{name}",
-            expected="a grid that stays",
-        )
-    return Part(f"dimensions/{name}", "s" + axis if dataset.ndim == 2 else axis)
+        problem, expected = f"dimension {name!r} moves in time", "a grid that stays"
+        raise source_error(problem, "unsupported", file.filename, path, expected=expected)
+    return StoredDataset(path, "s" + axis if dataset.ndim == 2 else axis)
 
 
-def _differs_between_samples(file: h5py.File, part: Part) -> bool:
-    if "s" not in part.axes:
+def _differs_between_samples(file: h5py.File, coordinate: StoredDataset) -> bool:
+    if "s" not in coordinate.axes:
         return False
-    dataset = get_dataset(file, part.dataset)
-    with translated("can't read", path=file.filename, dataset=part.dataset):
+    dataset = get_dataset(file, coordinate.name)
+    with translated("can't read", file.filename, coordinate.name):
         rows = dataset[...]
     return bool((rows != rows[:1]).any())
 
 
-def check_group(file: h5py.File, name: str) -> h5py.Group:
-    """A group of the file."""
-    group = file.get(name)
-    if isinstance(group, h5py.Group):
-        return group
-    raise missing(f"no group {name!r}", file, dataset=name)
+def _spatial_axes(file: h5py.File) -> dict[str, str]:
+    """Name the spatial dimensions in the order of the file, with the letter that each becomes."""
+    group = file.get("dimensions")
+    if not isinstance(group, h5py.Group):
+        raise missing("no group 'dimensions'", file, "dimensions")
+    dims = _names(group, "spatial_dims")
+    if not 1 <= len(dims) <= 3:
+        problem, found = "number of spatial dimensions", f"spatial_dims {dims}"
+        raise source_error(problem, "wrong_rank", file.filename, "dimensions", expected="1 to 3", found=found)
+    return dict(zip(dims, "xyz", strict=False))
 
 
-def spatial_axes(file: h5py.File) -> dict[str, str]:
-    """Names of the spatial dimensions in the order of the file, with the letter that each becomes."""
-    found = names(check_group(file, "dimensions"), "spatial_dims")
-    if not 1 <= len(found) <= 3:
-        raise source_error(
-            "number of spatial dimensions",
-            kind="wrong_rank",
-            path=file.filename,
-            dataset="dimensions",
-            expected="1 to 3",
-            found=f"spatial_dims {found}",
-        )
-    return dict(zip(found, "xyz", strict=False))
-
-
-def names(group: h5py.Group, attribute: str) -> list[str]:
-    """The names that an attribute lists; all members of the group where there is no such attribute."""
+def _names(group: h5py.Group, attribute: str) -> list[str]:
+    """List the names of an attribute; all members of the group where there is no such attribute."""
     if attribute not in group.attrs:
         return sorted(group) if attribute == "field_names" else []
     listed = np.atleast_1d(group.attrs[attribute])
     return [name.decode() if isinstance(name, bytes) else str(name) for name in listed]
 
 
-def flags(file: h5py.File, name: str, attribute: str, *, count: int = 1) -> tuple[bool, ...]:
-    """An attribute of so many truth values, of the dataset or group of a path."""
+def _flags(file: h5py.File, name: str, attribute: str, *, count: int = 1) -> tuple[bool, ...]:
+    """Read an attribute of so many truth values, of the dataset or group of a path."""
     attrs = file[name].attrs
     value: Any = attrs.get(attribute)
     if value is None:
         raise source_error(
             f"no attribute {attribute!r} of {name!r}",
-            kind="missing_attribute",
-            path=file.filename,
-            dataset=name,
+            "missing_attribute",
+            file.filename,
+            name,
             found=", ".join(attrs) or "no attributes",
             hint="without it The Well's format doesn't say which axes the dataset has",
         )
-    found = np.atleast_1d(value)
-    if found.shape != (count,) or found.dtype.kind not in "biu":
-        raise source_error(
-            f"attribute {attribute!r} of {name!r}",
-            kind="bad_attribute",
-            path=file.filename,
-            dataset=name,
-            expected="true or false" if count == 1 else f"{count} times true or false",
-            found=value,
-        )
-    return tuple(bool(flag) for flag in found)
+    flags = np.atleast_1d(value)
+    if flags.shape != (count,) or flags.dtype.kind not in "biu":
+        problem, path = f"attribute {attribute!r} of {name!r}", file.filename
+        expected = "true or false" if count == 1 else f"{count} times true or false"
+        raise source_error(problem, "bad_attribute", path, name, expected=expected, found=value)
+    return tuple(bool(flag) for flag in flags)
 
 
-def leading_axes(file: h5py.File, name: str) -> str:
-    """The axes before the spatial ones: "s" if it varies between samples, "t" if it varies in time."""
-    return "".join(
-        axis
-        for axis, attribute in (("s", "sample_varying"), ("t", "time_varying"))
-        if flags(file, name, attribute)[0]
-    )
+def _leading_axes(file: h5py.File, name: str) -> str:
+    """Give the axes before the spatial ones: "s" if it varies between samples, "t" if it varies in time."""
+    varying = {"s": "sample_varying", "t": "time_varying"}
+    return "".join(axis for axis, attribute in varying.items() if _flags(file, name, attribute)[0])
 
 
 @dataclass(frozen=True)
@@ -287,69 +248,35 @@ class _Boundary:
 
     name: str
     kind: str
-    mask: Part
-
-
-def face_types(file: h5py.File, spatial: Mapping[str, str]) -> dict[str, str]:
-    """Type of boundary by the letter of the axis; "wall_open" where its two ends differ.
-
-    A face is a wall if all of it is, periodic or open if any of it is: so The Well's own reader has it.
-    """
-    faces = {axis: [_UNSAID, _UNSAID] for axis in spatial.values()}
-    for boundary in _boundaries(file, spatial):
-        everywhere = np.all if boundary.kind == "wall" else np.any
-        for axis in faces.keys() & set(boundary.mask.axes):
-            for end in (0, 1):
-                if everywhere(_read_face(file, boundary.mask, axis, end)):
-                    faces[axis][end] = boundary.kind
-    return {axis: low if low == high else f"{low}_{high}" for axis, (low, high) in faces.items()}
-
-
-def internal_boundaries(file: h5py.File, spatial: Mapping[str, str]) -> dict[str, StoredArray]:
-    """Masks over more than one dimension, such as the walls of a maze: `bc_<name>`, 1 where it holds."""
-    arrays = {}
-    for boundary in _boundaries(file, spatial):
-        axes = [axis for axis in boundary.mask.axes if axis in spatial.values()]
-        if len(axes) > 1:
-            to_axes = "s" + "t" * ("t" in boundary.mask.axes) + "".join(sorted(axes, reverse=True))
-            arrays[f"bc_{boundary.name}"] = StoredArray(to_axes, (boundary.mask,))
-    return arrays
+    mask: StoredDataset
 
 
 def _boundaries(file: h5py.File, spatial: Mapping[str, str]) -> Iterator[_Boundary]:
-    groups = file.get("boundary_conditions", {})
-    for name in sorted(groups):
+    for name in sorted(file.get("boundary_conditions", {})):
         path = f"boundary_conditions/{name}"
         group = file[path]
-        kind = "".join(names(group, "bc_type")).lower()
-        dims = names(group, "associated_dims")
-        unknown = [dim for dim in dims if dim not in spatial]
-        if not kind or not dims or unknown:
+        kind, dims = "".join(_names(group, "bc_type")).lower(), _names(group, "associated_dims")
+        if not kind or not dims or any(dim not in spatial for dim in dims):
             raise source_error(
                 f"boundary condition {name!r}",
-                kind="bad_attribute",
-                path=file.filename,
-                dataset=path,
+                "bad_attribute",
+                file.filename,
+                path,
                 expected=f"bc_type, and associated_dims among {', '.join(spatial)}",
                 found=f"bc_type {kind!r}, associated_dims {dims}",
             )
-        axes = leading_axes(file, path) + "".join(spatial[dim] for dim in dims)
-        yield _Boundary(name, kind, Part(f"{path}/mask", axes))
+        axes = _leading_axes(file, path) + "".join(spatial[dim] for dim in dims)
+        yield _Boundary(name, kind, StoredDataset(f"{path}/mask", axes))
 
 
-def _read_face(file: h5py.File, part: Part, axis: str, end: int) -> np.ndarray[Any, Any]:
-    """A mask at the first (0) or last (1) point along an axis; no more of it is read."""
-    dataset = get_dataset(file, part.dataset)
-    if dataset.ndim != len(part.axes) or not dataset.size:
-        raise source_error(
-            f"dataset {part.dataset!r}",
-            kind="wrong_rank",
-            path=file.filename,
-            dataset=part.dataset,
-            expected=f"{len(part.axes)} axes",
-            found=f"shape {dataset.shape}",
-        )
-    before = (slice(None),) * part.axes.index(axis)
-    with translated("can't read", path=file.filename, dataset=part.dataset):
+def _read_face(file: h5py.File, mask: StoredDataset, axis: str, end: int) -> np.ndarray[Any, Any]:
+    """Read a mask at the first (0) or last (1) point along an axis; no more of it is read."""
+    dataset = get_dataset(file, mask.name)
+    if dataset.ndim != len(mask.axes) or not dataset.size:
+        problem, path, found = f"dataset {mask.name!r}", file.filename, f"shape {dataset.shape}"
+        expected = f"{len(mask.axes)} axes"
+        raise source_error(problem, "wrong_rank", path, mask.name, expected=expected, found=found)
+    before = (slice(None),) * mask.axes.index(axis)
+    with translated("can't read", file.filename, mask.name):
         face: np.ndarray[Any, Any] = dataset[(*before, -end)]
     return face

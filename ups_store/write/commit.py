@@ -20,9 +20,8 @@ from ups_store.format.zip_records import pack_directory
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits, read_committed, read_records
 from ups_store.system import files
-from ups_store.system.memory_file import is_in_memory
+from ups_store.system.files import is_in_memory, take_over_permissions
 from ups_store.system.parallel import for_each
-from ups_store.system.replacement import take_over_permissions
 from ups_store.write.building import BuildingFile, failures_as_errors
 from ups_store.write.encode import CrcTable, Piece
 

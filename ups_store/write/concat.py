@@ -18,8 +18,8 @@ from ups_store.format.metadata import ArraySpec
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_store
 from ups_store.read.several import common_attrs, parts_of
+from ups_store.system.files import Progress
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.system.progress import Progress
 from ups_store.write.create import create, identity_of
 from ups_store.write.described import Described
 from ups_store.write.target import check_not_source, check_sound, check_target

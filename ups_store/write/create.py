@@ -50,20 +50,9 @@ from ups_store.read.recovery import (
 from ups_store.read.spool_store import read_offsets_of_spool
 from ups_store.read.store_file import looks_like_store
 from ups_store.system import files, locks
-from ups_store.system.memory_file import (
-    IN_MEMORY,
-    check_not_reserved,
-    create_in_memory,
-    is_in_memory,
-    keeping,
-)
+from ups_store.system.files import TAKEN, check_file_or_free, check_not_read_only, is_in_memory, real_place
+from ups_store.system.memory import IN_MEMORY, check_not_reserved, create_in_memory, keeping
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.system.replacement import (
-    TAKEN,
-    check_file_or_free,
-    check_not_read_only,
-    real_place,
-)
 from ups_store.write.blueprint import Blueprint, blueprint_of
 from ups_store.write.building import (
     LOCK_TIMEOUT_S,
@@ -132,7 +121,7 @@ def create(
         IdentityMismatchError: If an unfinished file was made from something else.
         BuildLockedError: If it is being built already, by another process or this one.
         FormatError: If there is a folder or another program's file at the path.
-        ReadOnlyError: If the store that is there has no write bit.
+        AccessError: If the store that is there has no write bit; kind "read_only".
         StoreNotFoundError: If there is no such folder, or the path is a link to nothing ("dangling_link").
         DiskFullError: If there is no room for the whole store.
         CommitError: If the file system fails, or doesn't let this user write.

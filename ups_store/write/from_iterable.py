@@ -13,10 +13,9 @@ import numpy.typing as npt
 from ups_store.errors import SpecError
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
-from ups_store.system.memory import num_cores
-from ups_store.system.memory_file import IN_MEMORY
+from ups_store.system.files import real_place
+from ups_store.system.memory import IN_MEMORY, num_cores
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.system.replacement import real_place
 from ups_store.write.described import described
 from ups_store.write.filling import OnError, OnMismatch, Plan, write_columns, write_rows
 from ups_store.write.filling_mapped import SKIPPED, write_mapped

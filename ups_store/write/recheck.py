@@ -20,8 +20,8 @@ from ups_store.read.gather import Samples
 from ups_store.read.recovery import intact_parts, is_read_to_count, read_commits
 from ups_store.read.verify import verify_file
 from ups_store.system import files
+from ups_store.system.files import Progress
 from ups_store.system.memory import num_cores
-from ups_store.system.progress import Progress
 from ups_store.write.blueprint import Blueprint
 from ups_store.write.building import BuildingFile
 from ups_store.write.commit import take_back

@@ -18,7 +18,7 @@ from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.base import AnyStore
 from ups_store.read.recovery import BUILDING_SUFFIX
 from ups_store.system import files, locks
-from ups_store.system.replacement import create_replacement, real_place, take_over_permissions
+from ups_store.system.files import create_replacement, real_place, take_over_permissions
 
 _EXPORTING = re.compile(r"\.(.+)\.exporting\.([0-9a-f]{16})(\.old)?")
 

@@ -19,7 +19,7 @@ from ups_store.format.metadata import ArrayMeta
 from ups_store.read.gather import Samples
 from ups_store.read.recovery import read_commits
 from ups_store.system import locks
-from ups_store.system.progress import Progress
+from ups_store.system.files import Progress
 from ups_store.write.batched import BUFFER_BYTES, SAVE_EVERY_S, BatchedCommits
 from ups_store.write.building import BuildingFile, failures_as_errors
 from ups_store.write.commit import commit_pieces, committed_among, finish, publish, recorded_crcs

@@ -99,10 +99,14 @@ def test_sampled_digest_of_damaged_structure_is_a_source_error(tmp_path: Path) -
 def test_source_that_can_not_be_read_is_a_source_error(
     kind: DigestKind, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: object, **options: object) -> None:
-        raise OSError(5, "Input/output error")
+    opened = os.open
 
-    monkeypatch.setattr(digests, "open", refuse, raising=False)
+    def refuse(path: object, *arguments: Any, **options: Any) -> int:
+        if path == source:
+            raise OSError(5, "Input/output error")
+        return opened(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(SourceError, match="Input/output error") as caught:
         digest_of(source, kind)
     assert (caught.value.kind, caught.value.path) == ("unreadable", str(source))

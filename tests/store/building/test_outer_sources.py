@@ -16,7 +16,7 @@ import ups_store
 from ups_store.building.config import BuildConfig
 from ups_store.building.progress import QuietWatcher
 from ups_store.building.stores import explain_all
-from ups_store.errors import ExternalDataError, SourceError
+from ups_store.errors import SourceError
 from ups_store.read.recovery import building_path
 
 NAME = "burgers1d_train.h5"
@@ -47,7 +47,7 @@ def built(config: BuildConfig) -> np.ndarray:
 
 def test_build_refuses_data_in_other_files_unless_a_folder_is_allowed(tmp_path: Path) -> None:
     source = virtual(tmp_path)
-    with pytest.raises(ExternalDataError) as caught:
+    with pytest.raises(SourceError) as caught:
         build(following(tmp_path, follow_external=None))
     error = caught.value
     assert (error.kind, error.path, error.dataset) == ("external_data", str(source), "tensor")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run_ups_store
 from diagnoses import OTHERS, diagnosis_of
 from small_stores import (
     MakeStore,
@@ -30,9 +29,8 @@ import ups_store
 from tools.conformance import REFUSED, corpus, truncations, write_sample_store
 from tools.conformance.archive import edit_shape, put_together, take_apart
 from ups_store import CorruptChunkError, FormatError, IdentityMismatchError
-from ups_store.check.doctor import Status, examine, spans
+from ups_store.check.doctor import ORIGINAL_SAMPLE, Status, examine, salvage, spans
 from ups_store.check.intact import read_without_root
-from ups_store.check.salvage import ORIGINAL_SAMPLE, salvage
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
 from ups_store.packed.pack import pack_store
@@ -41,12 +39,7 @@ from ups_store.system import files
 
 VALUES = mixed_values(6)
 BROKEN = {Status.DAMAGED, Status.IDENTITY_LOST, Status.METADATA_DAMAGED}
-WRONG_IDENTITIES = [
-    "identity_with_another_key",
-    "identity_without_content",
-    "identity_with_format",
-    "digest_of_no_constant",
-]
+WRONG_IDENTITIES = ["identity_without_content", "digest_of_no_constant"]
 
 
 @pytest.fixture
@@ -77,6 +70,7 @@ def assert_salvaged(path: Path, samples: list[int], *, values: Values = VALUES) 
     assert_same_bits(found, samples_of(values, samples))
     with ups_store.open(out) as store:
         content = store.identity
+        assert store.verify().ok
     assert (content["kind"], content["samples"]) == ("salvaged", spans(np.array(samples)))
 
 
@@ -97,14 +91,14 @@ def test_finished_store_that_was_not_renamed(path: Path) -> None:
     assert (found.status, len(found.savable)) == (Status.FINISHED_NOT_RENAMED, 6)
 
 
-@pytest.mark.parametrize("change", ["magic", "header", "cut", "half_of_tail"])
+@pytest.mark.parametrize("change", ["magic", "half_of_tail"])
 def test_torn_tail_leaves_the_samples_with_slots(tmp_path: Path, change: str) -> None:
     path = unfinished(tmp_path, [0, 2])
     layout = layout_of(path)
-    if change in ("magic", "header"):
-        flip(path, layout.tail_offset + (0 if change == "magic" else 50))
+    if change == "magic":
+        flip(path, layout.tail_offset)
     else:
-        os.truncate(path, layout.tail_offset + (0 if change == "cut" else 5000))
+        os.truncate(path, layout.tail_offset + 5000)
     found = examine(path)
     assert (found.status, found.savable.tolist()) == (Status.TORN_TAIL, [0, 2])
     assert set(found.lost_arrays) == {"latent", "mask", "nu"}  # their checksums are written at the end
@@ -117,6 +111,10 @@ def test_damaged_sample_is_left_out(path: Path) -> None:
     assert (found.status, found.savable.tolist()) == (Status.DAMAGED, [0, 1, 3, 4, 5])
     assert "sample 2" in found.problems[0]
     assert_salvaged(path, [0, 1, 3, 4, 5])
+    with ups_store.open(path.with_name("saved.zarr.zip")) as saved, ups_store.open(path) as old:
+        assert_same_bits(saved.constants, old.constants)
+        assert (saved.attrs, saved.dims["fields"]) == (old.attrs, old.dims["fields"])
+        assert saved.identity["source_config_hash"] == old.config_hash
 
 
 def test_damaged_small_array_and_constant_are_left_out(path: Path) -> None:
@@ -135,9 +133,8 @@ def test_damaged_directory_loses_nothing(path: Path) -> None:
     assert_salvaged(path, list(range(6)))
 
 
-@pytest.mark.parametrize("offset", [100, 400])
-def test_damaged_root_loses_the_identity_and_no_sample(path: Path, offset: int) -> None:
-    flip(path, offset)
+def test_damaged_root_loses_the_identity_and_no_sample(path: Path) -> None:
+    flip(path, 100)
     found = examine(path)
     assert (found.status, found.lost_arrays, len(found.problems)) == (Status.IDENTITY_LOST, (), 1)
     assert_salvaged(path, list(range(6)))
@@ -183,7 +180,7 @@ def test_damaged_metadata_of_an_array_leaves_nothing_and_says_what_to_do(path: P
     assert (found.status, found.num_samples, len(found.problems)) == (Status.METADATA_DAMAGED, 0, 1)
     with pytest.raises(FormatError, match=r"nothing to save: .* any ZIP"):
         salvage(found, path.with_name("saved.zarr.zip"))
-    assert "--repair" not in run(path).stdout
+    assert "--repair" not in run_ups_store("doctor", path).stdout
     with zipfile.ZipFile(path) as archive:  # as the advice says
         assert VALUES["fields"][5].tobytes() in archive.read(layout.arrays["fields"].meta.chunk_key)
 
@@ -201,15 +198,14 @@ def test_identity_that_is_none_is_named_and_salvage_makes_a_sound_store(name: st
     assert examine(path.with_name("saved.zarr.zip")).status is Status.COMPLETE
 
 
-@pytest.mark.parametrize(("num", "more"), [(1, ""), (2, ", and 1 more")])
-def test_refusal_to_copy_counts_the_other_problems(path: Path, tmp_path: Path, num: int, more: str) -> None:
+def test_refusal_to_copy_counts_the_other_problems(path: Path, tmp_path: Path) -> None:
     layout = layout_of(path)
-    flip(path, *(layout.arrays["fields"].slot(sample)[0] for sample in range(num)))
+    flip(path, *(layout.arrays["fields"].slot(sample)[0] for sample in range(2)))
     with ups_store.open(path) as store, pytest.raises(CorruptChunkError) as caught:
         pack_store(store, tmp_path / "p")
     error = caught.value
     assert error.problem.startswith("damaged: chunk_crc crc32c stored ")
-    assert error.problem.partition(", computed ")[2][8:] == more
+    assert error.problem.partition(", computed ")[2][8:] == ", and 1 more"
     assert error.hint == "`ups-store verify` lists all problems"
 
 
@@ -221,38 +217,34 @@ def test_newer_store_is_too_new(tmp_path: Path) -> None:
 
 def test_packed_store_is_named_so(path: Path, tmp_path: Path) -> None:
     packed = tmp_path / "a.packed.zarr.zip"
-    subprocess.run(
-        [sys.executable, "-m", "ups_store", "pack", str(path), str(packed)], check=True, timeout=60
-    )
+    with ups_store.open(path) as store:
+        pack_store(store, packed)
     found = examine(packed)
     assert (found.status, found.problems) == (Status.PACKED, ())
-    done = run(packed)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{packed}: packed, sound")
+    done = run_ups_store("doctor", packed)
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, f"{packed}: packed, sound")
 
 
-@pytest.mark.parametrize("where", ["array metadata", "chunk", "end"])
-def test_damaged_packed_store_is_named_so(path: Path, tmp_path: Path, where: str) -> None:
+def test_damaged_packed_store_is_named_so(path: Path, tmp_path: Path) -> None:
     packed = tmp_path / "a.packed.zarr.zip"
     with ups_store.open(path) as store:
         pack_store(store, packed)
     with ups_store.open(packed) as packed_store:
         catalog = packed_store.catalog
-    entry = catalog.metadata[1] if where == "array metadata" else catalog.arrays["fields"].entry
-    assert entry is not None
-    flip(packed, packed.stat().st_size - 1 if where == "end" else entry.data_offset + 9)
-    found = examine(packed)
-    assert (found.status, len(found.problems)) == (Status.PACKED_DAMAGED, 1)
-    assert run(packed).returncode == 1
-
-
-def test_missing_file_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(ups_store.StoreNotFoundError):
-        examine(tmp_path / "a.zarr.zip")
+    metadata, chunk = catalog.metadata[1], catalog.arrays["fields"].entry
+    assert chunk is not None
+    for offset in (metadata.data_offset + 9, chunk.data_offset + 9, packed.stat().st_size - 1):
+        flip(packed, offset)
+        found = examine(packed)
+        assert (found.status, len(found.problems)) == (Status.PACKED_DAMAGED, 1)
+        flip(packed, offset)
+    flip(packed, offset)
+    assert run_ups_store("doctor", packed).exit_code == 1
 
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize(
-    "step", [pytest.param(5, id="every 5th"), pytest.param(1, id="every one", marks=pytest.mark.slow)]
+    "step", [pytest.param(9, id="every 9th"), pytest.param(1, id="every one", marks=pytest.mark.slow)]
 )
 def test_file_of_the_corpus_has_the_diagnosis_that_is_listed_and_stays_as_it_is(
     tmp_path: Path, step: int
@@ -287,7 +279,7 @@ def test_every_truncated_store_has_the_diagnosis_of_what_is_left(tmp_path: Path)
 
 
 EVERY = [
-    pytest.param(101, id="every 101st"),
+    pytest.param(211, id="every 211th"),
     pytest.param(1, id="every one", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
 ]
 
@@ -358,15 +350,6 @@ def test_salvage_of_a_file_that_changed_since_is_refused(path: Path, tmp_path: P
     assert not (tmp_path / "saved.zarr.zip").exists()
 
 
-def test_salvage_keeps_attributes_and_constants(path: Path, tmp_path: Path) -> None:
-    out = salvage(examine(path), tmp_path / "saved.zarr.zip")
-    with ups_store.open(out) as saved, ups_store.open(path) as old:
-        assert_same_bits(saved.constants, old.constants)
-        assert saved.attrs == old.attrs
-        assert saved.dims["fields"] == old.dims["fields"]
-        assert saved.identity["source_config_hash"] == old.config_hash
-
-
 def test_checksum_of_an_unwritten_slot_does_not_verify(tmp_path: Path) -> None:
     # Zeros in a hole must not pass for a sample: their CRC-32C isn't zero.
     path = unfinished(tmp_path, [])
@@ -386,14 +369,9 @@ def test_salvage_beside_another_unfinished_one_advises_another_name(path: Path, 
 # --- the verb -------------------------------------------------------------------------------------------
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ups_store", "doctor", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 def test_doctor_of_a_complete_store_exits_with_0(path: Path) -> None:
-    done = run(path)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_ups_store("doctor", path)
+    assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         f"{path}: complete",
         "  6 of 6 samples verify",
@@ -404,14 +382,14 @@ def test_doctor_of_a_complete_store_exits_with_0(path: Path) -> None:
 def test_doctor_salvages_and_tells_it_as_json(path: Path, tmp_path: Path) -> None:
     flip(path, layout_of(path).arrays["fields"].slot(2)[0] + 99)
     out = tmp_path / "saved.zarr.zip"
-    done = run(path, "--salvage", out, "--json")
+    done = run_ups_store("doctor", path, "--salvage", out, "--json")
     told = json.loads(done.stdout)
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert (told["status"], told["savable"], told["salvaged"]) == ("damaged", [[0, 2], [3, 6]], str(out))
     assert len(all_arrays(out)["nu"]) == 5
 
 
 def test_doctor_of_a_missing_file_says_so(tmp_path: Path) -> None:
-    done = run(tmp_path / "a.zarr.zip")
-    assert done.returncode == 1
+    done = run_ups_store("doctor", tmp_path / "a.zarr.zip")
+    assert done.exit_code == 1
     assert "no such file" in done.stderr

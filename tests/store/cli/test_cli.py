@@ -101,16 +101,6 @@ def test_info_of_several_stores_is_a_table(make_store: MakeStore, invoke: Invoke
     assert "nu scalar" in second
 
 
-def test_info_warns_once_of_stores_that_share_samples(make_store: MakeStore, invoke: Invoke) -> None:
-    fields = np.arange(7 * 2000, dtype=np.float32).reshape(7, 2000)
-    a = make_store({"fields": fields[:4]}, name="a.zarr.zip", dims={})
-    b = make_store({"fields": fields[2:]}, name="b.zarr.zip", dims={})
-    result = invoke("info", a, b)
-    assert result.err == f"warning: 2 of the 4 samples of {a} are in {b} too\n"
-    first, second = invoke("info", a, b, "--json").json
-    assert (first["shared_samples"], second["shared_samples"]) == ({str(b): 2}, {str(a): 2})
-
-
 @pytest.mark.parametrize("suffix", ["", ".building"])
 def test_info_of_unfinished_store_tells_progress(tmp_path: Path, invoke: Invoke, suffix: str) -> None:
     path = tmp_path / "s.zarr.zip"

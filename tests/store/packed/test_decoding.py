@@ -13,7 +13,7 @@ import pytest
 from small_stores import MakeStore, assert_same_bits, build
 
 import ups_store
-from ups_store.errors import MemoryLimitError, ReadOnlyError, SpecError
+from ups_store.errors import AccessError, MemoryLimitError, SpecError
 from ups_store.packed import store as packed_store
 from ups_store.packed.pack import pack, pack_store
 from ups_store.packed.store import PackedChunks
@@ -175,11 +175,11 @@ def test_file_is_packed_and_unpacked_in_its_own_place(path: Path) -> None:
 
 def test_read_only_file_is_packed_in_its_place_by_force_only_and_keeps_its_mode(path: Path) -> None:
     path.chmod(0o444)
-    with pytest.raises(ReadOnlyError):
+    with pytest.raises(AccessError):
         pack(path, path, "none")
     pack(path, path, "none", force=True)
     assert path.stat().st_mode & 0o777 == 0o444
-    with pytest.raises(ReadOnlyError):
+    with pytest.raises(AccessError):
         pack(path, path, "pcodec")
     pack(path, path, "pcodec", force=True)
     assert path.stat().st_mode & 0o777 == 0o444

@@ -573,7 +573,6 @@ def test_command_info_tells_what_a_packed_store_holds(
     for name, array in mapped["arrays"].items():
         assert told["arrays"][name] == {**array, "slot_nbytes": None}
     assert told["constants"] == mapped["constants"]
-    assert told["shared_samples"] == {}
     assert run_command(monkeypatch, "info", packed) == 0
     out = capsys.readouterr().out
     assert "packed by pcodec, level 4" in out

@@ -27,7 +27,7 @@ from ups_store import SpecError, StoreClosedError, TruncatedError
 from ups_store.check.info import describe
 from ups_store.read import store_file
 from ups_store.read.recovery import building_path
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
 
 VALUES = mixed_values(7)
 
@@ -173,8 +173,8 @@ def test_pread_store_maps_nothing_until_a_whole_array_is_asked_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapped: list[int] = []
-    map_private = mappings.map_private
-    monkeypatch.setattr(mappings, "map_private", lambda fd, n: mapped.append(n) or map_private(fd, n))
+    map_private = memory.map_private
+    monkeypatch.setattr(memory, "map_private", lambda fd, n: mapped.append(n) or map_private(fd, n))
     with ups_store.open(path, access="pread") as store:
         store.gather([0, 1])
         store.sample(2)

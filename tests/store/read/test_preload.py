@@ -24,7 +24,7 @@ from ups_store import (
     TruncatedError,
 )
 from ups_store.read import preload
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
 
 VALUES = mixed_values(64)
 CHOSEN = [5, 0, 63, 5]
@@ -111,7 +111,7 @@ def test_page_cache_needs_no_room_for_what_is_there(store: Store, monkeypatch: p
 def test_page_cache_touches_pages_where_the_kernel_cannot_populate(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mappings, "populate", lambda *arguments: False)
+    monkeypatch.setattr(memory, "populate", lambda *arguments: False)
     store.preload("page-cache")
     assert mapped_bytes(store.path.name, "Rss") >= store.nbytes
 
@@ -161,7 +161,7 @@ def test_store_larger_than_the_memory_is_refused(
     path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evict(path)
-    monkeypatch.setattr(mappings, "resident_nbytes", lambda *arguments: 0)
+    monkeypatch.setattr(memory, "resident_nbytes", lambda *arguments: 0)
     with ups_store.open(path) as store:
         available = int(store.nbytes / 0.9) - 10  # the margin is missing
         monkeypatch.setattr(preload, "available_bytes", lambda: available)
@@ -186,7 +186,7 @@ def test_auto_takes_a_copy_only_if_it_may_be_shared_and_fits(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.preload()
-    monkeypatch.setattr(mappings, "address_space_left", lambda: 1000)
+    monkeypatch.setattr(memory, "address_space_left", lambda: 1000)
     report = store.preload(shared=True)
     assert report.mode == "page-cache"
     assert report.why.startswith("copy refused (the store doesn't fit into RAM")
@@ -196,7 +196,7 @@ def test_auto_takes_a_copy_only_if_it_may_be_shared_and_fits(
 
 
 def test_auto_leaves_a_store_mapped_that_fits_nowhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mappings, "resident_nbytes", lambda *arguments: 0)
+    monkeypatch.setattr(memory, "resident_nbytes", lambda *arguments: 0)
     monkeypatch.setattr(preload, "available_bytes", lambda: 4096)
     report = store.preload()
     assert (report.mode, report.nbytes) == ("mapped", 0)
@@ -292,7 +292,7 @@ def test_failure_of_the_system_is_passed_on(store: Store, monkeypatch: pytest.Mo
     def fail(*arguments: Any) -> bool:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(mappings, "populate", fail)
+    monkeypatch.setattr(memory, "populate", fail)
     with pytest.raises(OSError, match="Input/output"):
         store.preload("page-cache")
     monkeypatch.setattr(files, "read_into", fail)

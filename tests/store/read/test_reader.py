@@ -37,7 +37,7 @@ from ups_store import (
     TruncatedError,
 )
 from ups_store.format.root import config_hash
-from ups_store.system import files, mappings
+from ups_store.system import files, memory
 
 VALUES = mixed_values()
 
@@ -341,8 +341,8 @@ def test_store_that_may_not_be_mapped_says_what_helps(
     def refuse(fd: int, nbytes: int) -> mmap.mmap:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(mappings, "map_private", refuse)
-    monkeypatch.setattr(mappings, "address_space_left", lambda: left)
+    monkeypatch.setattr(memory, "map_private", refuse)
+    monkeypatch.setattr(memory, "address_space_left", lambda: left)
     with pytest.raises(MemoryLimitError, match='access="pread"') as caught:
         ups_store.open(path)
     error = caught.value

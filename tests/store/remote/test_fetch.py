@@ -26,7 +26,6 @@ from tiny_disk import DISK_BYTES, mounted
 from ups_store.errors import (
     ConfigError,
     DiskFullError,
-    DownloadError,
     ReadTimeoutError,
     RemoteError,
     SourceError,
@@ -209,7 +208,7 @@ def test_nothing_of_a_server_without_tags_and_dates_is_used_twice(server: FileSe
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
 def test_an_expected_digest_is_checked(server: FileServer, tmp_path: Path, kind: str) -> None:
     good, bad = (hashlib.new(kind, data).hexdigest() for data in (DATA, OTHER))
-    with pytest.raises(DownloadError) as caught:
+    with pytest.raises(SourceError) as caught:
         copy(of(f"{server.url}/{NAME}#{kind}={bad}"), tmp_path / "bad")
     assert (caught.value.kind, caught.value.found) == ("wrong_digest", good)
     assert not (tmp_path / "bad" / NAME).exists()
@@ -416,7 +415,7 @@ class Untagged(InMemory):
 
 def cut(folder: Path, original: InMemory, at: int) -> None:
     original.cuts = [at, 0]
-    with pytest.raises(DownloadError) as caught:
+    with pytest.raises(SourceError) as caught:
         copy_of_memory(original, folder)
     assert (caught.value.kind, caught.value.found) == ("cut_short", f"{at:,}")
     assert num_there(folder, original.version) == at
@@ -428,7 +427,7 @@ def growing(folder: Path) -> Path:
 
 def test_more_bytes_than_were_announced_are_an_error(tmp_path: Path) -> None:
     short = Version(len(SHORT) - 1, "tag", VERSION.name)
-    with pytest.raises(DownloadError) as caught:
+    with pytest.raises(SourceError) as caught:
         fetch(InMemory(), short, tmp_path, progress=Reader())
     assert caught.value.kind == "wrong_length"
     assert not (tmp_path / VERSION.name).exists()
@@ -442,7 +441,7 @@ def test_a_disk_that_fails_for_a_while_is_tried_again(tmp_path: Path) -> None:
             return super().read(start, version)
 
     assert copy_of_memory(Failing(cuts=[5, 5]), tmp_path / "a", retries=2) == len(SHORT)
-    with pytest.raises(DownloadError, match="Input/output error") as caught:
+    with pytest.raises(SourceError, match="Input/output error") as caught:
         copy_of_memory(Failing(cuts=[5, 5, 5]), tmp_path / "b", retries=2)
     assert caught.value.kind == "unreachable"
     with pytest.raises(PermissionError):
@@ -452,7 +451,7 @@ def test_a_disk_that_fails_for_a_while_is_tried_again(tmp_path: Path) -> None:
 def test_nothing_of_an_untagged_original_is_used_twice(tmp_path: Path) -> None:
     assert copy_of_memory(Untagged(cuts=[3000]), tmp_path, retries=1) == 3000 + len(SHORT)
     assert (tmp_path / VERSION.name).read_bytes() == SHORT
-    with pytest.raises(DownloadError):
+    with pytest.raises(SourceError):
         copy_of_memory(Untagged(cuts=[3000, 2000, 0]), tmp_path / "again")
     assert copy_of_memory(Untagged(), tmp_path / "again") == len(SHORT)
 

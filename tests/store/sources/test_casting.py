@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ups_store.sources.casting import CastLoss, cast_into, holding, largest
+from ups_store.sources.values import CastLoss, cast_into, holding, largest
 
 NUMBERS = st.one_of(
     st.floats(width=64, allow_nan=True, allow_infinity=True),

@@ -16,10 +16,9 @@ from declared_files import EXAMPLES, FOURIER, RUNS, Example, N, declared_task, w
 from pdebench_files import T, X, Y, coordinate, edited, values
 
 from ups_store.errors import SourceError
-from ups_store.sources.contents import Selection
-from ups_store.sources.conventions import recognise
-from ups_store.sources.declared import Declared
-from ups_store.sources.source import SourceInfo, open_source
+from ups_store.sources.contents import Selection, SourceInfo
+from ups_store.sources.conventions import Declared, recognise
+from ups_store.sources.source import open_source
 
 STEPS = {"time": "t", "z": "z", "y": "y", "x": "x"}
 

@@ -8,7 +8,7 @@ import pytest
 from pdebench_files import T, X, values, write
 
 from ups_store.errors import SourceError
-from ups_store.sources.parameters import nearest
+from ups_store.sources.hdf5 import nearest
 from ups_store.sources.source import open_source
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -42,9 +41,17 @@ from ups_store import ReadTimeoutError, SourceError, StoreError
 from ups_store.format.metadata import dtype_of
 from ups_store.sources import readers
 from ups_store.sources.contents import EVERYTHING, Selection
-from ups_store.sources.reader import MAX_MESSAGE_BYTES, Activity, SlotMemory, serve
+from ups_store.sources.reader import (
+    MAX_MESSAGE_BYTES,
+    MAX_SAMPLES,
+    Activity,
+    Answer,
+    ReadRequest,
+    Request,
+    describe_request,
+    send_answer,
+)
 from ups_store.sources.readers import Patience, ReadBatch, ReaderPool, ReaderProcess, Skipped
-from ups_store.sources.requests import MAX_SAMPLES, ReadRequest, describe_request
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
 
@@ -240,33 +247,6 @@ def test_defect_in_a_request_is_told_with_its_traceback() -> None:
     assert "reader_faults.py" in caught.value.__notes__[0]
 
 
-def test_serve_answers_each_request_until_the_channel_is_closed(tmp_path: Path) -> None:
-    memory, fd = SlotMemory.create(num_slots=2, slot_nbytes=SLOT)
-    os.close(fd)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    thread = threading.Thread(target=serve, args=(theirs, memory))
-    thread.start()
-    requests = [
-        fake(FakeRead, 5),
-        fake(FaultyRead, 6, error=MemoryError),
-        fake(FaultyRead, 7),
-        requests_for(tmp_path / "none.h5", num_samples=1)[0],
-    ]
-    answers = []
-    for number, request in enumerate(requests):
-        ours.send(pickle.dumps((number, 1, pickle.dumps(request))))
-        answers.append(pickle.loads(ours.recv(MAX_MESSAGE_BYTES)))
-    ours.close()
-    thread.join(60)
-    theirs.close()
-    assert not thread.is_alive()
-    assert [answer.request_id for answer in answers] == [0, 1, 2, 3]
-    assert memory.view(1, answers[0].placed[0]).tolist() == [5]
-    kinds = [getattr(answer.error, "kind", None) for answer in answers[1:]]
-    assert kinds == ["no_memory", "reader_failed", "missing_file"]
-    assert (memory.read_status().doing, memory.read_status().request_id) == ("idle", 3)
-
-
 def test_answer_of_a_reader_that_died_with_a_request_unread_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -372,16 +352,28 @@ def test_time_of_a_slow_caller_is_not_counted_against_readers() -> None:
             time.sleep(1.6)
 
 
-@pytest.mark.parametrize(("doing", "is_late"), [("reading", True), ("idle", False)])
-def test_reader_that_has_answered_just_now_is_not_late(doing: str, is_late: bool) -> None:
-    now = time.monotonic()
-    worker = readers._Worker(ReaderPool(1, slot_nbytes=4096, patience=Patience(timeout_s=5)))
-    worker.queue.append(readers._Job(7, fake(FakeRead, 0), worker, now - 10))
-    status = Activity(7, progressed_s=now - 10, since_s=now, doing=doing)
-    worker.process = SimpleNamespace(  # type: ignore[assignment]
-        status=status, started_s=now - 20, state=lambda: "running"
-    )
-    assert (worker.left_s() <= 0) == is_late
+class AnswersLater(ReaderProcess):
+    """A process that says it is idle, having begun long ago: its answer is on the way."""
+
+    def start(self, channel_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+        self.channel = socket.socket(fileno=os.dup(channel_fd))
+        return subprocess.Popen(["sleep", "60"])
+
+    def send(self, request: Request, *, request_id: int, slot: int) -> bool:
+        now = time.monotonic()
+        self.memory.write_status(Activity(request_id, now - 60, now, "idle"))
+        threading.Timer(0.2, lambda: send_answer(self.channel, Answer(request_id))).start()
+        return True
+
+    def close(self) -> None:
+        self.channel.close()
+        super().close()
+
+
+def test_reader_that_has_answered_just_now_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReaderPool, "process_class", AnswersLater)
+    with ReaderPool(1, slot_nbytes=SLOT, patience=Patience(timeout_s=30, retries=0)) as pool:
+        assert pool.ask(call(modules)) is None
 
 
 def test_stopped_reader_is_replaced_and_its_request_read_by_the_next() -> None:
@@ -653,7 +645,7 @@ import sys, threading, time
 from pathlib import Path
 from ups_store.console import interruptible
 from ups_store.sources.readers import ReaderPool
-from ups_store.sources.requests import describe_request
+from ups_store.sources.reader import describe_request
 
 def tell(pool):
     while [reader.doing for reader in pool.status().readers] != ["opening", "opening"]:

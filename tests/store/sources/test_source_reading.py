@@ -26,13 +26,13 @@ from ups_store.errors import SourceError
 from ups_store.sources import regions
 from ups_store.sources import regions as contiguous
 from ups_store.sources.contents import EVERYTHING, Selection
+from ups_store.sources.reader import digest_request
 from ups_store.sources.readers import ReaderPool
-from ups_store.sources.regions import DatasetExtent, extent_of, read_samples
-from ups_store.sources.requests import digest_request
+from ups_store.sources.regions import DatasetExtent, read_samples
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
-from ups_store.sources.value_range import ValueRange
-from ups_store.system import files, mappings
+from ups_store.sources.values import ValueRange
+from ups_store.system import files, memory
 
 SHAPE = (7, 6, 10)
 VALUES = np.random.default_rng(3).random(SHAPE, dtype=np.float32)
@@ -50,7 +50,7 @@ def read_all(dataset: h5py.Dataset, *, dtype: str = "<f4", selection: Selection 
     """Samples 1..5 as a store has them."""
     shape = (5, *(-(-SHAPE[i] // selection.step(axis)) for i, axis in ((1, "t"), (2, "x"))), 1)
     out = np.full(shape, np.nan, dtype)
-    extent = extent_of(dataset)
+    extent = DatasetExtent.of(dataset)
     read_samples(out, dataset, axes="stx", to_axes="stxc", first=1, selection=selection, extent=extent)
     return out
 
@@ -58,7 +58,7 @@ def read_all(dataset: h5py.Dataset, *, dtype: str = "<f4", selection: Selection 
 def is_straight(dataset: h5py.Dataset, *, dtype: str = "<f4", **options: Any) -> bool:
     out = np.empty((*SHAPE, 1), dtype)
     options = {"axes": "stx", "to_axes": "stxc", "selection": EVERYTHING, **options}
-    extent = extent_of(dataset)
+    extent = DatasetExtent.of(dataset)
     return extent is not None and extent.fits(out, **options)
 
 
@@ -107,7 +107,7 @@ def test_axes_in_another_order_are_left_to_hdf5(tmp_path: Path) -> None:
     with (dataset := dataset_of(tmp_path / "a.h5")).file:
         assert not is_straight(dataset, axes="sxt")
         part = np.empty((*SHAPE, 2), np.float32)[..., :1]  # one channel of two
-        extent = extent_of(dataset)
+        extent = DatasetExtent.of(dataset)
         assert extent
         assert not extent.fits(part, axes="stx", to_axes="stxc", selection=EVERYTHING)
 
@@ -160,13 +160,13 @@ def test_straight_reading_past_the_end_of_a_cut_file_is_an_error(tmp_path: Path)
 def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of what was mapped, here however short it is."""
     lengths: list[int] = []
-    real = mappings.map_read_only
+    real = memory.map_read_only
 
     def spy(fd: int, nbytes: int, *, first: int = 0) -> mmap.mmap:
         lengths.append(nbytes)
         return real(fd, nbytes, first=first)
 
-    monkeypatch.setattr(mappings, "map_read_only", spy)
+    monkeypatch.setattr(memory, "map_read_only", spy)
     monkeypatch.setattr(contiguous, "_MAPPED_FROM", 1)
     return lengths
 
@@ -204,7 +204,7 @@ def test_what_is_not_mapped_is_read(
     if why == "cold":
         monkeypatch.setattr(files, "in_page_cache", never_cached)
     if why == "no_address_space":
-        monkeypatch.setattr(mappings, "map_read_only", no_space)
+        monkeypatch.setattr(memory, "map_read_only", no_space)
     if why == "short":
         monkeypatch.setattr(contiguous, "_MAPPED_FROM", 241)
     path = tmp_path / "a.h5"
@@ -259,31 +259,27 @@ def test_page_cache_is_asked_without_waiting(tmp_path: Path, monkeypatch: pytest
 # --- chunk by chunk -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block_bytes", [1, 200, 1000, 1 << 20])
-@pytest.mark.parametrize("chunks", [(1, 6, 10), (2, 3, 4), (3, 1, 10), (7, 2, 2), (4, 4, 4)])
-@pytest.mark.parametrize("reduce_time", [1, 2, 5])
-@pytest.mark.parametrize("shuffle", [False, True], ids=["plain", "shuffled"])
-@pytest.mark.parametrize("compression", ["gzip", "lzf"])
+@pytest.mark.parametrize("block_bytes", [1, 1000])
+@pytest.mark.parametrize("chunks", [(1, 6, 10), (3, 1, 10), (4, 4, 4)])
+@pytest.mark.parametrize("reduce_time", [1, 5])
 def test_each_chunk_is_decoded_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    compression: str,
-    shuffle: bool,
     chunks: tuple[int, ...],
     block_bytes: int,
     reduce_time: int,
 ) -> None:
     monkeypatch.setattr(regions, "BLOCK_BYTES", block_bytes)
-    dataset = dataset_of(tmp_path / "a.h5", chunks=chunks, compression=compression, shuffle=shuffle)
     touched: Counter[tuple[int, int]] = Counter()
-    read_region = regions._read_region
+    getitem = h5py.Dataset.__getitem__
 
-    def note(dataset: h5py.Dataset, axes: str, region: Any, selection: Selection) -> np.ndarray:
-        samples, times = (range(s.start, s.stop) for s in (region.samples, region.times))
+    def spy(dataset: h5py.Dataset, key: tuple[slice, ...]) -> np.ndarray:
+        samples, times = (range(s.start, s.stop) for s in key[:2])
         touched.update({(s // chunks[0], t // chunks[1]) for s in samples for t in times})
-        return read_region(dataset, axes, region, selection)
+        return getitem(dataset, key)
 
-    monkeypatch.setattr(regions, "_read_region", note)
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", spy)
+    dataset = dataset_of(tmp_path / "a.h5", chunks=chunks, compression="gzip", shuffle=True)
     out = np.empty((7, -(-6 // reduce_time), 10, 1), np.float32)
     selection = Selection(reduce_time=reduce_time)
     with dataset.file:
@@ -373,7 +369,7 @@ def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_range_of_many_blocks_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    monkeypatch.setattr("ups_store.sources.value_range._BLOCK_BYTES", 64)
+    monkeypatch.setattr("ups_store.sources.values._BLOCK_BYTES", 64)
     values = np.random.default_rng(0).normal(size=(50, 7)).astype(dtype)
     found = ValueRange.of(values)
     assert (found.minimum, found.maximum, found.is_finite) == (values.min(), values.max(), True)

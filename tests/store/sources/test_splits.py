@@ -10,7 +10,7 @@ from ups_store.errors import ConfigError, SourceError
 from ups_store.sources.source_files import (
     SPLITS,
     SourceFile,
-    SourcePart,
+    SourceSamples,
     SplitFractions,
     canonical_split,
     find_sources,
@@ -120,8 +120,8 @@ def test_unknown_split_is_refused(tmp_path: Path) -> None:
 
 def test_part_of_whole_file_is_all_of_it_and_else_follows_the_rule(tmp_path: Path) -> None:
     rule = {"split": "valid", "fractions": SplitFractions(), "test_part": "first"}
-    assert SourceFile(tmp_path, whole=True).part(20, **rule) == SourcePart(tmp_path, range(20))
-    assert SourceFile(tmp_path, whole=False).part(20, **rule) == SourcePart(tmp_path, range(18, 20))
+    assert SourceFile(tmp_path, whole=True).samples_of(20, **rule) == SourceSamples(tmp_path, range(20))
+    assert SourceFile(tmp_path, whole=False).samples_of(20, **rule) == SourceSamples(tmp_path, range(18, 20))
 
 
 # --- finding files ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ups_store.errors import ConfigError
-from ups_store.sources.source import Selection
+from ups_store.sources.contents import Selection
 from ups_store.sources.tasks import TASKS, get_task
 
 CONFIGS = Path(__file__).resolve().parents[3] / "ups" / "configs" / "pdebench"

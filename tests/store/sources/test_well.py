@@ -22,8 +22,8 @@ from well_files import (
 )
 
 from ups_store.errors import SourceError
-from ups_store.sources.contents import Selection
-from ups_store.sources.source import SourceInfo, check_same_grid, open_source
+from ups_store.sources.contents import Selection, SourceInfo, check_same_grid
+from ups_store.sources.source import open_source
 from ups_store.sources.tasks import Task, get_task
 
 MATTER = get_task("active_matter")

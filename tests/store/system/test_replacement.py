@@ -13,7 +13,7 @@ from pdebench_files import T
 from small_stores import IDENTITY, begin, build, flip, mixed_values, names_in, samples_of
 
 import ups_store
-from ups_store import ReadOnlyError, StoreNotFoundError
+from ups_store import AccessError, StoreNotFoundError
 from ups_store.building.config import BuildConfig
 from ups_store.building.repair import repair_store
 from ups_store.building.stores import explain_all
@@ -22,7 +22,7 @@ from ups_store.convert import export_store
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files
-from ups_store.system.replacement import real_place, replace_text, take_over_permissions
+from ups_store.system.files import real_place, replace_text, take_over_permissions
 from ups_store.write.concat import concat_stores
 
 VALUES = mixed_values()
@@ -271,7 +271,7 @@ def test_unfinished_store_behind_a_link_is_joined_opened_and_continued_by_the_li
 def test_read_only_store_is_replaced_on_demand_only_and_stays_read_only(target: Path) -> None:
     make_old(target, 0o444)
     old = target.read_bytes()
-    with pytest.raises(ReadOnlyError) as caught:
+    with pytest.raises(AccessError) as caught:
         begin(target, VALUES)
     assert (caught.value.kind, caught.value.path, caught.value.exit_code) == ("read_only", str(target), 2)
     assert isinstance(caught.value, PermissionError)
@@ -298,7 +298,7 @@ def test_build_refuses_to_replace_a_read_only_store_and_says_so_before(
     (explained,) = explain_all(config, watcher=Recorder())
     assert (explained.action, "read-only" in explained.reason) == ("refuse", True)
     watcher = Recorder()
-    with pytest.raises(ReadOnlyError, match="--overwrite"):
+    with pytest.raises(AccessError, match="--overwrite"):
         run_build(config, watcher)
     assert watcher.notes == []  # no rebuilding is announced
     (explained,) = explain_all(config, watcher=Recorder(), overwrite=True)
@@ -319,7 +319,7 @@ def test_build_reuses_a_read_only_store_and_does_not_repair_it(config: BuildConf
     with ups_store.open(path) as store:
         place = store._catalog.layout.arrays["fields"].offset
     flip(path, place)
-    with pytest.raises(ReadOnlyError, match="make it writable"):
+    with pytest.raises(AccessError, match="make it writable"):
         repair_store(path, file, watcher=Recorder())
     path.chmod(0o640)
     assert repair_store(path, file, watcher=Recorder()).is_needed

@@ -14,7 +14,7 @@ from small_stores import MakeStore
 from ups_store.building.watch import EventLog
 from ups_store.errors import DiskFullError
 from ups_store.system import files
-from ups_store.system.replacement import replace_file
+from ups_store.system.files import replace_file
 
 
 def fail_with(number: int, function: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from small_stores import MakeStore, begin, samples_of
 import ups_store
 from ups_store.errors import NotCommittedError
 from ups_store.read import preload
-from ups_store.system import mappings
+from ups_store.system import memory
 from ups_store.torch import StoreDataset, Window, open_dataset
 
 VALUES = {"latent": np.arange(6.0 * 4 * 20 * 8).reshape(6, 4, 20, 8)}
@@ -38,7 +38,7 @@ def test_complete_store_is_preloaded_if_it_fits_into_memory(
     rung: str,
 ) -> None:
     monkeypatch.setattr(preload, "available_bytes", lambda: available)
-    monkeypatch.setattr(mappings, "resident_nbytes", lambda mapping, nbytes: 0)  # as after a restart
+    monkeypatch.setattr(memory, "resident_nbytes", lambda mapping, nbytes: 0)  # as after a restart
     path = make_store(VALUES)
     with caplog.at_level(logging.INFO, "ups_store.torch"):
         opened = open_dataset(path, window=Window(horizon=2))

@@ -39,7 +39,7 @@ from ups_store import (
     StoreNotFoundError,
     StoreReplacedError,
 )
-from ups_store.system import files, memory_file
+from ups_store.system import files, memory
 from ups_store.write import building, create
 
 ANSWER_S = 60  # that another process may take, on a busy machine
@@ -356,7 +356,7 @@ def test_builder_of_a_store_in_memory_holds_its_lock() -> None:
 
 
 def test_store_that_does_not_fit_is_refused_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_file, "available_bytes", lambda: 5000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5000)
     monkeypatch.setattr(files, "create_anonymous", None)
     with pytest.raises(DiskFullError, match="5,000 free") as caught:
         begin(":memory:", mixed_values())
@@ -422,9 +422,9 @@ def test_memory_is_freed_at_the_end_of_the_program_without_a_word() -> None:
 
 
 def test_only_the_path_of_a_descriptor_is_in_memory() -> None:
-    assert memory_file.is_in_memory(Path("/proc/12/fd/3"))
+    assert files.is_in_memory(Path("/proc/12/fd/3"))
     for path in ("/proc/self/fd/3", "/proc/12/fd/3/x", "/proc/12/fd", "fd/3"):
-        assert not memory_file.is_in_memory(Path(path))
+        assert not files.is_in_memory(Path(path))
 
 
 def test_parts_of_the_path_keep_no_memory() -> None:
@@ -432,4 +432,4 @@ def test_parts_of_the_path_keep_no_memory() -> None:
     assert (path / "x").file is None
     assert pickle.loads(pickle.dumps(path)) == path
     assert pickle.loads(pickle.dumps(path)).file is None
-    assert memory_file.keeping(Path(str(path))) is path
+    assert memory.keeping(Path(str(path))) is path

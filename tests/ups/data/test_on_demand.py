@@ -41,7 +41,7 @@ from ups.errors import ConfigError
 from ups.trained.encoder import LatentEncoder
 from ups_store.building.config import load_config as load_build_config
 from ups_store.building.plan import DigestCache, plan_store
-from ups_store.errors import DiskFullError, ExternalDataError, IdentityMismatchError, SourceError
+from ups_store.errors import DiskFullError, IdentityMismatchError, SourceError
 from ups_store.read.recovery import building_path
 
 TWO_TASKS = "data.tasks=[burgers1d,advection1d]"
@@ -339,7 +339,7 @@ def test_data_in_another_file_is_refused_or_followed(folder: Path, mode: str) ->
         for name in ("tensor", "x-coordinate", "t-coordinate"):
             file[name] = h5py.ExternalLink("../outer/burgers.h5", name)
         file.attrs["Nu"] = 0.01
-    with pytest.raises(ExternalDataError):
+    with pytest.raises(SourceError):
         live(folder, f"training.cache_mode={mode}")
     windows = live(folder, f"training.cache_mode={mode}", f"data.follow_external={folder / 'outer'}")
     expect_equal(first_pass(windows), plain)

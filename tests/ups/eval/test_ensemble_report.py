@@ -143,7 +143,6 @@ def test_steady_task_has_members_of_its_solution(root: Path, monkeypatch: pytest
 # --- report --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("unrendered")
 def test_report_has_a_table_of_ensembles_in_every_form(report: Report, tmp_path: Path) -> None:
     report = replace(report, tasks=[replace(report.tasks[0], figures=[])], figures=[])  # drawn elsewhere
     page = to_html(report)

@@ -34,8 +34,6 @@ from ups.trained.specs import OPERATOR
 
 torch.set_num_threads(1)
 
-pytestmark = pytest.mark.usefixtures("unrendered")
-
 TRAIN_IT = "train it with `ups train`"
 
 
@@ -528,10 +526,8 @@ def test_predict_refuses_members_of_a_model_that_predicts_one_future(folder: Pat
     assert not out.exists()
 
 
-def test_predict_from_hdf5_gives_the_same_as_from_the_store(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()  # its picture is rendered
+@pytest.mark.rendered
+def test_predict_from_hdf5_gives_the_same_as_from_the_store(folder: Path, tmp_path: Path) -> None:
     (source,) = folder.glob("1D_Burgers*.hdf5")
     figure = tmp_path / "sample.png"
     options = ("--steps", 2, "--split", "test", "--figure", figure)
@@ -594,10 +590,8 @@ def test_predict_refuses_points_that_the_grid_is_no_part_of(folder: Path, tmp_pa
     assert said in " ".join(done.stderr.split())
 
 
-def test_predict_draws_what_a_paper_takes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()  # its picture is rendered
+@pytest.mark.rendered
+def test_predict_draws_what_a_paper_takes(folder: Path, tmp_path: Path) -> None:
     source, out = folder / "stores" / "burgers1d_test.zarr.zip", tmp_path / "out.zarr.zip"
     done = predict(folder, source, out, "--steps", 2, "--figure", tmp_path / "a.pdf")
     assert done.exit_code == 0, done.output

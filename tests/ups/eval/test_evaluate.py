@@ -28,8 +28,6 @@ from ups.eval.trajectory_errors import measure
 
 torch.set_num_threads(1)
 
-pytestmark = pytest.mark.usefixtures("unrendered")
-
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -83,10 +81,8 @@ def test_operator_on_fields_has_no_floor(root: Path) -> None:
     assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
 
 
-def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()  # its pictures are rendered
+@pytest.mark.rendered
+def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(root: Path) -> None:
     config = configure(root, "burgers1d", "darcy2d")
     simulator = make_simulator(config, make_autoencoder(config))
     report = evaluate(config, simulator, horizon=3, baselines=[untrained(root, "unet", "darcy2d")])

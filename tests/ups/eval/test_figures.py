@@ -23,6 +23,8 @@ from ups.eval.intervals import Interval
 LABELS = {"operator": "operator", "fno": "FNO"}
 AXES = {1: "x", 2: "yx", 3: "zyx"}
 
+pytestmark = pytest.mark.rendered
+
 
 def draw(drawing: Drawing) -> Figure:
     figure = Figure(figsize=drawing.size, layout="constrained")

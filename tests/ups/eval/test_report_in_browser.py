@@ -31,6 +31,7 @@ HEIGHT = 2600
 
 pytestmark = [
     pytest.mark.multi_process,
+    pytest.mark.rendered,
     pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on the path"),
 ]
 

@@ -161,7 +161,7 @@ def test_latents_go_on_as_they_were_and_their_fields_are_corrected(
     torch.testing.assert_close(projected.diff(dim=2), plain.diff(dim=2), rtol=1e-3, atol=1e-5)
 
 
-def test_evaluation_has_a_row_of_it(data: Path, simulator: Simulator, unrendered: None) -> None:
+def test_evaluation_has_a_row_of_it(data: Path, simulator: Simulator) -> None:
     report = evaluate(configure(data, corrections=4), simulator, split="val")
     rows = {row.name: row for row in report.tasks[0].rows}
     assert list(rows)[:2] == ["operator", "operator_ttc"]

@@ -20,8 +20,6 @@ from ups.train.run import run_stage
 from ups.train.train_baselines import obtain_baseline
 from ups_store.build import QuietWatcher, build_all
 
-pytestmark = pytest.mark.usefixtures("unrendered")
-
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

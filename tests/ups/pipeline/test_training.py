@@ -34,8 +34,6 @@ REPO = Path(__file__).resolve().parents[3]
 SCRIPT = REPO / "scripts" / "train.py"
 SHORT = {"epochs": 1, "steps_per_epoch": 5}
 
-pytestmark = pytest.mark.usefixtures("unrendered")
-
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -14,7 +14,6 @@ from ups.eval.evaluate import evaluate
 from ups.trained.simulator import save_simulator
 
 
-@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("is_rebuilt", [False, True])
 def test_operator_of_other_training_data_is_named_in_warning_and_report(
     tmp_path: Path, is_rebuilt: bool

@@ -34,7 +34,6 @@ def double_the_domain() -> None:
         file["x-coordinate"][:] = 2 * file["x-coordinate"][:] - 1
 
 
-@pytest.mark.usefixtures("unrendered")
 def test_floor_of_right_data_is_said_by_the_check_by_training_and_by_the_report(config: RunConfig) -> None:
     report, notes = check_data(None, GIVEN), list[str]()
     assert report.problems == ()

@@ -298,7 +298,6 @@ def test_transient_and_steady_task_train_together(root: Path, tmp_path: Path) ->
     }
 
 
-@pytest.mark.usefixtures("unrendered")
 def test_basis_alone_is_exported_without_training(root: Path, tmp_path: Path) -> None:
     config = make_config(root, tmp_path, "encoder.residual=false", task="[advection1d,darcy2d]")
     report = run_stage("autoencoder", config, note=print)

@@ -17,7 +17,6 @@ from ups.output import discard
 from ups.train.compare import compare_run
 from ups.train.run import run_stage
 
-pytestmark = pytest.mark.usefixtures("unrendered")
 SHORT = ["data.tasks=[burgers1d]", "stages.operator.epochs=1", "stages.operator.steps_per_epoch=6"]
 
 

@@ -22,7 +22,7 @@ from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
 from ups_store.build import shipped_configs
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("unrendered")]
+pytestmark = pytest.mark.timeout(900)
 
 SHARE = 4  # published points along an axis, over those here
 NUM_STEPS = 2  # that every trajectory has room for
