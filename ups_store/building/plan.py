@@ -31,7 +31,7 @@ from ups_store.sources.reader import DigestKind, describe_request, digest_reques
 from ups_store.sources.source_files import SourceSamples
 from ups_store.sources.tasks import Task
 from ups_store.system.files import Progress, replace_text
-from ups_store.write.blueprint import blueprint_of
+from ups_store.write.plan import plan_of
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields
 PARAMETER_DTYPE = "float64"  # parameters are attributes of float64 in PDEBench's files
@@ -123,8 +123,10 @@ class StorePlan:
     def file_nbytes(self) -> int:
         """Length of the finished file; all digests are as long, so the sources needn't be read for it."""
         content = self.identity(_AnyDigest(), lambda nbytes: None)
-        blueprint = blueprint_of(self.arrays, self.constants, self.dims, content, self.attrs)
-        return blueprint.layout.file_nbytes
+        plan = plan_of(
+            self.arrays, identity=content, constants=self.constants, dims=self.dims, attrs=self.attrs
+        )
+        return plan.layout.file_nbytes
 
     def identity(self, digests: Digests, progress: Progress) -> dict[str, Any]:
         """Return the identity's content, with the digests of the sources; reads those that aren't known."""
