@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from crash_ragged import check_building, check_spool
+from crash_ragged import Workload, check_building, check_spool, noted, spooled
 
 from ups_store.system import files
 
@@ -26,10 +26,10 @@ def test_power_loss_in_a_ragged_build_keeps_every_committed_sample(tmp_path: Pat
     assert check_building(tmp_path / "a.zarr.zip", stride=stride) > 100 // stride
 
 
-@pytest.mark.parametrize("room", [2, 64])
+@pytest.mark.parametrize(("workload", "room"), [(spooled, 2), (noted, 64)])
 def test_power_loss_while_a_spool_is_written_and_copied_loses_no_synced_sample(
-    tmp_path: Path, stride: int, monkeypatch: pytest.MonkeyPatch, room: int
+    tmp_path: Path, stride: int, monkeypatch: pytest.MonkeyPatch, workload: Workload, room: int
 ) -> None:
     """Spec 6.13: the store is there whole or not at all; samples that were synced are continued."""
     monkeypatch.setattr(files, "allocate", lambda fd, nbytes: None)
-    assert check_spool(tmp_path / "a.zarr.zip", stride=stride, room=room) > 100 // stride
+    assert check_spool(tmp_path / "a.zarr.zip", workload=workload, stride=stride, room=room) > 100 // stride

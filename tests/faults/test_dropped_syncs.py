@@ -29,7 +29,7 @@ from crash_builds import (
 )
 from crash_copies import check_copying
 from crash_files import MAKERS, check_everywhere
-from crash_ragged import check_spool
+from crash_ragged import check_spool, noted
 from lossy_disk import Disk
 from small_stores import begin, build, mixed_values
 
@@ -123,6 +123,11 @@ def copying(path: Path, disk_type: Callable[..., Disk]) -> object:
     return check_copying(path.parent / "copies", disk_type)
 
 
+def noting(path: Path, disk_type: Callable[..., Disk]) -> object:
+    """Check every image of a spool with notes."""
+    return check_spool(path, disk_type, workload=noted, room=64)
+
+
 TAKING_BACK = builds(lambda run: run.to_the_end(), before=damaged_build)
 NEEDED: dict[Place, Check] = {
     ("write/commit.py", "commit_pieces", 1): builds(in_three_batches),
@@ -142,13 +147,16 @@ NEEDED: dict[Place, Check] = {
     ("write/target.py", "_finish_tree", 1): makes("zarr"),
     ("write/target.py", "_finish_tree", 2): makes("zarr"),
     ("system/files.py", "replace_file", 1): makes("small file"),
-    ("write/spool.py", "_commit", 1): check_spool,
+    ("write/spool.py", "_save", 1): noting,
+    ("write/spool.py", "_save", 2): noting,
+    ("write/spool.py", "_save", 3): check_spool,
     ("remote/fetch.py", "_publish", 2): copying,
     ("remote/fetch.py", "_publish", 1): copying,
     ("remote/fetch.py", "_take", 1): copying,
     ("remote/fetch.py", "_start_again", 1): copying,
 }
 DEARER = {
+    ("write/spool.py", "_save", 2),
     ("write/create.py", "create_building", 3),
     ("write/create.py", "_resume", 2),
     ("write/create.py", "join", 1),

@@ -1,4 +1,4 @@
-"""The verb `info`: what stores hold, one in full, several as a table."""
+"""Verbs that look: `info` says what stores hold, `diff` compares two, `preview` draws a sample."""
 
 from __future__ import annotations
 
@@ -14,22 +14,31 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import ups_store
 from ups_store.check.info import ArrayInfo, BuildInfo, PackedInfo, StoreInfo
+from ups_store.check.preview import sample_text
 from ups_store.check.statistics import ArrayStatistics
 from ups_store.command_line import reading_urls
 from ups_store.console import (
+    AsJson,
     format_age,
     format_nbytes,
     is_verbose,
     print_json,
+    print_lines,
     progress_bar,
     results,
 )
+from ups_store.errors import StoreNotFoundError, needs
+from ups_store.format.root import differences
 from ups_store.printable import counted, one_line
+from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
+from ups_store.read.several import PartitionedStore
+from ups_store.system.interrupt import importing
 from ups_store.system.paths import partition_of
+from ups_store.system.urls import is_remote, shown_url
 
+DIFFERENT = 1  # exit code of `diff`, as of diff(1)
 _SHORT_HASH = 12
 
 
@@ -43,23 +52,17 @@ def info(
     stats: Annotated[bool, typer.Option("--stats", help="read all float arrays: range, mean, NaN")] = False,
 ) -> None:
     """Say what stores hold; unfinished and packed ones and patterns of partitions, too."""
-    stores = [open_any(path, partial=True) for path in paths]
-    infos = [_describe(store, stats, quiet=as_json) for store in stores]
+    from ups_store.check.info import describe
+
+    infos = []
+    for store in [open_any(path, partial=True) for path in paths]:
+        title, is_quiet = f"reading {store.path.name}", as_json or not stats
+        with progress_bar(title, total=store.nbytes, quiet=is_quiet) as bar:
+            infos.append(describe(store, statistics=stats, progress=bar))
     if as_json:
         for described in infos:
             print_json(described.to_json())
         return
-    _show_infos(infos)
-
-
-def _describe(store: ups_store.AnyStore, stats: bool, *, quiet: bool) -> StoreInfo:
-    from ups_store.check.info import describe
-
-    with progress_bar(f"reading {store.path.name}", total=store.nbytes, quiet=quiet or not stats) as bar:
-        return describe(store, statistics=stats, progress=bar)
-
-
-def _show_infos(infos: list[StoreInfo]) -> None:
     output = results()
     if len(infos) > 1:
         output.print(several_stores(infos))
@@ -69,13 +72,96 @@ def _show_infos(infos: list[StoreInfo]) -> None:
                 output.print(part)
 
 
-def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableType]:
-    """Everything about one store.
+@reading_urls("a", "b")
+def diff(
+    a: Annotated[Path, typer.Argument(help="a store, may be unfinished")],
+    b: Annotated[Path, typer.Argument(help="another one")],
+    *,
+    as_json: AsJson = False,
+) -> int:
+    """Compare what two stores were made from, and how many samples they have.
 
-    Args:
-        info: The store.
-        verbose: Whether to show the attributes of arrays and the identity document.
+    Exit code 0 if their identities and numbers of samples are the same, 1 if they differ.
     """
+    with open_any(a, partial=True) as left, open_any(b, partial=True) as right:
+        differing = differences(dict(left.identity_document), dict(right.identity_document))
+        attrs = differences(dict(left.attrs), dict(right.attrs))
+        num_samples = [len(left), len(right)]
+        is_finished = not (left.is_partial or right.is_partial)
+        is_alike = is_finished and _num_files(left) == _num_files(right)  # each file has checksums of its own
+        same_content = left.fingerprint == right.fingerprint if is_alike else None
+    if as_json:
+        print_json(
+            {
+                "paths": [shown_url(path) if is_remote(path) else path for path in (a, b)],
+                "same_identity": not differing,
+                "same_content": same_content,
+                "num_samples": num_samples,
+                "differences": differing,
+                "attrs_differences": attrs,
+            }
+        )
+    else:
+        if num_samples[0] != num_samples[1]:
+            print_lines(f"samples: {num_samples[0]:,} -> {num_samples[1]:,}")
+        for heading, keys in (("identity", differing), ("attributes, which are no part of it", attrs)):
+            print_lines(f"{heading}: {counted(len(keys), 'difference') if keys else 'the same'}")
+            for key, values in keys.items():
+                before, after = (json.dumps(value, ensure_ascii=False) for value in values)
+                print_lines(f"  {key}: {before} -> {after}")
+        why_not = "they lie in other numbers of files" if is_finished else "one is unfinished"
+        verdict = {True: "the same", False: "different", None: f"not compared, for {why_not}"}[same_content]
+        print_lines(f"checksums recorded in the files: {verdict} (`verify` reads the bytes)")
+    return DIFFERENT if differing or num_samples[0] != num_samples[1] else 0
+
+
+def _num_files(store: AnyStore) -> int:
+    return len(store.partitions) if isinstance(store, PartitionedStore) else 1
+
+
+@reading_urls("path")
+def preview(
+    path: Annotated[Path, typer.Argument(help="a store, may be unfinished")],
+    *,
+    sample: Annotated[int | None, typer.Option(min=0, help="[default: the first one]")] = None,
+    array: Annotated[str | None, typer.Option(help="[default: fields, else the largest]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.png, .svg or .pdf [default: a PNG named after the store]")
+    ] = None,
+) -> None:
+    """Draw one sample; of an array of text print it.
+
+    A space-time image in 1D, frames in 2D, frames of the mid-plane in 3D; with a steady sample its inputs,
+    such as Darcy's coefficient. Samples of uint8 that are (H, W, 1), (H, W, 3) or (H, W, 4) are pictures.
+    """
+    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        problem = f"{out}: expected a name that ends in .png, .svg or .pdf"
+        raise typer.BadParameter(problem, param_hint="--out")
+    if out is not None and not out.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=out.parent, hint="create it first")
+    with open_any(path, partial=True) as store:
+        text = sample_text(store, sample=sample, array=array)
+        if text is not None and out is not None:
+            raise typer.BadParameter("text is printed: leave it out", param_hint="--out")
+        if text is not None:
+            print_lines(*text.split("\n"))
+            return
+        with importing(), needs("plot"):  # what takes long of a preview
+            import matplotlib.backends.backend_agg
+            import matplotlib.figure  # noqa: F401
+
+            from ups_store.check.preview import save_preview
+
+        parts = [store.path.name.removesuffix(".zip").removesuffix(".zarr").replace("*", "all")]
+        parts += [array] if array is not None else []
+        parts += [f"sample{sample}"] if sample is not None else []
+        target = out or Path("_".join(parts) + ".png")
+        save_preview(store, target, sample=sample, array=array)
+    print_lines(str(target))
+
+
+def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableType]:
+    """Yield all about one store; with `verbose` attributes of arrays and the identity document, too."""
     yield Text(one_line(str(info.path)), style="bold")
     size = format_nbytes(info.nbytes)
     samples = counted(info.num_samples, "sample")
@@ -102,7 +188,7 @@ def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableT
 
 
 def several_stores(infos: Sequence[StoreInfo]) -> Table:
-    """A line for each store."""
+    """Make a table with a line for each store."""
     table = _table("store", "samples", "size", "arrays", "config hash", "state", right=("samples", "size"))
     for info in infos:
         arrays = ", ".join(f"{name} {_shape(array.shape[1:])}" for name, array in info.arrays.items())
@@ -177,7 +263,7 @@ def _shape(shape: tuple[int | None, ...]) -> str:
 
 
 def _pretty(document: Mapping[str, Any]) -> str:
-    """A line for each key; nested values as JSON."""
+    """Write a line for each key; nested values as JSON."""
     lines = []
     for key, value in document.items():
         text = one_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

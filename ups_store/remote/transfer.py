@@ -159,17 +159,23 @@ def pull_store(
     if partition is not None and len(entries) > 1:
         target = partitions_pattern(folder / partition.whole, partition.count)
     files.make_folder(folder, hint="check the folder")
-    with contextlib.suppress(StoreError), open_any(target) as there:
-        if there.config_hash == entries[0].config_hash:
-            return target
-    with _shown(target):
-        copies = [_fetch(cache, entry, folder, retries, progress) for entry in entries]
-        _check_identity(copies, cache, entries)
-        if not replace:
-            for copy, entry in zip(copies, entries, strict=True):
-                _check_may_replace(copy, folder / entry.name)
-        for copy, entry in zip(copies, entries, strict=True):
-            _land(copy, folder / entry.name)
+    for is_last in (False, True):
+        with contextlib.suppress(StoreError), open_any(target) as there:
+            if there.config_hash == entries[0].config_hash:
+                break
+        try:
+            with _shown(target):
+                copies = [_fetch(cache, entry, folder, retries, progress) for entry in entries]
+                _check_identity(copies, cache, entries)
+                if not replace:
+                    for copy, entry in zip(copies, entries, strict=True):
+                        _check_may_replace(copy, folder / entry.name)
+                for copy, entry in zip(copies, entries, strict=True):
+                    _land(copy, folder / entry.name)
+            break
+        except FileNotFoundError:  # another pull that was waited for has landed, and removed what it shared
+            if is_last:
+                raise
     return target
 
 

@@ -16,7 +16,7 @@ import ups_store
 from ups_store.errors import AccessError, MemoryLimitError, SpecError
 from ups_store.packed import store as packed_store
 from ups_store.packed.pack import pack, pack_store
-from ups_store.packed.store import PackedChunks
+from ups_store.packed.store import PackedStore
 from ups_store.read import chunked, preload
 from ups_store.read.chunked import SHARED, KeptSamples
 
@@ -47,14 +47,14 @@ class Decoded(list[tuple[str, int | None]]):
     """Array and sample of every chunk that is decoded from here on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> None:
-        read = PackedChunks.read
+        read = PackedStore.read_chunk
 
-        def counting(reader: PackedChunks, name: str, sample: int | None, out: Any) -> bytes:
+        def counting(reader: PackedStore, name: str, sample: int | None, out: Any) -> bytes:
             before()
             self.append((name, sample))
             return read(reader, name, sample, out)
 
-        patch.setattr(PackedChunks, "read", counting)
+        patch.setattr(PackedStore, "read_chunk", counting)
 
 
 def test_gather_decodes_by_as_many_threads_as_there_are_processors(

@@ -16,7 +16,6 @@ from small_stores import (
     build,
     mixed_constants,
     mixed_values,
-    sample_of,
     samples_of,
 )
 
@@ -94,13 +93,6 @@ def test_partial_store_sees_later_commits_and_the_publication(path: Path, writer
         assert store.verify().ok
 
 
-def test_partial_open_prefers_the_finished_store(path: Path) -> None:
-    old = mixed_values(seed=1)
-    build(path, old)
-    with begin(path, VALUES), ups_store.open(path, partial=True) as store:
-        assert_same_bits(store.gather(range(4)), old)
-
-
 def test_partial_open_of_a_file_with_only_the_rename_left_is_whole(path: Path, writer: StoreWriter) -> None:
     writer.commit_many(range(4), VALUES)
     commit._complete(writer.building)
@@ -154,10 +146,3 @@ def test_partial_store_of_no_samples_is_whole(path: Path) -> None:
         assert store.committed.shape == (0,)
         assert store["fields"].shape == (0, 5, 64, 4)
         assert store.gather([])["nu"].shape == (0,)
-
-
-def test_partial_store_reads_a_sample_that_was_committed_by_itself(path: Path) -> None:
-    with begin(path, VALUES, durability="lazy") as writer:
-        writer.commit(2, sample_of(VALUES, 2))
-        with ups_store.open(path, partial=True) as store:
-            assert_same_bits(store.gather([2]), samples_of(VALUES, [2]))

@@ -21,7 +21,7 @@ import ups_store
 from ups_store import StoreReplacedError
 from ups_store.read.items import writable
 from ups_store.torch import StoreDataset
-from ups_store.torch.memory import as_tensor
+from ups_store.torch.batch import as_tensor
 
 pytestmark = pytest.mark.multi_process
 SPAWN = multiprocessing.get_context("spawn")  # nothing is inherited

@@ -93,7 +93,7 @@ def test_batch_takes_a_request_for_what_lies_together(server: ObjectServer, tmp_
 def test_large_sample_is_fetched_in_pieces(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups_store.remote.chunks._REQUEST_BYTES", 3000)
+    monkeypatch.setattr("ups_store.remote.store._REQUEST_BYTES", 3000)
     values = some_values(5)
     upload(server, tmp_path, values)
     with ups_store.open(URL) as store:

@@ -161,6 +161,24 @@ def test_pulling_shows_while_it_lasts(
     assert not is_pulling(into)
 
 
+def test_pulling_shows_when_another_pull_of_the_same_store_has_ended(
+    cache: FolderCache, store: Path, tmp_path: Path
+) -> None:
+    (pushed,) = push(cache, store)
+    into, seen = tmp_path / "into", []
+
+    class Overtaken(Counted):
+        def doing(self, what: str) -> None:
+            if not seen:
+                pull(cache, pushed.config_hash, into)
+            seen.append(is_pulling(into))
+
+    entries = find_store(cache, pushed.config_hash, NAME)
+    pull_store(cache, entries, into, progress=Overtaken())
+    assert set(seen) == {True}
+    assert not is_pulling(into)
+
+
 @pytest.mark.parametrize("error", [StoreNotFoundError("gone"), PermissionError("not ours")], ids=str)
 def test_lock_that_cannot_be_opened_shows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
-from ups_store.read import assemble as loading
+from ups_store.read import loader as loading
 from ups_store.read.items import SMALL_BYTES, BufferPool
 from ups_store.read.order import DataOrder, Step
 from ups_store.read.prefetch import Prefetch
@@ -283,7 +283,6 @@ def test_loader_takes_what_a_dataset_takes(dataset: StoreDataset) -> None:
         assert list(make_batch_sampler(given, batch_size=8)) == expected
 
 
-@pytest.mark.usefixtures("one_by_one")
 def test_argument_that_there_is_not_is_named(dataset: StoreDataset) -> None:
     for data in (dataset, dataset.stores[0]):
         with pytest.raises(TypeError, match="'batchsize'"):
@@ -292,6 +291,7 @@ def test_argument_that_there_is_not_is_named(dataset: StoreDataset) -> None:
         make_loader(dataset, batch_size=4, names=["a"])
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_memory_is_used_again_when_batches_are_dropped(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, prefetch_factor=1, shuffle=True)
     pointers = [batch["a"].data_ptr() for _ in range(4) for batch in loader]

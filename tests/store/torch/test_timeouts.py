@@ -21,7 +21,7 @@ from small_stores import MakeStore
 from torch.utils.data import DataLoader
 
 from ups_store.errors import BatchTimeoutError, ConfigError
-from ups_store.read import assemble as loading
+from ups_store.read import loader as loading
 from ups_store.read import prefetch
 from ups_store.read.items import StoreSource
 from ups_store.read.order import DataOrder
