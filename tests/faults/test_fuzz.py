@@ -16,7 +16,7 @@ from tools.fuzz.inputs import KINDS
 from tools.fuzz.stores import StoreFuzzer, make_input, make_seeds
 from ups_store.convert.import_pt import Names
 
-NUM_INPUTS = 1500
+NUM_INPUTS = 600
 
 
 @pytest.mark.no_cover  # traced it takes twice as long, and finds no other lines
