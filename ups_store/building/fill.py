@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.building.config import CacheConfig
-from ups_store.building.deadlines import BuildDeadlines
 from ups_store.building.encode import Encoded, EncodeError, Encoder, OverlappingEncoder, begin_batch
 from ups_store.building.plan import StorePlan
 from ups_store.building.progress import Stopwatch, Watcher, skipped_notes
-from ups_store.building.read import batch_size_of, read_batches, split_batches, unread_error
+from ups_store.building.read import BuildDeadlines, batch_size_of, read_batches, split_batches, unread_error
 from ups_store.building.readers import Readers
 from ups_store.check.statistics import Statistics
 from ups_store.errors import BuildInterruptedError

@@ -32,11 +32,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[-0-9][-+.0-9eE]*')
 def canonical_json(document: Any, *, what: str) -> bytes:
     """Write a document as RFC 8785 says: one text per value, whatever program writes it.
 
-    Args:
-        document: Dicts with string keys, lists, tuples, strings, numbers, booleans, None, NumPy scalars.
-        what: Name of the document, the start of the key path in errors.
-    Raises:
-        SpecError: For a value that JSON can't hold exactly; names its key path.
+    It is of dicts with string keys, lists, tuples, strings, numbers, booleans, None, NumPy scalars. A value
+    that JSON can't hold exactly is a `SpecError`, which names its key path; `what` is the start of that.
     """
     try:
         if _is_simple(document):

@@ -47,7 +47,7 @@ from ups_store.read.recovery import (
     read_building_file,
     read_is_spool,
 )
-from ups_store.read.spool_store import read_offsets_of_spool
+from ups_store.read.store import read_offsets_of_spool
 from ups_store.read.store_file import looks_like_store
 from ups_store.system import files, locks
 from ups_store.system.files import TAKEN, check_file_or_free, check_not_read_only, is_in_memory, real_place

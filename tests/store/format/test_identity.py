@@ -75,17 +75,13 @@ def test_identity_document_names_what_it_refuses() -> None:
 @pytest.mark.parametrize(
     ("found", "expected", "differing"),
     [
-        ({}, {}, {}),
         ({"a": 1}, {"a": 1.0}, {}),
-        ({"a": 1}, {"a": 2}, {"a": (1, 2)}),
         ({"a": 1}, {}, {"a": (1, None)}),
-        ({}, {"a": 1}, {"a": (None, 1)}),
         ({}, {"a": None}, {"a": (None, None)}),
         ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2, "d": 3}}}, {"a.b.c": (1, 2), "a.b.d": (None, 3)}),
         ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, {"a[1].b": (2, 3)}),
         ({"a": [1]}, {"a": [1, 2]}, {"a": ([1], [1, 2])}),
         ({"a": {"b": 1}}, {"a": [1]}, {"a": ({"b": 1}, [1])}),
-        ({"b": 1, "a": 1}, {"b": 2, "a": 2}, {"a": (1, 2), "b": (1, 2)}),
         (None, {"a": 1}, {"": (None, {"a": 1})}),
     ],
 )
@@ -97,11 +93,6 @@ def test_differences_name_the_keys(found: Any, expected: Any, differing: dict[st
 def test_differences_are_empty_only_for_equal_documents(left: Any, right: Any) -> None:
     assert not differences(left, left)
     assert bool(differences(left, right)) == (left != right)
-
-
-def test_describe_differences_writes_a_line_each() -> None:
-    differing = {"a.b": (1, "x"), "c": (None, [1])}
-    assert describe_differences(differing) == "a.b: 1 -> 'x'\nc: None -> [1]"
 
 
 def test_describe_differences_says_how_many_more_there_are() -> None:

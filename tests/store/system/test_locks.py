@@ -211,7 +211,7 @@ def test_fork_closes_what_is_open_and_leaves_what_is_closed(tmp_path: Path) -> N
 
 # --- several committers ---------------------------------------------------------------------------------
 
-NUM_SAMPLES = 48
+NUM_SAMPLES = 24
 
 
 def join_and_commit(connection: Connection, path: Path, seed: int) -> None:
@@ -299,7 +299,7 @@ def test_join_after_publication_finds_nothing_to_join(path: Path) -> None:
 
 # --- readers ------------------------------------------------------------------------------------------
 
-NUM_REBUILDS = 40
+NUM_REBUILDS = 15
 VERSIONS = [mixed_values(seed=seed) for seed in range(NUM_REBUILDS)]
 
 
