@@ -150,8 +150,8 @@ NEEDED: dict[Place, Check] = {
     ("write/spool.py", "_save", 1): noting,
     ("write/spool.py", "_save", 2): noting,
     ("write/spool.py", "_save", 3): check_spool,
-    ("remote/fetch.py", "_publish", 2): copying,
-    ("remote/fetch.py", "_publish", 1): copying,
+    ("remote/fetch.py", "run", 2): copying,
+    ("remote/fetch.py", "run", 1): copying,
     ("remote/fetch.py", "_take", 1): copying,
     ("remote/fetch.py", "_start_again", 1): copying,
 }

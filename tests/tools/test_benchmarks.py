@@ -24,8 +24,7 @@ from benchmarks.harness.measure import UnavailableError, compare, timed, tracked
 from benchmarks.harness.report import Result
 from benchmarks.harness.scale import Scale
 from benchmarks.peers import table
-from benchmarks.peers.figures import Figures
-from benchmarks.peers.measure import PeerResult
+from benchmarks.peers.measure import Figures, PeerResult
 from benchmarks.store import large
 from benchmarks.train import earlier_step
 

@@ -14,8 +14,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.harness.report import Result
-from benchmarks.peers.hdf5 import Hdf5
-from benchmarks.peers.pt_folder import PtFolder
+from benchmarks.peers.formats import Hdf5, PtFolder
 from benchmarks.train.inputs import demo
 
 REPO = Path(__file__).resolve().parents[2]

@@ -47,17 +47,11 @@ BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
 
 @dataclass(frozen=True)
 class PackReport:
-    """What packing did.
+    """What packing did."""
 
-    Attributes:
-        path: The packed file.
-        nbytes: Its length.
-        mapped_nbytes: Length of the mapped file.
-    """
-
-    path: Path
-    nbytes: int
-    mapped_nbytes: int
+    path: Path  # the packed file
+    nbytes: int  # its length
+    mapped_nbytes: int  # length of the mapped file
 
 
 def pack(
