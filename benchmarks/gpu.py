@@ -35,10 +35,7 @@ from benchmarks.harness.inputs import Folder
 from benchmarks.harness.measure import RATE, Comparison, UnavailableError, compare, tracked
 from benchmarks.harness.report import Result
 from benchmarks.harness.run import _measure
-from benchmarks.peers.hdf5 import Hdf5
-from benchmarks.peers.peer import Peer
-from benchmarks.peers.pt_folder import PtFolder
-from benchmarks.peers.sizes import Items, Samples
+from benchmarks.peers.formats import Hdf5, Items, Peer, PtFolder, Samples
 from benchmarks.train.inputs import demo
 from ups.data.windows import TaskWindows, WindowBatch, WindowSource
 from ups.train.numbers import GPU_LOAD
@@ -125,17 +122,13 @@ class Precompute(_Latents):
         self.device, self.num_readers = size.device, readers
         super().setup(source)
 
-    def teardown(self, source: str, readers: int = 0) -> None:
-        super().teardown(source)
-
     def make_sources(self, source: str) -> Path:
         return solutions(source).path
 
     @tracked("a build of latents, over a sample at a time into .pt files", RATE)
-    def rate(self, source: str, readers: int) -> float:
+    def rate(self, source: str, readers: int) -> Comparison:
         ours, reference = self.from_scratch(self.pipeline), self.from_scratch(self.write_pt)
-        self.comparison = compare(ours, reference, pairs=size.pairs)
-        return self.comparison.rate_ratio
+        return compare(ours, reference, pairs=size.pairs)
 
 
 def run_precompute() -> Iterator[Result]:

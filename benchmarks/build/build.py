@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 import ups_store
-from benchmarks.harness.inputs import Folder, check, values_of
+from benchmarks.harness.inputs import Bench, check, values_of
 from benchmarks.harness.measure import RATE, Comparison, Timed, compare, median_s, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store.building.config import BuildConfig, load_config
@@ -45,19 +45,13 @@ def expect_nothing_to_do(arguments: list[str]) -> None:
         raise AssertionError(f"the second run imports torch, or builds: {shown.stdout.decode()}")
 
 
-class _Built:
-    timeout = 900
-
+class _Built(Bench):
     def setup(self) -> None:
-        self.folder = Folder()
         self.root = self.folder.path / "data"
         self.root.mkdir()
         make_source(self.root / SOURCE, SCALE.write_mib * MIB)
         self.build(0)
         self.check()
-
-    def teardown(self) -> None:
-        self.folder.cleanup()
 
     def check(self) -> None:
         stores = [ups_store.open(path) for path in self.cache.glob("*.zarr.zip")]
@@ -101,16 +95,16 @@ class _Built:
 
 class Build(_Built):
     @cached_property
-    def comparison(self) -> Comparison:
+    def measured(self) -> Comparison:
         return self.over_copy(self.build_from_scratch)
 
     @tracked("build of a Burgers file, new process, over cp and sync", RATE)
-    def track_build_over_cp(self) -> float:
-        return self.comparison.rate_ratio
+    def track_build_over_cp(self) -> Comparison:
+        return self.measured
 
     @tracked("build of a Burgers file, new process", "s", at_most=0.9)
-    def track_build(self) -> float:
-        return self.comparison.ours_s
+    def track_build(self) -> Comparison:
+        return self.measured
 
 
 class BuildOnly(_Built):
@@ -127,17 +121,13 @@ class BuildOnly(_Built):
         config = self.config
         return timed(lambda i: build_all(config, watcher=QuietWatcher()))(i)
 
-    @cached_property
-    def comparison(self) -> Comparison:
-        return self.over_copy(self.build_here)
-
     @tracked(
         "build of a Burgers file, without the start of Python and imports, over cp and sync",
         RATE,
         at_least=0.5,
     )
-    def track_build_over_cp(self) -> float:
-        return self.comparison.rate_ratio
+    def track_build_over_cp(self) -> Comparison:
+        return self.over_copy(self.build_here)
 
 
 class BuildAgain(_Built):

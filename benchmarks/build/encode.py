@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 
 import ups_store
 from benchmarks.build.build import expect_nothing_to_do
-from benchmarks.harness.inputs import Folder
+from benchmarks.harness.inputs import Bench
 from benchmarks.harness.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups.grid import GridSpec
@@ -31,10 +30,9 @@ from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.encoder import LatentEncoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec
 from ups_store.building.config import BuildConfig, load_config
-from ups_store.building.digests import DigestCache
 from ups_store.building.encode import OverlappingEncoder
 from ups_store.building.fill import Filling
-from ups_store.building.plan import plan_store
+from ups_store.building.plan import DigestCache, plan_store
 from ups_store.building.progress import Stopwatch
 from ups_store.building.read import read_batches
 from ups_store.building.readers import Readers
@@ -85,19 +83,19 @@ def make_checkpoint(path: Path) -> None:
     save_autoencoder(path, Autoencoder(spec), config={}, report={})
 
 
-class _Latents:
+class _Latents(Bench):
     """Three stages over the same samples: each alone, all as a pipeline, and one after the other."""
 
     timeout = 1800
     device, num_readers = "cpu", 1
 
     def setup(self, source: str) -> None:
-        self.folder = Folder()
         root = self.make_sources(source)
         self.checkpoint = self.folder.path / "autoencoder.safetensors"
         make_checkpoint(self.checkpoint)
         self.config = self._configured(root)
         self.readers = Readers(self.config.reading, note=lambda message: None)
+        self.pool = self.readers.pool
         self.plan = plan_store(self.config, TASK, "train", readers=self.readers)
         self.content = self.plan.identity(DigestCache(self.config.cache.dir), lambda nbytes: None)
         self.everything = np.arange(self.plan.num_samples)
@@ -112,7 +110,8 @@ class _Latents:
             (rows, self._cast(self.encoder.encode(batch, samples=rows))) for rows, batch in self.batches
         ]
         self.sequential = LatentEncoder.load(self.checkpoint, device=self.device)
-        self.tensor = h5py.File(root / SOURCE)["tensor"]
+        self.file = h5py.File(root / SOURCE)
+        self.tensor = self.file["tensor"]
         self.check()
 
     def make_sources(self, source: str) -> Path:
@@ -145,11 +144,6 @@ class _Latents:
                 "latent.device": self.device,
             }
         )
-
-    def teardown(self, source: str) -> None:
-        self.tensor.file.close()
-        self.readers.pool.close()
-        self.folder.cleanup()
 
     def check(self) -> None:
         """The pipeline's latents are those of the sequential way."""
@@ -231,18 +225,14 @@ class OverSlowestStage(_Latents):
     def slowest(self, i: int) -> float:
         return max(self.from_scratch(stage)(i) for stage in (self.read, self.encode, self.commit))
 
-    @cached_property
-    def comparison(self) -> Comparison:
-        return compare(self.from_scratch(self.pipeline), self.slowest, pairs=SCALE.write_pairs)
-
     # Decoding a compressed source wants the cores that the encoder has when it is alone.
     @tracked(
         "reading, encoding and committing as a pipeline, over the slowest of them alone",
         TIME,
         at_most={"contiguous": 1.15},
     )
-    def track_pipeline_over_slowest_stage(self, source: str) -> float:
-        return self.comparison.time_ratio
+    def track_pipeline_over_slowest_stage(self, source: str) -> Comparison:
+        return compare(self.from_scratch(self.pipeline), self.slowest, pairs=SCALE.write_pairs)
 
 
 class OverBound(_Latents):
@@ -265,54 +255,39 @@ class OverBound(_Latents):
             processor.append(self.processor_s() - before)
         return max(*seconds, sum(processor) / num_cores())
 
-    @cached_property
-    def comparison(self) -> Comparison:
-        return compare(self.from_scratch(self.pipeline), self.bound, pairs=SCALE.write_pairs)
-
     @tracked(
         "reading, encoding and committing as a pipeline, over their processor time by the cores",
         TIME,
         at_most=1.2,
     )
-    def track_pipeline_over_bound(self, source: str) -> float:
-        return self.comparison.time_ratio
+    def track_pipeline_over_bound(self, source: str) -> Comparison:
+        return compare(self.from_scratch(self.pipeline), self.bound, pairs=SCALE.write_pairs)
 
 
 class OverEncoding(_Latents):
     params = ("contiguous",)
     param_names = ("source",)
 
-    @cached_property
-    def comparison(self) -> Comparison:
-        return compare(self.from_scratch(self.pipeline), timed(self.encode), pairs=SCALE.write_pairs)
-
     @tracked("a build of latents, over encoding what is in memory", RATE, at_least=0.9)
-    def track_pipeline_over_encoding(self, source: str) -> float:
-        return self.comparison.rate_ratio
+    def track_pipeline_over_encoding(self, source: str) -> Comparison:
+        return compare(self.from_scratch(self.pipeline), timed(self.encode), pairs=SCALE.write_pairs)
 
 
 class OverSequential(_Latents):
     params = ("contiguous", "compressed")
     param_names = ("source",)
 
-    @cached_property
-    def comparison(self) -> Comparison:
+    @tracked("a build of latents, over a sample at a time into .pt files", RATE, at_least={"compressed": 1.5})
+    def track_pipeline_over_pt(self, source: str) -> Comparison:
         return compare(
             self.from_scratch(self.pipeline), self.from_scratch(self.write_pt), pairs=SCALE.write_pairs
         )
 
-    @tracked("a build of latents, over a sample at a time into .pt files", RATE, at_least={"compressed": 1.5})
-    def track_pipeline_over_pt(self, source: str) -> float:
-        return self.comparison.rate_ratio
 
-
-class BuildAgain:
+class BuildAgain(Bench):
     """The command once more when all is valid: the weights are hashed, torch isn't imported."""
 
-    timeout = 900
-
     def setup(self) -> None:
-        self.folder = Folder()
         root = self.folder.path / "data"
         root.mkdir()
         num_samples = SCALE.write_mib * MIB // (4 * NUM_STEPS * NUM_POINTS)
@@ -325,9 +300,6 @@ class BuildAgain:
         self.arguments = ["ups_store.build", *words]
         self.build(0)
         expect_nothing_to_do(self.arguments)
-
-    def teardown(self) -> None:
-        self.folder.cleanup()
 
     def build(self, i: int) -> None:
         subprocess.run([sys.executable, "-m", *self.arguments], check=True, capture_output=True)

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import h5py
@@ -15,7 +14,7 @@ import numpy as np
 import ups_store
 from benchmarks.build.build import SOURCE, TASK, make_source
 from benchmarks.build.silent_read import SilentRead
-from benchmarks.harness.inputs import Folder, check, values_of
+from benchmarks.harness.inputs import Bench, check, values_of
 from benchmarks.harness.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store.building.config import load_config
@@ -68,19 +67,20 @@ class _Pool:
         for _ in self.pool.read(self.requests):
             pass
 
+    def close(self) -> None:
+        self.pool.close()
+
     def batches(self) -> Iterator[ReadBatch]:
         for item in self.pool.read(self.requests):
             assert isinstance(item, ReadBatch)
             yield item
 
 
-class Contiguous:
+class Contiguous(Bench):
     params = ("left out", "made")  # NaN looked for and ranges taken, as builds do
     param_names = ("checks",)
-    timeout = 900
 
     def setup(self, checks: str) -> None:
-        self.folder = Folder()
         path = self.folder.path / SOURCE
         make_source(path, 4 * SCALE.write_mib * MIB)
         self.file = h5py.File(path)
@@ -95,34 +95,23 @@ class Contiguous:
             rows = slice(batch.samples[0], batch.samples[-1] + 1)
             check(batch.arrays["fields"][..., 0], self.tensor[rows])
 
-    def teardown(self, checks: str) -> None:
-        self.readers.pool.close()
-        self.file.close()
-        self.folder.cleanup()
-
     def read_direct(self, i: int) -> None:
         """As fast as h5py reads, in one process, into memory that was used before."""
         for request in self.readers.requests:
             first, num = int(request.samples[0]), len(request.samples)
             self.tensor.read_direct(self.out, np.s_[first : first + num], np.s_[:num])
 
-    @cached_property
-    def comparison(self) -> Comparison:
+    @tracked("one reader of a contiguous file, over h5py.read_direct", RATE, at_least={"left out": 0.9})
+    def track_reader_over_read_direct(self, checks: str) -> Comparison:
         pairs, nbytes = 4 * SCALE.write_pairs, self.tensor.nbytes
         return compare(timed(self.readers.read), timed(self.read_direct), pairs=pairs, nbytes=nbytes)
 
-    @tracked("one reader of a contiguous file, over h5py.read_direct", RATE, at_least={"left out": 0.9})
-    def track_reader_over_read_direct(self, checks: str) -> float:
-        return self.comparison.rate_ratio
 
-
-class _Compressed:
-    timeout = 900
+class _Compressed(Bench):
     num_samples: int
     num_workers: tuple[int, ...]
 
     def setup(self) -> None:
-        self.folder = Folder()
         path = self.folder.path / GROUPS
         make_groups(path, self.num_samples)
         self.nbytes = self.num_samples * GROUP_BYTES
@@ -134,22 +123,18 @@ class _Compressed:
 
     def teardown(self) -> None:
         for readers in self.pools:
-            readers.pool.close()
-        self.folder.cleanup()
+            readers.close()
+        super().teardown()
 
 
 class CompressedGroups(_Compressed):
     num_samples = SCALE.write_mib // 32 * 2  # a reader gets as many as the other
     num_workers = (2, 1)
 
-    @cached_property
-    def comparison(self) -> Comparison:
+    @tracked("two readers of compressed groups, over one", RATE, at_least=1.6)
+    def track_two_readers_over_one(self) -> Comparison:
         two, one = (timed(readers.read) for readers in self.pools)
         return compare(two, one, pairs=SCALE.write_pairs, nbytes=self.nbytes)
-
-    @tracked("two readers of compressed groups, over one", RATE, at_least=1.6)
-    def track_two_readers_over_one(self) -> float:
-        return self.comparison.rate_ratio
 
 
 class Supervision(_Compressed):
@@ -164,25 +149,19 @@ class Supervision(_Compressed):
     def read_unsupervised(self, i: int) -> None:
         self.pools[0].pool.ask(SilentRead(self.pools[0].requests))
 
-    @cached_property
-    def comparison(self) -> Comparison:
+    @tracked("deadlines, heartbeats and hand-over of a reader, over its reads without", TIME, at_most=1.02)
+    def track_supervised_over_unsupervised(self) -> Comparison:
         supervised, unsupervised = timed(self.read_supervised), timed(self.read_unsupervised)
         return compare(supervised, unsupervised, pairs=10 * SCALE.write_pairs, nbytes=self.nbytes)
 
-    @tracked("deadlines, heartbeats and hand-over of a reader, over its reads without", TIME, at_most=1.02)
-    def track_supervised_over_unsupervised(self) -> float:
-        return self.comparison.time_ratio
 
-
-class WholeBuild:
+class WholeBuild(Bench):
     """Plan, digest, start of a reader, read, check, commit durably, finish: all but the start of Python."""
 
     params = ("sampled", "full")
     param_names = ("source_digest",)
-    timeout = 900
 
     def setup(self, source_digest: str) -> None:
-        self.folder = Folder()
         self.root = self.folder.path / "data"
         self.root.mkdir()
         self.source = self.root / SOURCE
@@ -196,9 +175,6 @@ class WholeBuild:
         (path,) = self.cache.glob("*.zarr.zip")
         with ups_store.open(path) as store, h5py.File(self.source) as file:
             check(store["fields"][-1, ..., 0], file["tensor"][-1])
-
-    def teardown(self, source_digest: str) -> None:
-        self.folder.cleanup()
 
     def build(self, i: int) -> None:
         build_all(self.config, watcher=_Nobody())
@@ -217,23 +193,18 @@ class WholeBuild:
         subprocess.run(["cp", "--reflink=never", self.source, copy], check=True)
         subprocess.run(["sync", copy], check=True)
 
-    @cached_property
-    def comparison(self) -> Comparison:
+    @tracked("durable build of a contiguous file, over cp and sync", RATE, at_least={"sampled": 0.6})
+    def track_build_over_cp(self, source_digest: str) -> Comparison:
         nbytes = self.source.stat().st_size
         return compare(
             self.build_from_scratch, self.copy_from_scratch, pairs=SCALE.write_pairs, nbytes=nbytes
         )
 
-    @tracked("durable build of a contiguous file, over cp and sync", RATE, at_least={"sampled": 0.6})
-    def track_build_over_cp(self, source_digest: str) -> float:
-        return self.comparison.rate_ratio
 
-
-class FirstSample:
+class FirstSample(Bench):
     """From the start of Python to a store of one sample: the first commit is sooner still."""
 
     def setup(self) -> None:
-        self.folder = Folder()
         root = self.folder.path / "data"
         root.mkdir()
         make_source(root / SOURCE, SCALE.write_mib * MIB)
@@ -241,9 +212,6 @@ class FirstSample:
         words = ["--tasks", TASK, "--split", "train", "--limit", "1", "--num-workers", "1"]
         words += ["--source-digest", "sampled", "--root", str(root), "--cache-dir", str(self.cache)]
         self.command = [sys.executable, "-m", "ups_store.build", *words]
-
-    def teardown(self) -> None:
-        self.folder.cleanup()
 
     def build(self, i: int) -> None:
         shutil.rmtree(self.cache, ignore_errors=True)

@@ -15,11 +15,9 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.generative.cost import measure_costs
-from benchmarks.generative.questions import TASKS, Task
-from benchmarks.generative.rows import SEEDS
+from benchmarks.generative.questions import SEEDS, TASKS, Task
 from benchmarks.generative.table import markdown, missed_gates, scores_of, to_json
-from benchmarks.generative.train import forecasters_of, measure, reports_of
+from benchmarks.generative.train import forecasters_of, measure, measure_costs, reports_of
 from benchmarks.harness import machine
 from benchmarks.harness.report import write_docs
 from ups.output import with_nulls, write_atomically

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.generative.cost import Cost
-from benchmarks.generative.questions import Task
-from benchmarks.generative.rows import CORRECTOR, LABELS, OPERATOR, STUDENTS
+from benchmarks.generative.questions import CORRECTOR, LABELS, OPERATOR, STUDENTS, Task
+from benchmarks.generative.train import Cost
 from benchmarks.models.table import WORDS, shown_interval
 from ups.eval.ensemble_scores import EnsembleScores, score_ensemble
 from ups.eval.ensembles import EnsembleErrors

@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from benchmarks.generative.questions import KICKED, Task
-from benchmarks.generative.rows import (
+from benchmarks.generative.questions import (
     CORRECTOR,
     CORRECTOR_STEPS,
+    KICKED,
     MEMBER_SEED,
     MEMBERS,
     OPERATOR,
+    ROUNDS,
     STUDENTS,
+    TIMED_MEMBERS,
+    TIMED_STEPS,
     TRUTH,
+    Task,
 )
-from benchmarks.generative.truth import TrueFutures
 from benchmarks.models.data import hash_of, make_all_data, run_values
-from benchmarks.models.questions import TEST
+from benchmarks.models.questions import TEST, Question
 from ups.config import RunConfig, load_config
+from ups.data.solvers.burgers1d import random_kicks, solve
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.eval.ensembles import Climate, EnsembleErrors, roll_out_members, roll_out_point
-from ups.eval.forecasters import CorrectedForecaster, Forecaster, OperatorForecaster, has_members
+from ups.eval.forecasters import (
+    CorrectedForecaster,
+    Forecaster,
+    OperatorForecaster,
+    Start,
+    has_members,
+)
+from ups.eval.rollout import start_of
 from ups.output import Note, appears_whole, discard, write_atomically
+from ups.train.flops import count_flops
 from ups.train.run import run_stage
 from ups.trained.corrected_files import load_corrected
 from ups.trained.simulator import load_simulator
@@ -144,3 +159,87 @@ def _load(path: Path) -> EnsembleErrors:
         num_members = int(found["num_members"])
         tensors = {name: torch.from_numpy(found[name]) for name in found.files if name != "num_members"}
     return EnsembleErrors(num_members, None if num_members == 1 else MEMBER_SEED, **tensors)
+
+
+# --- the best that can be, and what a step costs ---
+
+
+class TrueFutures:
+    """The best that anybody can do on kicked Burgers: members that are solved with kicks of their own."""
+
+    name, label = "truth", "the equation itself"
+    note = "members solved as the data were, with kicks of their own"
+
+    def __init__(self, question: Question) -> None:
+        self._nu, self._kicks = float(question.settings["nu"]), float(question.settings["kicks"])
+        self._max_wave_number = int(question.settings.get("max_wave_number", 3))
+
+    def forecast(self, start: Start, steps: int) -> Tensor:
+        """One future."""
+        members = self.forecast_members(start, steps, members=1, seed=0)
+        return torch.stack([step[:, 0] for step in members], dim=1)
+
+    def forecast_members(self, start: Start, steps: int, *, members: int, seed: int) -> Iterator[Tensor]:
+        """See `ups.eval.forecasters.EnsembleForecaster.forecast_members`."""
+        assert start.dt is not None
+        rng, num_points = np.random.default_rng(seed), start.given.shape[1]
+        states_NX = start.given[..., 0].double().repeat_interleave(members, 0).numpy()
+        for _ in range(steps):
+            kicks_NX = random_kicks(
+                rng,
+                num=len(states_NX),
+                num_points=num_points,
+                max_wave_number=self._max_wave_number,
+                size=self._kicks,
+            )
+            t = np.array([0.0, start.dt])
+            states_NX = solve(states_NX + kicks_NX, nu=self._nu, t=t).fields[:, 1]
+            yield torch.from_numpy(states_NX).float().reshape(len(start.given), members, num_points, 1)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one time step of one member.
+
+    Attributes:
+        milliseconds: Wall time, decoding in it, where so many members are predicted together.
+        flops: Counted operations, decoding in it.
+    """
+
+    milliseconds: float
+    flops: float
+
+
+def measure_costs(forecasters: Mapping[str, Forecaster], trajectories: Trajectories) -> dict[str, Cost]:
+    """Costs of all forecasters; they take turns, so that what else the machine does meets all alike."""
+    batch = next(iter(trajectories.batches(1)))
+    start = start_of(batch, trajectories)
+    seconds: dict[str, list[float]] = {name: [] for name in forecasters}
+    for _ in range(1 + ROUNDS):  # the first one warms up
+        for name, forecaster in forecasters.items():
+            began = time.perf_counter()
+            predict(forecaster, start, TIMED_STEPS, members=TIMED_MEMBERS)
+            seconds[name].append(time.perf_counter() - began)
+    return {
+        name: Cost(
+            milliseconds=1e3 * sorted(seconds[name][1:])[ROUNDS // 2] / TIMED_STEPS / TIMED_MEMBERS,
+            flops=_flops(forecaster, start, 2) - _flops(forecaster, start, 1),
+        )
+        for name, forecaster in forecasters.items()
+    }
+
+
+def predict(forecaster: Forecaster, start: Start, steps: int, *, members: int) -> None:
+    """So many members of a trajectory; of a forecaster without members, as many equal trajectories."""
+    with torch.no_grad():
+        if has_members(forecaster):
+            for _ in forecaster.forecast_members(start, steps, members=members, seed=0):
+                pass
+        else:
+            given = start.given.expand(members, *start.given.shape[1:])
+            parameters = {name: value.expand(members) for name, value in start.parameters.items()}
+            forecaster.forecast(Start(start.task, given, parameters, start.dt), steps)
+
+
+def _flops(forecaster: Forecaster, start: Start, steps: int) -> int:
+    return count_flops(lambda: predict(forecaster, start, steps, members=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,26 @@ class Folder(tempfile.TemporaryDirectory[str]):
         fd = os.open(self.path, os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)
+
+
+class Bench:
+    """A benchmark in a folder of its own: whatever its `setup` opened is closed, the last first."""
+
+    timeout = 900
+
+    @cached_property
+    def folder(self) -> Folder:
+        """Made when it is needed first."""
+        return Folder()
+
+    def teardown(self, *values: object) -> None:
+        """Close, remove the folder, and let go of memory."""
+        for value in reversed([*vars(self).values()]):
+            if hasattr(value, "close"):
+                value.close()
+        if folder := vars(self).get("folder"):
+            folder.cleanup()
+        vars(self).clear()
 
 
 def values_of(samples: npt.ArrayLike, sample_bytes: int) -> Floats:

@@ -5,6 +5,7 @@ What else the machine does then slows both alike, and the median of the pairwise
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,11 +127,22 @@ def median_s(function: Callable[[int], object], *, repeats: int) -> float:
 
 def tracked(
     title: str, unit: str, *, at_most: Limit | None = None, at_least: Limit | None = None
-) -> Callable[[Callable[..., float]], Callable[..., float]]:
-    """Name a `track_` method and give it its target: one number, or one per value of the first parameter."""
+) -> Callable[[Callable[..., float | Comparison]], Callable[..., float]]:
+    """Name a `track_` method and give it its target: one number, or one per value of the first parameter.
 
-    def declare(method: Callable[..., float]) -> Callable[..., float]:
-        vars(method).update(title=title, unit=unit, at_most=at_most, at_least=at_least)
-        return method
+    A comparison that it returns is kept for its row, which has the ratio or the seconds that its unit says.
+    """
+
+    def declare(method: Callable[..., float | Comparison]) -> Callable[..., float]:
+        @functools.wraps(method)
+        def track(self: Any, *values: Any) -> float:
+            found = method(self, *values)
+            if not isinstance(found, Comparison):
+                return found
+            self.comparison = found
+            return {TIME: found.time_ratio, RATE: found.rate_ratio}.get(unit, found.ours_s)
+
+        vars(track).update(title=title, unit=unit, at_most=at_most, at_least=at_least)
+        return track
 
     return declare

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.inputs import NAME, check, values_of
-from benchmarks.harness.measure import RATE, tracked
+from benchmarks.harness.measure import RATE, Comparison, tracked
 from benchmarks.harness.scale import SCALE
 from benchmarks.loader.loaders import BATCH, Epochs
 from ups_store.torch import make_loader
@@ -71,12 +71,6 @@ class SimulatedDevice(Epochs):
         for batch in self.loader:  # and the first batches of the next epoch lie ready
             check(batch[NAME].numpy(), values_of(batch["index"].numpy(), SAMPLE_BYTES))
 
-    def teardown(self, copies_a_step: float) -> None:
-        self.loader.close()
-        self.device.close()
-        del self.loader
-        self.clean()
-
     @tracked(
         "share of an epoch that a loop waits for batches that a simulated device copies at 0.2 GB/s",
         "%",
@@ -106,11 +100,6 @@ if torch.cuda.is_available():
             check(batch[NAME].cpu().numpy(), values_of(batch["index"].cpu().numpy(), sample_bytes))
             self.pinned = torch.empty_like(batch[NAME], device="cpu", pin_memory=True)
 
-        def teardown(self, sample_bytes: int) -> None:
-            self.loader.close()
-            del self.loader, self.pinned
-            self.clean()
-
         def loaded(self, _: int) -> None:
             for _batch in self.loader:
                 pass
@@ -122,5 +111,5 @@ if torch.cuda.is_available():
             torch.cuda.synchronize()
 
         @tracked("shuffled epoch of make_loader to the device, over copies of one pinned batch", RATE)
-        def track_over_pinned_copy(self, sample_bytes: int) -> float:
+        def track_over_pinned_copy(self, sample_bytes: int) -> Comparison:
             return self.over(self.loaded, self.copied, pairs=SCALE.process_pairs)

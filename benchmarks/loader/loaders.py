@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.harness.inputs import NAME, Floats, Folder, check, make_store, values_of
-from benchmarks.harness.measure import RATE, compare, timed, tracked
+from benchmarks.harness.inputs import NAME, Bench, Floats, check, make_store, values_of
+from benchmarks.harness.measure import RATE, Comparison, compare, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store.torch import StoreDataset, make_loader
 
@@ -18,13 +18,10 @@ BATCH = 64
 NUM_WORKERS = 2
 
 
-class Epochs:
+class Epochs(Bench):
     """The same samples as a store and as a `.npy` file."""
 
-    timeout = 600
-
     def prepare(self, sample_bytes: int) -> None:
-        self.folder = Folder()
         self.num_samples = SCALE.store_mib * MIB // sample_bytes
         path = self.folder.path / "store.zarr.zip"
         with make_store(path, num_samples=self.num_samples, sample_bytes=sample_bytes) as store:
@@ -33,16 +30,13 @@ class Epochs:
         self.dataset = StoreDataset(path)
         self.nbytes = self.num_samples // BATCH * BATCH * sample_bytes
 
-    def clean(self) -> None:
-        del self.mapped, self.dataset
-        self.folder.cleanup()
-
     def check_batch(self, index: Tensor, values: Tensor) -> None:
         check(values.numpy(), values_of(index.numpy(), values[0].nbytes))
 
-    def over(self, ours: Callable[[int], None], reference: Callable[[int], None], *, pairs: int) -> float:
-        self.comparison = compare(timed(ours), timed(reference), pairs=pairs, nbytes=self.nbytes)
-        return self.comparison.rate_ratio
+    def over(
+        self, ours: Callable[[int], None], reference: Callable[[int], None], *, pairs: int
+    ) -> Comparison:
+        return compare(timed(ours), timed(reference), pairs=pairs, nbytes=self.nbytes)
 
 
 class Loop(Epochs):
@@ -57,11 +51,6 @@ class Loop(Epochs):
         batch = next(iter(self.loader))
         self.check_batch(batch["index"], batch[NAME])
 
-    def teardown(self, sample_bytes: int) -> None:
-        self.loader.close()
-        del self.loader
-        self.clean()
-
     def loaded(self, _: int) -> None:
         _run(self.loader)
 
@@ -73,7 +62,7 @@ class Loop(Epochs):
         )
 
     @tracked("shuffled epoch of make_loader, over indexing np.memmap", RATE, at_least={102_400: 0.95})
-    def track_over_memmap(self, sample_bytes: int) -> float:
+    def track_over_memmap(self, sample_bytes: int) -> Comparison:
         return self.over(self.loaded, self.indexed, pairs=SCALE.process_pairs)
 
 
@@ -89,16 +78,12 @@ class Workers(Epochs):
         batch = next(iter(self.ours))
         self.check_batch(batch["index"], batch[NAME])
 
-    def teardown(self, sample_bytes: int) -> None:
-        del self.ours, self.memmap
-        self.clean()
-
     @tracked(
         f"shuffled epoch of DataLoader(store, num_workers={NUM_WORKERS}), over np.memmap's",
         RATE,
         at_least={102_400: 1.0},
     )
-    def track_over_memmap(self, sample_bytes: int) -> float:
+    def track_over_memmap(self, sample_bytes: int) -> Comparison:
         ours, memmap = self.ours, self.memmap
         return self.over(lambda _: _run(ours), lambda _: _run(memmap), pairs=SCALE.process_pairs)
 

@@ -6,6 +6,8 @@ how many the same call takes when it is run again. Run it with the Python of ben
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
 import json
 import os
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,10 +29,12 @@ import typer
 
 from benchmarks.harness import machine
 from benchmarks.harness.report import write_docs
+from benchmarks.peers.isolated import FailedError, isolated
 
 NUM = 4096
 WIDTH = 25_600  # float32: 100 KB a sample, 420 MB in all
 KILLED_AT = 3 * NUM // 4
+_PROCESS_S = 300
 _ROOT = Path(__file__).resolve().parents[2]
 _README = _ROOT / "README.md"
 _PAGE = _ROOT / "docs" / "results" / "performance.md"
@@ -190,15 +195,16 @@ def main(
     ] = False,
 ) -> None:
     """Measure all ways in turns, print the table and write JSON."""
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
     reasons: dict[str, str] = {}
     for _ in range(3):
         for name in WAYS:
             if name not in reasons:
                 with tempfile.TemporaryDirectory() as folder:
-                    found = _child("time", name, Path(folder))
-                reasons.update({name: str(found["reason"])} if "reason" in found else {})
-                runs[name] += [] if "reason" in found else [found]
+                    try:
+                        runs[name].append(isolated(_time, name, Path(folder), timeout_s=_PROCESS_S))
+                    except FailedError as error:
+                        reasons[name] = str(error)[:160]
     outcomes = [_outcome(name, runs[name], reasons.get(name, "")) for name in WAYS]
     hardware = machine.describe(Path(tempfile.gettempdir()))
     about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": hardware}
@@ -246,69 +252,42 @@ def short(outcomes: list[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _outcome(name: str, runs: list[dict[str, float]], reason: str) -> Outcome:
-    package, write, _ = WAYS[name]
+def _outcome(name: str, runs: list[tuple[float, float]], reason: str) -> Outcome:
+    package, write, read = WAYS[name]
     if reason:
         return Outcome(name, "", reason=reason)
-    with tempfile.TemporaryDirectory() as folder:
-        killed = _child("kill", name, Path(folder))
-        left = _child("read", name, Path(folder))
-        (Path(folder) / "count").unlink(missing_ok=True)
-        again = _child("time", name, Path(folder))
-        assert "reason" in killed, "it is killed"
-        taken = (Path(folder) / "count").stat().st_size if "reason" not in again else None
-    from importlib.metadata import version
-
-    return Outcome(
-        name,
-        version(package),
-        _num_lines(write),
-        NUM / statistics.median(run["seconds"] for run in runs),
-        NUM / statistics.median(run["synced_s"] for run in runs),
-        int(left["num"]) if "num" in left else None,
-        taken,
-    )
+    left, taken = None, None
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        with contextlib.suppress(FailedError):
+            isolated(lambda: _time(name, folder, kill=True), timeout_s=_PROCESS_S)
+            raise AssertionError("it is killed")
+        with contextlib.suppress(FailedError):
+            left = isolated(read, folder, timeout_s=_PROCESS_S)
+        (folder / "count").unlink(missing_ok=True)
+        with contextlib.suppress(FailedError):
+            isolated(_time, name, folder, timeout_s=_PROCESS_S)
+            taken = (folder / "count").stat().st_size
+    seconds, synced_s = map(statistics.median, zip(*runs, strict=True))
+    lines, found = _num_lines(write), version(package)
+    return Outcome(name, found, lines, NUM / seconds, NUM / synced_s, left, taken)
 
 
 def _num_lines(write: Callable[[Source, Path], None]) -> int:
     """Statements of a function, imports left out."""
-    import ast
-
     body = ast.parse(inspect.getsource(write)).body[0]
     assert isinstance(body, ast.FunctionDef)
     return sum(not isinstance(each, ast.Import | ast.ImportFrom) for each in body.body)
 
 
-def _child(what: str, name: str, folder: Path) -> dict[str, Any]:
-    """What a process of its own prints; {"reason"} if it failed."""
-    command = [sys.executable, "-m", "benchmarks.peers.one_line", what, name, str(folder)]
-    done = subprocess.run(
-        command, cwd=_ROOT, capture_output=True, text=True, timeout=300, start_new_session=True
-    )
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        problem = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return {"reason": problem[-1][:160]}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
-
-
-def _run_child(what: str, name: str, folder: Path) -> None:
-    _, write, read = WAYS[name]
-    if what == "read":
-        print(json.dumps({"num": read(folder)}))
-        return
-    source = Source(folder / "count", kill=what == "kill")
+def _time(name: str, folder: Path, *, kill: bool = False) -> tuple[float, float]:
+    """Seconds to write, and to write and sync."""
     began = time.perf_counter()
-    write(source, folder)
+    WAYS[name][1](Source(folder / "count", kill=kill), folder)
     written = time.perf_counter()
     os.sync()
-    print(json.dumps({"seconds": written - began, "synced_s": time.perf_counter() - began}), flush=True)
-    os._exit(0)
+    return written - began, time.perf_counter() - began
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] in ("time", "kill", "read"):
-        _run_child(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
-    else:
-        typer.run(main)
+    typer.run(main)

@@ -9,33 +9,162 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 import typer
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from benchmarks.harness import machine
+from benchmarks.harness.inputs import NAME
 from benchmarks.harness.report import write_docs
-from benchmarks.peers.remote_readers import READERS, RemoteReader
-from benchmarks.peers.sizes import Samples
+from benchmarks.peers.formats import (
+    Epochs,
+    LitData,
+    MosaicStreaming,
+    Peer,
+    Samples,
+    UpsStore,
+    WebDataset,
+    ZarrFolder,
+)
+from benchmarks.peers.isolated import FailedError, isolated
 
 SAMPLES = Samples("100 KB", 2048, 100, 256, 64)
 ROUNDS = 3
+BUCKET = "caches"
+_PROCESS_S = 300
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "results" / "performance.md"
 BEGIN, END = (
     "<!-- epochs over S3: written by benchmarks/peers/remote.py -->\n",
     "<!-- end of epochs over S3 -->",
 )
+
+
+class Reader:
+    """A way to train from a bucket of the server that AWS_ENDPOINT_URL names; its peer writes the samples."""
+
+    name: ClassVar[str]
+    peer: ClassVar[type[Peer]]
+
+    def upload(self, peer: Peer) -> None:
+        """Put all samples into the bucket."""
+        import obstore
+
+        peer.write(SAMPLES.values(np.arange(SAMPLES.num)))
+        store = obstore.store.S3Store(BUCKET, client_options={"allow_http": True})
+        for path in peer.folder.rglob("*"):
+            if path.is_file():
+                obstore.put(store, f"{peer.package}/{path.name}", path)
+
+    def epochs(self, peer: Any, kept: Path) -> Iterable[Tensor]:
+        """Shuffled batches, shape (B, frames, width), in every iteration; what is kept lies in a folder."""
+        raise NotImplementedError
+
+
+class Cached(Reader):
+    """One object, read in place; a cache of slots on this machine's disk."""
+
+    name, peer = "ups_store", UpsStore
+
+    def epochs(self, peer: UpsStore, kept: Path) -> Iterable[Tensor]:
+        from ups_store.torch import StoreDataset, make_loader
+
+        os.environ["UPS_STORE_CACHE_DIR"] = "" if isinstance(self, Uncached) else str(kept)
+        dataset = StoreDataset(f"s3://{BUCKET}/{peer.package}/{peer.file}")
+        loader = make_loader(dataset, batch_size=SAMPLES.batch, shuffle=True, drop_last=True)
+        return Epochs(lambda: (batch[NAME] for batch in loader))
+
+
+class Uncached(Cached):
+    """The same without a cache."""
+
+    name = "ups_store, no cache"
+
+
+class Lit(Reader):
+    """Its own loader, which keeps chunks on this machine's disk."""
+
+    name, peer = "LitData", LitData
+
+    def epochs(self, peer: LitData, kept: Path) -> Iterable[Tensor]:
+        from litdata.streaming import downloader
+
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it has no setting for plain http
+        options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
+        url = f"s3://{BUCKET}/{peer.package}"
+        return peer.loader(0, input_dir=url, cache_dir=str(kept), storage_options=options)
+
+
+class Mosaic(Reader):
+    """Shards, kept on this machine's disk."""
+
+    name, peer = "MosaicML Streaming", MosaicStreaming
+
+    def epochs(self, peer: MosaicStreaming, kept: Path) -> Iterable[Tensor]:
+        os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
+        return peer.loader(0, remote=f"s3://{BUCKET}/{peer.package}", local=str(kept))
+
+
+class Tar(Reader):
+    """Shards by curl, kept on this machine's disk."""
+
+    name, peer = "WebDataset", WebDataset
+
+    def epochs(self, peer: WebDataset, kept: Path) -> Iterable[Tensor]:
+        kept.mkdir(exist_ok=True)
+        place = f"{os.environ['AWS_ENDPOINT_URL']}/{BUCKET}/{peer.package}"
+        shards = [f"pipe:curl -s {place}/{path.name}" for path in sorted(peer.path.iterdir())]
+        return peer.loader(0, shards=shards, cache_dir=str(kept))
+
+
+class Zarr(Reader):
+    """An object for each sample, through fsspec; nothing is kept."""
+
+    name, peer = "zarr-python and fsspec", ZarrFolder
+
+    def upload(self, peer: ZarrFolder) -> None:
+        peer.write(SAMPLES.values(np.arange(SAMPLES.num)), self._store(read_only=False))
+
+    def epochs(self, peer: ZarrFolder, kept: Path) -> Iterable[Tensor]:
+        import zarr
+
+        array: Any = zarr.open_array(self._store(read_only=True), mode="r")
+
+        class Rows(Dataset[Tensor]):
+            """Whole batches of the array: its requests go side by side."""
+
+            def __len__(self) -> int:
+                return SAMPLES.num
+
+            def __getitem__(self, indices: list[int]) -> Tensor:
+                return torch.from_numpy(np.asarray(array.oindex[np.asarray(indices)]))
+
+        order = BatchSampler(RandomSampler(range(SAMPLES.num)), SAMPLES.batch, drop_last=True)
+        return DataLoader(Rows(), batch_size=None, sampler=order)
+
+    def _store(self, *, read_only: bool) -> Any:
+        from obstore.fsspec import FsspecStore
+        from zarr.storage import FsspecStore as ZarrStore
+
+        files = FsspecStore("s3", client_options={"allow_http": True}, asynchronous=True)
+        return ZarrStore(files, read_only=read_only, path=f"{BUCKET}/zarr")
+
+
+READERS = (Cached(), Uncached(), Lit(), Mosaic(), Tar(), Zarr())
+
+
+# --- measuring ----------------------------------------------------------------------------------------
 
 
 def main(
@@ -62,69 +191,34 @@ def main(
 
 def _measured(folder: Path) -> list[dict[str, Any]]:
     """Name, version, and samples a second of both epochs, or the reason why not, of every reader."""
-    rows: dict[str, dict[str, Any]] = {reader.name: {"name": reader.name} for reader in READERS}
-    for reader in READERS:
-        try:
-            rows[reader.name]["version"] = version(reader.package)
-        except PackageNotFoundError:
-            rows[reader.name]["reason"] = "not installed"
-            continue
-        place = folder / reader.name
-        place.mkdir(parents=True)
-        found = _child("upload", reader.name, place)
-        rows[reader.name].update(found if "reason" in found else {})
-    rates: dict[str, list[Sequence[float]]] = {name: [] for name in rows}
-    for number in range(ROUNDS):
-        for name, row in rows.items():
-            if "reason" not in row:
-                kept = folder / name / f"round {number}"
-                found = _child("epochs", name, _linked(folder / name, kept))
-                row.update(found if "reason" in found else {})
-                rates[name] += [] if "reason" in found else [found["rates"]]
-    for name, row in rows.items():
+    rows: list[dict[str, Any]] = [{"name": reader.name} for reader in READERS]
+    rates: dict[str, list[list[float]]] = {reader.name: [] for reader in READERS}
+    for number in range(1 + ROUNDS):  # the first one uploads
+        for reader, row in zip(READERS, rows, strict=True):
+            peer = reader.peer(folder / reader.name, SAMPLES)
+            peer.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                if "reason" not in row and not number:
+                    row["version"] = version(str(peer.package))
+                    isolated(reader.upload, peer, timeout_s=_PROCESS_S)
+                elif "reason" not in row:
+                    kept = folder / f"{reader.name}, round {number}"
+                    rates[reader.name].append(isolated(_rates, reader, peer, kept, timeout_s=_PROCESS_S))
+            except (PackageNotFoundError, FailedError) as error:
+                row["reason"] = str(error) if isinstance(error, FailedError) else "not installed"
+    for row in rows:
         if "reason" not in row:
-            row["epochs"] = [statistics.median(each) for each in zip(*rates[name], strict=True)]
-    return list(rows.values())
+            row["epochs"] = [statistics.median(each) for each in zip(*rates[row["name"]], strict=True)]
+    return rows
 
 
-def _linked(uploaded: Path, folder: Path) -> Path:
-    """An empty folder for what an epoch keeps, with what was uploaded beside it."""
-    folder.mkdir()
-    for path in uploaded.iterdir():
-        if not path.name.startswith("round"):
-            (folder / path.name).symlink_to(path)
-    return folder
-
-
-def _child(what: str, name: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.peers.remote", what, name, str(folder)]
-    try:
-        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300)
-    except subprocess.TimeoutExpired:
-        return {"reason": "took longer than 300 s"}
-    if done.returncode:
-        return {"reason": (done.stderr.strip().splitlines() or ["failed"])[-1][:160]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _run_child(what: str, name: str, folder: Path) -> None:
-    reader = next(each for each in READERS if each.name == name)(SAMPLES, folder)
-    if what == "upload":
-        reader.upload(SAMPLES.values(np.arange(SAMPLES.num)))
-        print(json.dumps({}), flush=True)
-    else:
-        print(json.dumps({"rates": _rates(reader)}), flush=True)
-    os._exit(0)  # some libraries wait for threads of theirs at exit, for ever
-
-
-def _rates(reader: RemoteReader) -> list[float]:
+def _rates(reader: Reader, peer: Peer, kept: Path) -> list[float]:
     """Samples a second of two epochs; that of opening counts as the first one's."""
     torch.set_num_threads(1)
     began, rates, batches = time.perf_counter(), [], None
     expected = SAMPLES.num // SAMPLES.batch * SAMPLES.batch
     for _ in range(2):
-        batches = reader.epochs() if batches is None else batches
+        batches = reader.epochs(peer, kept) if batches is None else batches
         seen = [batch[:, 0, 0].clone() for batch in batches]  # the first value says which sample it is
         rates.append(expected / (time.perf_counter() - began))
         values = torch.cat(seen).numpy()
@@ -153,7 +247,4 @@ def markdown(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] in ("upload", "epochs"):
-        _run_child(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
-    else:
-        typer.run(main)
+    typer.run(main)

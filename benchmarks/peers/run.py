@@ -1,6 +1,6 @@
 """`python -m benchmarks.peers.run --quick|--full`: the same samples through every peer, in one run.
 
-Peers are other ways to keep a training set, one small file each. `make bench-peers` makes their environment,
+Peers are other ways to keep a training set (`formats`). `make bench-peers` makes their environment,
 measures, and writes the tables of `docs/results/performance.md`. This folder has no `__init__.py`: asv, which
 imports every module of a package, then passes over it.
 """
@@ -20,10 +20,9 @@ from rich.console import Console
 from benchmarks.harness import machine
 from benchmarks.harness.inputs import Folder
 from benchmarks.peers import table
+from benchmarks.peers.formats import PEERS, Samples, sizes
 from benchmarks.peers.isolated import FailedError, isolated
 from benchmarks.peers.measure import PeerResult, measure_peer
-from benchmarks.peers.registry import PEERS
-from benchmarks.peers.sizes import Samples, sizes
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "results" / "performance.md"
@@ -49,7 +48,7 @@ def main(
         "mode": "full" if full else "quick",
         "machine": hardware,
     }
-    names = [name for name, _, _ in PEERS if (only or "") in name]
+    names = [name for name in PEERS if (only or "") in name]
     chosen = [samples for samples in sizes(full=full) if size in (None, samples.label)]
     results = [_measured(name, samples, full=full) for samples in chosen for name in names]
     console.print(table.markdown(results, about))

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.report import write_docs, write_results
-from benchmarks.peers.figures import Figures
-from benchmarks.peers.measure import PeerResult
+from benchmarks.peers.measure import Figures, PeerResult
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers/run.py -->\n", "<!-- end of peers -->"
 

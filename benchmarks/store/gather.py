@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from benchmarks.harness.inputs import NAME, Folder, Memory, check, make_store, values_of
+from benchmarks.harness.inputs import NAME, Bench, Memory, check, make_store, values_of
 from benchmarks.harness.measure import TIME, Comparison, Timed, compare, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store.format.metadata import dtype_of
@@ -30,13 +30,10 @@ def compare_warm(
     return compare(timed(ours), timed(reference), pairs=pairs, nbytes=nbytes, num_unmeasured=NUM_BATCHES)
 
 
-class _Random:
+class _Random(Bench):
     """A store, batches of random sample numbers, and memory of the same size."""
 
-    timeout = 300
-
     def prepare(self, sample_bytes: int) -> None:
-        self.folder = Folder()
         num_samples = SCALE.store_mib * MIB // sample_bytes
         path = self.folder.path / "store.zarr.zip"
         self.store = make_store(path, num_samples=num_samples, sample_bytes=sample_bytes)
@@ -46,17 +43,12 @@ class _Random:
         self.gather(1)
         check(self.out[NAME], values_of(self.batches[1], sample_bytes))
 
-    def clean(self) -> None:
-        self.store.close()
-        self.folder.cleanup()
-
     def gather(self, i: int) -> None:
         self.store.gather(self.batches[i % NUM_BATCHES], [NAME], out=self.out)
 
-    def over_memcpy(self) -> float:
+    def over_memcpy(self) -> Comparison:
         pairs, nbytes = SCALE.read_pairs, self.out[NAME].nbytes
-        self.comparison = compare_warm(self.gather, self.memory.copy, pairs=pairs, nbytes=nbytes)
-        return self.comparison.time_ratio
+        return compare_warm(self.gather, self.memory.copy, pairs=pairs, nbytes=nbytes)
 
 
 class Gather(_Random):
@@ -66,14 +58,11 @@ class Gather(_Random):
     def setup(self, sample_bytes: int) -> None:
         self.prepare(sample_bytes)
 
-    def teardown(self, sample_bytes: int) -> None:
-        self.clean()
-
     def time_gather(self, sample_bytes: int) -> None:
         self.gather(0)
 
     @tracked(f"gather {BATCH} random samples, over memcpy", TIME, at_most={102_400: 1.25})
-    def track_over_memcpy(self, sample_bytes: int) -> float:
+    def track_over_memcpy(self, sample_bytes: int) -> Comparison:
         return self.over_memcpy()
 
 
@@ -97,29 +86,26 @@ class GatherSmall(_Random):
 
     def teardown(self) -> None:
         self.torch.set_num_threads(self.num_threads)
-        self.clean()
+        super().teardown()
 
     def select(self, i: int) -> None:
         index = self.torch.from_numpy(self.batches[i % NUM_BATCHES])
         self.torch.index_select(self.plain, 0, index, out=self.plain_out)
 
     @tracked(f"gather {BATCH} random samples of 4 KB, over np.memmap and index_select", TIME, at_most=1.05)
-    def track_over_index_select(self) -> float:
+    def track_over_index_select(self) -> Comparison:
         pairs, nbytes = SCALE.read_pairs, self.out[NAME].nbytes
         other = lambda i: self.select(i + 1)  # noqa: E731 - other samples, which aren't in the cache
-        self.comparison = compare_warm(self.gather, other, pairs=pairs, nbytes=nbytes)
-        return self.comparison.time_ratio
+        return compare_warm(self.gather, other, pairs=pairs, nbytes=nbytes)
 
 
-class GatherLarge:
+class GatherLarge(Bench):
     """Samples that are large beside every cache."""
 
-    timeout = 300
     params = (13_000_000,)
     param_names = ("sample_bytes",)
 
     def setup(self, sample_bytes: int) -> None:
-        self.folder = Folder()
         path = self.folder.path / "store.zarr.zip"
         self.store = make_store(path, num_samples=BATCH, sample_bytes=sample_bytes)
         rng = np.random.default_rng(0)
@@ -129,10 +115,6 @@ class GatherLarge:
         self.memory = np.ones((BATCH, sample_bytes), np.uint8)
         self.target = np.ones_like(self.memory)
 
-    def teardown(self, sample_bytes: int) -> None:
-        self.store.close()
-        self.folder.cleanup()
-
     def gather(self, i: int, num_threads: int = 1) -> None:
         self.store.gather(self.batches[i % 16], out=self.out, num_threads=num_threads)
 
@@ -140,30 +122,27 @@ class GatherLarge:
         for row, sample in zip(self.target, self.batches[(i + 1) % 16].tolist(), strict=True):
             np.copyto(row, self.memory[sample])
 
-    def compare(self, ours: Callable[[int], None], reference: Callable[[int], None]) -> float:
+    def compare(self, ours: Callable[[int], None], reference: Callable[[int], None]) -> Comparison:
         pairs, nbytes = SCALE.write_pairs, self.memory.nbytes
-        self.comparison = compare(timed(ours), timed(reference), pairs=pairs, nbytes=nbytes)
-        return self.comparison.time_ratio
+        return compare(timed(ours), timed(reference), pairs=pairs, nbytes=nbytes)
 
     @tracked(f"gather {BATCH} random samples, over the same copies one by one", TIME, at_most=1.1)
-    def track_over_copies(self, sample_bytes: int) -> float:
+    def track_over_copies(self, sample_bytes: int) -> Comparison:
         return self.compare(self.gather, self.copy_one_by_one)
 
     @tracked(f"gather {BATCH} random samples with 2 threads, over one memcpy", TIME, at_most=1.0)
-    def track_threads_over_memcpy(self, sample_bytes: int) -> float:
+    def track_threads_over_memcpy(self, sample_bytes: int) -> Comparison:
         return self.compare(lambda i: self.gather(i, 2), lambda i: np.copyto(self.target, self.memory))
 
 
-class GatherWindows:
+class GatherWindows(Bench):
     """Two time steps of each sample, over one memcpy of as many bytes."""
 
-    timeout = 300
     params = (1024, 32_768)
     param_names = ("bytes a time step",)
     num_steps = 20
 
     def setup(self, step_bytes: int) -> None:
-        self.folder = Folder()
         num_samples = SCALE.store_mib * MIB // (self.num_steps * step_bytes)
         shape = (num_samples, self.num_steps, step_bytes // 4)
         values = values_of(np.arange(num_samples), self.num_steps * step_bytes).reshape(shape)
@@ -186,10 +165,6 @@ class GatherWindows:
         shape = (values.nbytes - 2 * step_bytes + 1,)
         self.windows = np.ndarray(shape, f"V{2 * step_bytes}", values, 0, (1,))  # by their first byte
 
-    def teardown(self, step_bytes: int) -> None:
-        self.store.close()
-        self.folder.cleanup()
-
     def gather(self, i: int) -> None:
         i %= NUM_BATCHES
         self.store.gather(self.batches[i], start=self.starts[i], length=2, out=self.out)
@@ -198,29 +173,26 @@ class GatherWindows:
         self.windows[self.firsts[i % NUM_BATCHES]]
 
     @tracked(f"gather {BATCH} windows of 2 time steps, over memcpy", TIME, at_most={1024: 3.0, 32_768: 1.7})
-    def track_over_memcpy(self, step_bytes: int) -> float:
+    def track_over_memcpy(self, step_bytes: int) -> Comparison:
         return self.over_memcpy(self.gather)
 
     @tracked(f"bare NumPy indexing of {BATCH} windows, nothing checked or computed, over memcpy", TIME)
-    def track_index_over_memcpy(self, step_bytes: int) -> float:
+    def track_index_over_memcpy(self, step_bytes: int) -> Comparison:
         return self.over_memcpy(self.index)
 
-    def over_memcpy(self, ours: Callable[[int], None]) -> float:
+    def over_memcpy(self, ours: Callable[[int], None]) -> Comparison:
         pairs, nbytes = SCALE.read_pairs, self.out[NAME].nbytes
-        self.comparison = compare_warm(ours, self.memory.copy, pairs=pairs, nbytes=nbytes)
-        return self.comparison.time_ratio
+        return compare_warm(ours, self.memory.copy, pairs=pairs, nbytes=nbytes)
 
 
-class GatherConverted:
+class GatherConverted(Bench):
     """Half precision gathered as float32, over gathering it as it is and converting the batch."""
 
-    timeout = 300
     params = ("float16", "bfloat16")
     param_names = ("dtype",)
     num_values = 25_600
 
     def setup(self, dtype: str) -> None:
-        self.folder = Folder()
         num_samples = SCALE.store_mib * MIB // (2 * self.num_values)
         shape = (num_samples, self.num_values)
         values = np.resize(np.linspace(-1, 1, 65_521), shape).astype(dtype_of(dtype))
@@ -236,10 +208,6 @@ class GatherConverted:
         self.gather(1)
         check(self.out[NAME], values[self.batches[1]].astype(np.float32))
 
-    def teardown(self, dtype: str) -> None:
-        self.store.close()
-        self.folder.cleanup()
-
     def gather(self, i: int) -> None:
         self.store.gather(self.batches[i % NUM_BATCHES], out=self.out)
 
@@ -248,11 +216,10 @@ class GatherConverted:
         np.copyto(self.out[NAME], self.halves[NAME])
 
     @tracked(f"gather {BATCH} random samples as float32, over gather, then NumPy's conversion", TIME)
-    def track_over_conversion(self, dtype: str) -> float:
+    def track_over_conversion(self, dtype: str) -> Comparison:
         ours, reference = timed(self.gather), timed(self.gather_then_convert)
         pairs, nbytes = max(5, SCALE.read_pairs // 10), self.out[NAME].nbytes
-        self.comparison = compare(ours, reference, pairs=pairs, nbytes=nbytes)
-        return self.comparison.time_ratio
+        return compare(ours, reference, pairs=pairs, nbytes=nbytes)
 
 
 class GatherMethods(_Random):
@@ -271,9 +238,6 @@ class GatherMethods(_Random):
             check(values, values_of(self.batches[1], sample_bytes))
         self.numpy(self.batches[1])
         check(self.out[NAME], values_of(self.batches[1], sample_bytes))
-
-    def teardown(self, sample_bytes: int) -> None:
-        self.clean()
 
     def usual(self, samples: Batch) -> None:
         self.store.gather(samples, [NAME], out=self.out)
@@ -307,24 +271,20 @@ class GatherMethods(_Random):
         return {name: Comparison.of(seconds[name], seconds["memcpy"], nbytes=nbytes) for name in methods}
 
     @tracked("gather, over memcpy", TIME)
-    def track_usual(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["usual"]
-        return self.comparison.time_ratio
+    def track_usual(self, sample_bytes: int) -> Comparison:
+        return self.comparisons["usual"]
 
     @tracked("gather where there was no C compiler (items below 8 KiB, else views), over memcpy", TIME)
-    def track_numpy(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["numpy"]
-        return self.comparison.time_ratio
+    def track_numpy(self, sample_bytes: int) -> Comparison:
+        return self.comparisons["numpy"]
 
     @tracked("rejected: bare NumPy indexing of samples as items, over memcpy", TIME)
-    def track_index(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["index"]
-        return self.comparison.time_ratio
+    def track_index(self, sample_bytes: int) -> Comparison:
+        return self.comparisons["index"]
 
     @tracked("rejected: a loop of memoryview copies, which holds the GIL, over memcpy", TIME)
-    def track_loop(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons["loop"]
-        return self.comparison.time_ratio
+    def track_loop(self, sample_bytes: int) -> Comparison:
+        return self.comparisons["loop"]
 
 
 def _timed_over(method: Callable[[Batch], None], batches: Iterator[Batch]) -> Timed:
@@ -348,10 +308,6 @@ class GatherChecked(_Random):
         order = np.random.default_rng(2).permutation(len(self.store))
         self.distinct = [order[first : first + BATCH] for first in range(0, len(order) - BATCH, BATCH)]
 
-    def teardown(self, sample_bytes: int) -> None:
-        self.checked.close()
-        self.clean()
-
     def measure(self) -> Comparison:
         pairs, nbytes = min(SCALE.read_pairs, len(self.distinct) - 1), self.out[NAME].nbytes
         return compare(timed(self.gather_checked), timed(self.gather_distinct), pairs=pairs, nbytes=nbytes)
@@ -369,11 +325,9 @@ class GatherChecked(_Random):
         return self.measure(), self.measure()
 
     @tracked('gather with verify="touch", first use, over without', TIME)
-    def track_first_use(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons[0]
-        return self.comparison.time_ratio
+    def track_first_use(self, sample_bytes: int) -> Comparison:
+        return self.comparisons[0]
 
     @tracked('gather with verify="touch", second use, over without', TIME)
-    def track_second_use(self, sample_bytes: int) -> float:
-        self.comparison = self.comparisons[1]
-        return self.comparison.time_ratio
+    def track_second_use(self, sample_bytes: int) -> Comparison:
+        return self.comparisons[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import ups_store
-from benchmarks.harness.inputs import Folder, check
+from benchmarks.harness.inputs import Bench, check
 from benchmarks.harness.measure import TIME, Comparison, compare, median_s, timed, tracked
 from benchmarks.harness.scale import SCALE
 from ups_store import ArraySpec
@@ -36,16 +36,12 @@ def make_store(folder: Path, num_samples: int) -> Path:
     return path
 
 
-class Open:
+class Open(Bench):
     params = (FEW, MANY)
     param_names = ("num_samples",)
 
     def setup(self, num_samples: int) -> None:
-        self.folder = Folder()
         self.path = make_store(self.folder.path, num_samples)
-
-    def teardown(self, num_samples: int) -> None:
-        self.folder.cleanup()
 
     def time_open(self, num_samples: int) -> None:
         ups_store.open(self.path).close()
@@ -55,24 +51,14 @@ class Open:
         return 1e3 * median_s(lambda i: self.time_open(num_samples), repeats=SCALE.read_pairs)
 
 
-class OpenManyOverFew:
-    timeout = 300
-
+class OpenManyOverFew(Bench):
     def setup(self) -> None:
-        self.folder = Folder()
         self.few, self.many = (make_store(self.folder.path, num) for num in (FEW, MANY))
 
-    def teardown(self) -> None:
-        self.folder.cleanup()
-
-    @cached_property
-    def comparison(self) -> Comparison:
+    @tracked(f"open {MANY:,} samples, over {FEW:,}; equal within 10 %", TIME, at_most=1.1)
+    def track_open_many_over_few(self) -> Comparison:
         few, many = (timed(partial(_open, path)) for path in (self.few, self.many))
         return compare(many, few, pairs=SCALE.read_pairs)
-
-    @tracked(f"open {MANY:,} samples, over {FEW:,}; equal within 10 %", TIME, at_most=1.1)
-    def track_open_many_over_few(self) -> float:
-        return self.comparison.time_ratio
 
 
 class Import:
@@ -90,14 +76,12 @@ class Import:
         }
 
     @tracked("import ups_store in a new process", "s", at_most=0.15)
-    def track_import(self) -> float:
-        self.comparison = self.comparisons["package"]
-        return self.comparison.ours_s
+    def track_import(self) -> Comparison:
+        return self.comparisons["package"]
 
     @tracked("import ups_store and what opening needs, over import numpy", TIME)
-    def track_reader_over_numpy(self) -> float:
-        self.comparison = self.comparisons["reader"]
-        return self.comparison.time_ratio
+    def track_reader_over_numpy(self) -> Comparison:
+        return self.comparisons["reader"]
 
 
 def _open(path: Path, i: int) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 import ups_store
-from benchmarks.harness.inputs import NAME, Folder, check, make_store, values_of
-from benchmarks.harness.measure import RATE, TIME, compare, timed, tracked
+from benchmarks.harness.inputs import NAME, Bench, check, make_store, values_of
+from benchmarks.harness.measure import RATE, TIME, Comparison, compare, timed, tracked
 from benchmarks.harness.memory import pss_bytes
 from benchmarks.harness.scale import MIB, SCALE
 
@@ -39,19 +39,13 @@ def evict(path: Path) -> None:
     os.close(fd)
 
 
-class _Stored:
+class _Stored(Bench):
     """A store on the disk, closed, and random batches of it."""
 
-    timeout = 600
-
     def prepare(self) -> None:
-        self.folder = Folder()
         self.path = self.folder.path / "store.zarr.zip"
         make_store(self.path, num_samples=NUM_SAMPLES, sample_bytes=SAMPLE_BYTES).close()
         self.batches = np.random.default_rng(0).integers(0, NUM_SAMPLES, (NUM_BATCHES, BATCH))
-
-    def teardown(self) -> None:
-        self.folder.cleanup()
 
 
 class PreloadCold(_Stored):
@@ -76,10 +70,9 @@ class PreloadCold(_Stored):
         return time.perf_counter() - started
 
     @tracked("preload from cold, over `cat FILE > /dev/null`", RATE, at_least=0.9)
-    def track_over_cat(self) -> float:
+    def track_over_cat(self) -> Comparison:
         nbytes = self.path.stat().st_size
-        self.comparison = compare(self.preload, self.cat, pairs=4 * SCALE.write_pairs, nbytes=nbytes)
-        return self.comparison.rate_ratio
+        return compare(self.preload, self.cat, pairs=4 * SCALE.write_pairs, nbytes=nbytes)
 
 
 class PreloadShared(_Stored):
@@ -126,18 +119,12 @@ class PreloadCopy(_Stored):
         self.outs = [store.gather(self.batches[0]) for store in (self.mapped, self.copied)]
         check(self.outs[1][NAME], values_of(self.batches[0], SAMPLE_BYTES))
 
-    def teardown(self) -> None:
-        self.mapped.close()
-        self.copied.close()
-        super().teardown()
-
     @tracked("gather from a copy in huge pages, over the page cache", TIME)
-    def track_over_page_cache(self) -> float:
+    def track_over_page_cache(self) -> Comparison:
         stores = zip((self.copied, self.mapped), reversed(self.outs), strict=True)
         ours, reference = (timed(self._gather(store, out)) for store, out in stores)
         nbytes = BATCH * SAMPLE_BYTES
-        self.comparison = compare(ours, reference, pairs=SCALE.read_pairs, nbytes=nbytes)
-        return self.comparison.time_ratio
+        return compare(ours, reference, pairs=SCALE.read_pairs, nbytes=nbytes)
 
     def _gather(self, store: ups_store.Store, out: Any) -> Any:
         return lambda i: store.gather(self.batches[i % NUM_BATCHES], out=out)
@@ -159,16 +146,11 @@ class _OnDevice(_Stored):
             self.there.gather(self.batches[0])[NAME].cpu().numpy(), values_of(self.batches[0], SAMPLE_BYTES)
         )
 
-    def teardown(self) -> None:
-        self.store.close()
-        del self.there
-        super().teardown()
-
     def gather(self, i: int) -> None:
         self.there.gather(self.batches[i % NUM_BATCHES])
         self.torch.cuda.synchronize()
 
-    def over(self, source: Any) -> float:
+    def over(self, source: Any) -> Comparison:
         """Rate over one copy of as many bytes to the device."""
         target = self.torch.empty_like(source, device="cuda")
 
@@ -177,8 +159,7 @@ class _OnDevice(_Stored):
             self.torch.cuda.synchronize()
 
         ours, pairs = timed(self.gather), SCALE.read_pairs
-        self.comparison = compare(ours, timed(copy), pairs=pairs, nbytes=source.nbytes)
-        return self.comparison.rate_ratio
+        return compare(ours, timed(copy), pairs=pairs, nbytes=source.nbytes)
 
 
 def _has_cuda() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import ups_store
-from benchmarks.harness.inputs import NAME, Folder, check, values_of
+from benchmarks.harness.inputs import NAME, Bench, check, values_of
 from benchmarks.harness.measure import TIME, Comparison, compare, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store import ArraySpec
@@ -17,14 +17,13 @@ BATCH = 64
 ROWS = "rows"
 
 
-class GatherRagged:
+class GatherRagged(Bench):
     """All samples have one length, so that both arrays give the same bytes."""
 
     params = (4096, 102_400)
     param_names = ("sample_bytes",)
 
     def setup(self, sample_bytes: int) -> None:
-        self.folder = Folder()
         num_samples, length = SCALE.store_mib * MIB // sample_bytes // 2, sample_bytes // 4
         arrays = {
             NAME: ArraySpec((num_samples, length), "float32"),
@@ -44,10 +43,6 @@ class GatherRagged:
         self.fixed(0), self.into_padded(0)
         check(self.padded[ROWS], self.out[NAME])
 
-    def teardown(self, sample_bytes: int) -> None:
-        self.store.close()
-        self.folder.cleanup()
-
     def fixed(self, i: int) -> Any:
         return self.store.gather(self.batches[i % 512], [NAME], out=self.out)
 
@@ -57,10 +52,9 @@ class GatherRagged:
     def into_padded(self, i: int) -> Any:
         return self.store.gather(self.batches[i % 512], [ROWS], ragged="padded", out=self.padded)
 
-    def over_fixed(self, ours: Any) -> float:
+    def over_fixed(self, ours: Any) -> Comparison:
         nbytes = self.out[NAME].nbytes
-        self.comparison = compare(timed(ours), timed(self.fixed), pairs=SCALE.read_pairs, nbytes=nbytes)
-        return self.comparison.time_ratio
+        return compare(timed(ours), timed(self.fixed), pairs=SCALE.read_pairs, nbytes=nbytes)
 
     @tracked("gather of ragged samples, views, over gather of equal ones", TIME)
     def track_views_over_fixed(self, sample_bytes: int) -> float:
@@ -71,22 +65,17 @@ class GatherRagged:
         return self.over_fixed(self.into_padded)
 
 
-class WriteUnknown:
+class WriteUnknown(Bench):
     """`write` of a generator, whose number isn't known, over `write` of the same as a list; both synced."""
 
     params = (4096, 102_400)
     param_names = ("sample_bytes",)
-    timeout = 900
 
     def setup(self, sample_bytes: int) -> None:
-        self.folder = Folder()
         self.values = values_of(np.arange(SCALE.write_mib * MIB // sample_bytes), sample_bytes)
         self.write(is_known=False)
         with ups_store.open(self.folder.path / "a.zarr.zip") as store:
             check(store[NAME], self.values)
-
-    def teardown(self, sample_bytes: int) -> None:
-        self.folder.cleanup()
 
     def write(self, *, is_known: bool) -> float:
         self.folder.remove("a.zarr.zip")
@@ -97,10 +86,9 @@ class WriteUnknown:
         return time.perf_counter() - began
 
     @tracked("a generator of unknown length over a list of known length", TIME)
-    def track_unknown_over_known(self, sample_bytes: int) -> float:
+    def track_unknown_over_known(self, sample_bytes: int) -> Comparison:
         seconds = [
             (self.write(is_known=False), self.write(is_known=True)) for _ in range(SCALE.write_pairs + 1)
         ]
         unknown, known = zip(*seconds[1:], strict=True)
-        self.comparison = Comparison.of(unknown, known, nbytes=self.values.nbytes)
-        return self.comparison.time_ratio
+        return Comparison.of(unknown, known, nbytes=self.values.nbytes)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
 
 import numpy as np
 
 import ups_store
-from benchmarks.harness.inputs import NAME, Folder, values_of
+from benchmarks.harness.inputs import NAME, Bench, values_of
 from benchmarks.harness.measure import RATE, Comparison, compare, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store import ArraySpec
@@ -17,12 +16,11 @@ STORE = "store.zarr.zip"
 BATCH_BYTES = 16 * MIB
 
 
-class Resume:
+class Resume(Bench):
     params = (102_400, 4096)
     param_names = ("sample_bytes",)
 
     def setup(self, sample_bytes: int) -> None:
-        self.folder = Folder()
         self.spec = ArraySpec((SCALE.store_mib * MIB // sample_bytes + 1, sample_bytes // 4), np.float32)
         num_samples = self.spec.shape[0] - 1  # one stays missing
         self.nbytes = num_samples * sample_bytes
@@ -35,7 +33,7 @@ class Resume:
 
     def teardown(self, sample_bytes: int) -> None:
         os.close(self.fd)
-        self.folder.cleanup()
+        super().teardown()
 
     def create(self) -> ups_store.StoreWriter:
         return ups_store.create(self.folder.path / STORE, {NAME: self.spec}, identity={}, durability="lazy")
@@ -50,10 +48,6 @@ class Resume:
         for offset in range(0, self.nbytes, MIB):
             os.preadv(self.fd, [block], offset)
 
-    @cached_property
-    def comparison(self) -> Comparison:
-        return compare(timed(self.resume), timed(self.read), pairs=SCALE.write_pairs, nbytes=self.nbytes)
-
     @tracked("create that continues, over pread on one thread", RATE)
-    def track_resume_over_pread(self, sample_bytes: int) -> float:
-        return self.comparison.rate_ratio
+    def track_resume_over_pread(self, sample_bytes: int) -> Comparison:
+        return compare(timed(self.resume), timed(self.read), pairs=SCALE.write_pairs, nbytes=self.nbytes)

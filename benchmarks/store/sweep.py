@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 import ups_store
-from benchmarks.harness.inputs import NAME, Folder, check, make_store, values_of
-from benchmarks.harness.measure import TIME, compare, timed, tracked
+from benchmarks.harness.inputs import NAME, Bench, check, make_store, values_of
+from benchmarks.harness.measure import TIME, Comparison, compare, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 
 NUM_BATCHES = 64
 SIZES = (512, 1024, 4096, 16_384, 65_536, 102_400, 262_144, MIB, 4 * MIB, 16 * MIB)
 
 
-class Sweep:
+class Sweep(Bench):
     """`gather` over `index_select` from a memory map, reused outputs, one thread."""
 
     timeout = 600
@@ -29,7 +29,7 @@ class Sweep:
 
         self.torch, self.num_threads = torch, torch.get_num_threads()
         torch.set_num_threads(1)
-        self.folder, self.sample_bytes = Folder(), sample_bytes
+        self.sample_bytes = sample_bytes
         self.num_samples = SCALE.store_mib * MIB // sample_bytes
         self.path, self.plain_path = self.folder.path / "store.zarr.zip", self.folder.path / "plain.bin"
         self.store = make_store(self.path, num_samples=self.num_samples, sample_bytes=sample_bytes)
@@ -50,8 +50,7 @@ class Sweep:
 
     def teardown(self, sample_bytes: int) -> None:
         self.torch.set_num_threads(self.num_threads)
-        self.store.close()
-        self.folder.cleanup()
+        super().teardown()
 
     def map_plain(self) -> Any:
         shape = (self.num_samples, self.sample_bytes // 4)
@@ -69,16 +68,15 @@ class Sweep:
         return max(9, min(SCALE.read_pairs, 8 * NUM_BATCHES * MIB // self.out[NAME].nbytes))
 
     @tracked("one batch, over np.memmap and index_select", TIME, at_most=1.05)
-    def track_over_index_select(self, sample_bytes: int) -> float:
+    def track_over_index_select(self, sample_bytes: int) -> Comparison:
         other = lambda i: self.select(i + NUM_BATCHES // 2)  # noqa: E731 - samples that aren't in the caches
         ours, nbytes = timed(self.gather), self.out[NAME].nbytes
-        self.comparison = compare(ours, timed(other), pairs=self.num_pairs, nbytes=nbytes, num_unmeasured=8)
-        return self.comparison.time_ratio
+        return compare(ours, timed(other), pairs=self.num_pairs, nbytes=nbytes, num_unmeasured=8)
 
     @tracked(
         "one batch from pages that weren't mapped yet, over np.memmap and index_select", TIME, at_most=1.05
     )
-    def track_first_touch(self, sample_bytes: int) -> float:
+    def track_first_touch(self, sample_bytes: int) -> Comparison:
         def ours(i: int) -> float:
             self.store.close()
             self.store = ups_store.open(self.path)
@@ -93,8 +91,7 @@ class Sweep:
             return timed(self.select)(i)
 
         pairs, nbytes = min(self.num_pairs, 101), self.out[NAME].nbytes
-        self.comparison = compare(ours, reference, pairs=pairs, nbytes=nbytes)
-        return self.comparison.time_ratio
+        return compare(ours, reference, pairs=pairs, nbytes=nbytes)
 
 
 def _read_back(path: Path) -> None:

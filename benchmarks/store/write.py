@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 import ups_store
-from benchmarks.harness.inputs import NAME, Folder, check, values_of
+from benchmarks.harness.inputs import NAME, Bench, check, values_of
 from benchmarks.harness.measure import RATE, Comparison, compare, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store import ArraySpec
@@ -23,14 +23,12 @@ STORE, SOURCE, COPY = "store.zarr.zip", "source.bin", "copy.bin"
 NUM_DURABLE_PAIRS = 20  # disks vary
 
 
-class _Writing:
+class _Writing(Bench):
     params = ((102_400, 4096), SCALE.batch_mib)
     param_names = ("sample_bytes", "batch_mib")
-    timeout = 900
     durability: Literal["durable", "lazy"]
 
     def setup(self, sample_bytes: int, batch_mib: int) -> None:
-        self.folder = Folder()
         self.batch_bytes = batch_mib * MIB
         self.per_batch = -(-self.batch_bytes // sample_bytes)
         self.values = values_of(np.arange(SCALE.write_mib * MIB // sample_bytes), sample_bytes)
@@ -38,9 +36,6 @@ class _Writing:
         self.build()
         with ups_store.open(self.folder.path / STORE) as store:
             check(store[NAME], self.values)
-
-    def teardown(self, sample_bytes: int, batch_mib: int) -> None:
-        self.folder.cleanup()
 
     def build(self, *, one_at_a_time: bool = False) -> tuple[float, float]:
         """Seconds of the loop of commits, and from `create` to `finish`."""
@@ -104,14 +99,12 @@ class WriteDurable(_Writing):
         )
 
     @tracked("durable commit_many, over dd conv=fdatasync", RATE, at_least=0.8)
-    def track_loop_over_dd(self, sample_bytes: int, batch_mib: int) -> float:
-        self.comparison, _ = self.comparisons
-        return self.comparison.rate_ratio
+    def track_loop_over_dd(self, sample_bytes: int, batch_mib: int) -> Comparison:
+        return self.comparisons[0]
 
     @tracked("durable create to finish, over dd conv=fdatasync", RATE)
-    def track_whole_over_dd(self, sample_bytes: int, batch_mib: int) -> float:
-        _, self.comparison = self.comparisons
-        return self.comparison.rate_ratio
+    def track_whole_over_dd(self, sample_bytes: int, batch_mib: int) -> Comparison:
+        return self.comparisons[1]
 
 
 class WriteLazy(_Writing):
@@ -133,28 +126,22 @@ class WriteLazy(_Writing):
         )
 
     @tracked("lazy commit_many, over np.memmap without flush", RATE, at_least=0.9)
-    def track_loop_over_memmap(self, sample_bytes: int, batch_mib: int) -> float:
-        self.comparison, _ = self.comparisons
-        return self.comparison.rate_ratio
+    def track_loop_over_memmap(self, sample_bytes: int, batch_mib: int) -> Comparison:
+        return self.comparisons[0]
 
     @tracked("lazy create to finish (synced), over np.memmap with flush", RATE)
-    def track_whole_over_memmap(self, sample_bytes: int, batch_mib: int) -> float:
-        _, self.comparison = self.comparisons
-        return self.comparison.rate_ratio
+    def track_whole_over_memmap(self, sample_bytes: int, batch_mib: int) -> Comparison:
+        return self.comparisons[1]
 
 
 class WriteOneAtATime(_Writing):
     durability = "durable"
 
-    @cached_property
-    def comparison(self) -> Comparison:
+    @tracked("durable commits through batched(), a sample at a time, over commit_many", RATE)
+    def track_batched_over_commit_many(self, sample_bytes: int, batch_mib: int) -> Comparison:
         return compare(
             lambda i: self.build(one_at_a_time=True)[0],
             lambda i: self.build()[0],
             pairs=SCALE.write_pairs,
             nbytes=self.values.nbytes,
         )
-
-    @tracked("durable commits through batched(), a sample at a time, over commit_many", RATE)
-    def track_batched_over_commit_many(self, sample_bytes: int, batch_mib: int) -> float:
-        return self.comparison.rate_ratio

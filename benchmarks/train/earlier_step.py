@@ -55,11 +55,10 @@ class EarlierStep:
         self.pairs = [(self.now.train(_STEPS), self.then.train(_STEPS)) for _ in range(_PAIRS)]
 
     @tracked("a training step, over that of commit b271f3c in its demo's configuration", RATE, at_least=1.5)
-    def track_a_step(self, configuration: str) -> float:
+    def track_a_step(self, configuration: str) -> Comparison:
         self._measure()
         ours, theirs = ([side["seconds"] / _STEPS for side in some] for some in zip(*self.pairs, strict=True))
-        self.comparison = Comparison.of(ours, theirs)
-        return self.comparison.rate_ratio
+        return Comparison.of(ours, theirs)
 
     @tracked("loss after as many steps, over that of commit b271f3c", "x loss", at_most=1.1)
     def track_loss(self, configuration: str) -> float:

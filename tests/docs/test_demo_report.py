@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_helpers import BURGERS, write_burgers
+from command_line import run_build, run_ups_store
 
 import ups
 import ups_store
+from ups.cli import demo
+from ups_store.console import PrintableConsole
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -31,18 +35,36 @@ def run_demo(folder: Path, *flags: str, threads: int) -> subprocess.CompletedPro
     return done
 
 
-def expect_shown(text: str, folder: Path) -> None:
-    """What a newcomer sees: that the store is sound and fast, a picture, and what to do now."""
+def expect_shown(text: str, folder: Path) -> list[str]:
+    """What a newcomer sees: that the store is sound and fast, a picture, and what to do now; returns that."""
     assert "last sample equal to ours: True" in text
     for row in ("memcpy of as many contiguous", "store.gather, reused buffer", "the HDF5 file it came from"):
         line = next(line for line in text.splitlines() if row in line)
         assert re.search(r" \d+\.\d\d +\S +[\d,]+ ", line), line  # GB/s, samples/s
     assert (folder / "out" / "preview.png").read_bytes().startswith(b"\x89PNG")
-    following = text.partition("\nNext\n")[2].splitlines()
-    assert following[0].split() == ["look", "at", str(folder / "report" / "report.html")]
-    assert [line[:12].strip() for line in following[1:4]] == ["inspect", "compare", "your data"]
+    return text.partition("\nNext\n")[2].splitlines()
 
 
+def test_stores_of_the_demo_are_built_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first half, with data of one's own, in this process."""
+
+    def run_here(command: list[str]) -> float:
+        run = run_build if command[3] == "build" else run_ups_store
+        done = run(*command[4 if run is run_build else 3 :])
+        assert done.exit_code == 0, done.output
+        return 0.1
+
+    write_burgers(tmp_path / "data" / BURGERS)
+    monkeypatch.setattr(demo, "_run", run_here)
+    monkeypatch.setattr(demo, "console", PrintableConsole(width=200))
+    demo.demo(out=tmp_path / "out", data=tmp_path / "data", task="burgers1d")
+    following = expect_shown(capsys.readouterr().out, tmp_path)
+    assert [line[:12].strip() for line in following] == ["look at", "inspect", "your data"]
+
+
+@pytest.mark.slow  # two minutes: what it runs has tests in `tests/ups/pipeline`
 @pytest.mark.multi_process
 @pytest.mark.timeout(900)
 def test_quick_demo_ends_with_a_report_of_all_rows(tmp_path: Path) -> None:
@@ -58,7 +80,9 @@ def test_quick_demo_ends_with_a_report_of_all_rows(tmp_path: Path) -> None:
     assert {"data", "field stores", "latent-stores", "evaluation"} <= set(found["seconds"])
     assert 0 <= found["data_wait_share"] < 1
     assert re.fullmatch(r"FNO \(9\.\d+e\+09 FLOP\)", found["rows"]["fno_flops"]["label"])  # whole steps
-    expect_shown(done.stdout, tmp_path)
+    following = expect_shown(done.stdout, tmp_path)
+    assert following[0].split() == ["look", "at", str(tmp_path / "report" / "report.html")]
+    assert [line[:12].strip() for line in following[1:4]] == ["inspect", "compare", "your data"]
     with (
         ups_store.open(tmp_path / "out" / "cache" / "burgers1d_test.zarr.zip") as fields,
         ups_store.open(tmp_path / "out" / "latents" / "burgers1d_test.zarr.zip") as latents,

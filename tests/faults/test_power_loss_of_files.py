@@ -18,7 +18,7 @@ DEARER = {"zarr", "pt", "unpack", "split", "repair"}  # beside one of the same p
 def test_power_loss_leaves_the_target_absent_old_or_whole(
     tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
-    stride = 1 if request.config.getoption("--run-slow") else 4
+    stride = 1 if request.config.getoption("--run-slow") else 8
     num_operations, num_images = check_everywhere(MAKERS[name], tmp_path, stride=stride)
     print(f"{name}: {num_operations} operations, {num_images} images")
     assert num_operations >= 2 * (1 if MAKERS[name].old is None else 2)

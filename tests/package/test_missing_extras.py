@@ -84,7 +84,13 @@ def expected_with(extra: str | None) -> dict[str, str]:
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("extra", [None, *FOR_USERS], ids=lambda extra: extra or "none")
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param(extra, marks=() if extra in (None, "zarr") else pytest.mark.slow, id=extra or "none")
+        for extra in (None, *FOR_USERS)
+    ],
+)
 def test_features_work_with_their_extra_and_name_it_without(extra: str | None) -> None:
     assert run_with(extra) == expected_with(extra)
 

@@ -56,7 +56,7 @@ class InMemory:
 
 def copy(original: InMemory, folder: Path, *, retries: int = 0) -> int:
     with mock.patch.object(fetching, "_FIRST_PAUSE_S", 0.0):
-        return fetch(original, original.version, folder, retries=retries, progress=Reader())
+        return fetch(Reader(), original, original.version, folder, retries)
 
 
 def cut_and_resumed(folder: Path) -> None:

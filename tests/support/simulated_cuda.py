@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ups_store.torch import device
-from ups_store.torch import loader as loaders
 
 CUDA = torch.device("cuda")
 LONG_S = 120.0  # in which anything that is under way is over, on a busy machine too
@@ -73,6 +72,9 @@ class SimulatedCuda:
 
     # --- the face of torch.cuda ---------------------------------------------------------------------------
 
+    def is_available(self) -> bool:
+        return True
+
     def Stream(self, device: torch.device) -> SimulatedCuda:  # noqa: N802
         return self  # there is one side stream; the loop's stream is the loop itself
 
@@ -122,7 +124,6 @@ def simulated_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
     monkeypatch.setattr(Tensor, "record_stream", record)
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(device.torch, "cuda", cuda)
-    monkeypatch.setattr(loaders, "_device", torch.device)
     try:
         yield cuda
     finally:

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from benchmarks.generative import table
-from benchmarks.generative.cost import Cost
-from benchmarks.generative.questions import KICKED, TASKS
-from benchmarks.generative.rows import CORRECTOR, OPERATOR, STUDENTS
-from benchmarks.generative.truth import TrueFutures
+from benchmarks.generative.questions import CORRECTOR, KICKED, OPERATOR, STUDENTS, TASKS
+from benchmarks.generative.train import Cost, TrueFutures
 from ups.config import load_config
 from ups.data.solvers.burgers1d import Burgers1D
 from ups.data.trajectories import TrajectoryBatch

@@ -14,8 +14,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.harness.report import Result
-from benchmarks.peers.hdf5 import Hdf5
-from benchmarks.peers.pt_folder import PtFolder
+from benchmarks.peers.formats import Hdf5, PtFolder
 from benchmarks.train.inputs import demo
 
 REPO = Path(__file__).resolve().parents[2]
@@ -43,6 +42,7 @@ def test_part_of_the_gpu_benchmark_runs_on_a_cpu(
     assert sum(line.count("|") >= 7 for line in page.splitlines()) > num / 4
 
 
+@pytest.mark.slow  # it collects all tests; `markdown` is looked at above
 @pytest.mark.multi_process
 def test_command_writes_a_dated_file_and_a_page(tmp_path: Path) -> None:
     command = ["-m", "benchmarks.gpu", "--rehearse", "--only", "tests", "--out", str(tmp_path)]
@@ -73,7 +73,7 @@ def test_limits_of_the_parts_leave_room_in_the_whole() -> None:
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("kind", [PtFolder, Hdf5])
+@pytest.mark.parametrize("kind", [pytest.param(PtFolder, marks=pytest.mark.slow), Hdf5])
 def test_other_files_feed_training_with_the_batches_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:

@@ -36,14 +36,7 @@ _NOT_WRITABLE = ("not_allowed", "read_only")
 
 
 class SharedStores:
-    """Pulls and pushes the stores of a build; a context manager, which ends their processes.
-
-    Args:
-        config: `cache.remote` and `cache.remote_timeout_s`.
-        watcher: Hears how it goes, and of what failed.
-    Raises:
-        MissingExtraError: If the shared cache needs obstore, and that isn't installed.
-    """
+    """Pulls and pushes the stores of a build; a context manager, which ends their processes."""
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher) -> None:
         self._timeout_s = config.cache.remote_timeout_s
@@ -55,50 +48,27 @@ class SharedStores:
         self._pools: dict[float, ReaderPool] = {}
         self._is_given_up = self._is_push_given_up = False
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a shared cache that answers, as far as is known."""
-        return self._cache is not None and not self._is_given_up
-
     def pull(self, build: Build) -> bool:
-        """Pull a store that isn't there yet; only the builder of a machine does.
-
-        Args:
-            build: Its build, which has looked and found nothing.
-        Returns:
-            Whether the build has found it now.
-        Raises:
-            StoreError: As `Build.find`.
-        """
-        if not (self.is_on and build.rank.is_builder):
+        """Pull a store that a build hasn't found, if it is the builder; say whether it has it now."""
+        if self._cache is None or self._is_given_up or not build.rank.is_builder:
             return False
         is_pulled = False
         with self._warning(f"{build.title}: not pulled from"), build.clock.timed("pull"):
-            is_pulled = self._pulled(build)
+            entries = self._find(build.config_hash, build.path.name)
+            # Other processes of this machine wait for files in the number that a build would make.
+            if entries and (build.rank.num_local == 1 or len(entries) == count_files(build)):
+                nbytes = sum(entry.nbytes for entry in entries)
+                self._watcher.stage(f"{build.title}: pulling", nbytes, unit="bytes")
+                path = self._ask(pull_from, self._timeout_s, entries, build.path.parent, has_bytes=True)
+                self._watcher.note(f"{build.title}: pulled {format_nbytes(nbytes)} from {self._name}, {path}")
+                is_pulled = True
         return is_pulled and build.find_again()
 
-    def _pulled(self, build: Build) -> bool:
-        entries = self._find(build.config_hash, build.path.name)
-        # Other processes of this machine wait for files in the number that a build would make.
-        if not entries or (build.rank.num_local > 1 and len(entries) != count_files(build)):
-            return False
-        nbytes = sum(entry.nbytes for entry in entries)
-        self._watcher.stage(f"{build.title}: pulling", nbytes, unit="bytes")
-        path = self._ask(pull_from, self._timeout_s, entries, build.path.parent, has_bytes=True)
-        self._watcher.note(f"{build.title}: pulled {format_nbytes(nbytes)} from {self._name}, {path}")
-        return True
-
     def push(self, build: Build, store: AnyStore) -> bool:
-        """Push a finished store that isn't there yet, or compare; only the builder of a machine does.
-
-        Args:
-            build: Its build.
-            store: The store.
-        Returns:
-            Whether this put it there.
-        """
-        is_writable = self._cache is not None and not (self._cache.is_read_only or self._is_push_given_up)
-        if not (self.is_on and is_writable and build.rank.is_builder):
+        """Push a finished store, and say whether this put it there; one that is there is compared."""
+        if self._cache is None or self._is_given_up or not build.rank.is_builder:
+            return False
+        if self._cache.is_read_only or self._is_push_given_up:
             return False
         title = build.title
         with self._warning(f"{title}: not pushed to"):
@@ -148,14 +118,9 @@ class SharedStores:
                 self._is_given_up, rest = True, "; it is left alone from here on"
             self._watcher.note(f"warning: {what} {self._name}: {error}{rest}")
 
-    def close(self) -> None:
-        """End the processes."""
-        for pool in self._pools.values():
-            pool.close()
-        self._pools.clear()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        for pool in self._pools.values():
+            pool.close()

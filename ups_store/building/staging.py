@@ -23,7 +23,7 @@ from ups_store.remote.fetch import (
     Original,
     RemoteFile,
     checked_url,
-    fetch_in_reader,
+    fetch,
     find_copy,
     folder_of_copy,
     list_sources,
@@ -70,13 +70,11 @@ class Sources:
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher | None = None, is_dry: bool = False) -> None:
         self._config, self._watcher, self._is_dry = config, watcher or QuietWatcher(), is_dry
-        self._stage_dir = config.stage_dir
         self._versions: dict[str, Version | None] = {}
         self._copies: dict[str, Path] = {}
         self._listed: _Candidates | None = None
-        _refuse_rclone(config)
-        if self._stage_dir is not None:
-            _check_together(config)
+        self._pool: ReaderPool  # while one is needed
+        _check_together(config)
         if config.is_fetched:
             check_installed("obstore", extra="s3")
         self._deadline_s = min(DEADLINE_S, config.reading.timeout_s / 2)
@@ -84,20 +82,17 @@ class Sources:
     def of(self, task: Task, split: str) -> tuple[SourceFile, ...]:
         """Give the files of a split, on this machine; those that have no copy yet are copied.
 
-        Args:
-            task: The task.
-            split: Name of the split.
         Raises:
             SourceError: As `find_sources`, and as `fetch`.
             RemoteError: If a server refuses, or doesn't answer.
             DiskFullError: If there is no room for copies.
         """
-        if self._stage_dir is None:
+        if self._config.stage_dir is None:
             data = self._config.data
             return find_sources(data.root, task=task, split=split, files=data.files)
-        with self._pool() as pool:
-            sources = self._sources(task, split, pool)
-            self._copy([original for original, _ in sources], pool)
+        with self._readers():
+            sources = self._sources(task, split)
+            self._copy([original for original, _ in sources])
         return tuple(SourceFile(self._path_here(original), whole) for original, whole in sources)
 
     def stage_all(self) -> list[Path]:
@@ -109,86 +104,98 @@ class Sources:
             SourceError: As `of`; also if a task has no training data. That there are none for validation or
                 testing is noted.
         """
-        if self._stage_dir is None:
+        if self._config.stage_dir is None:
             return []
         originals: dict[str, Original] = {}
-        with self._pool() as pool:
-            self._watcher.watch(pool)
+        with self._readers():
+            self._watcher.watch(self._pool)
             for name in self._config.data.tasks:
                 for split in self._config.data.split:
                     try:
-                        sources = self._sources(self._config.get_task(name), split, pool)
+                        sources = self._sources(self._config.get_task(name), split)
                     except SourceError as error:
                         if error.kind != "no_source" or split == "train":
                             raise
                         continue  # the build says so when it comes to that split
                     originals |= {original.key: original for original, _ in sources}
-            self._copy(list(originals.values()), pool)
+            self._copy(list(originals.values()))
         return [self._path_here(original) for original in originals.values()]
 
     @contextlib.contextmanager
-    def _pool(self) -> Iterator[ReaderPool]:
+    def _readers(self) -> Iterator[None]:
         reading = self._config.reading
         num_workers = MAX_PARALLEL if reading.num_workers == "auto" else max(1, reading.num_workers)
         patience = Patience(timeout_s=reading.timeout_s, retries=reading.retries)
         note = self._watcher.note
         with ReaderPool(
             num_workers, slot_nbytes=1, num_slots=_NUM_SLOTS, patience=patience, note=note
-        ) as pool:
-            yield pool
+        ) as self._pool:
+            yield
 
-    def _sources(self, task: Task, split: str, pool: ReaderPool) -> _Sources:
+    # --- which files make a split ----------------------------------------------------------------------
+
+    def _sources(self, task: Task, split: str) -> _Sources:
         data = self._config.data
         if not data.is_remote and not any(is_remote(name) for names in task.files.values() for name in names):
             local = find_sources(data.root, task=task, split=split, files=data.files)
             sources: _Sources = [(LocalFile(source.path), source.whole) for source in local]
             if not self._is_dry:
-                self._look([original for original, _ in sources], pool)
+                self._look([original for original, _ in sources])
             return sources
-        candidates = self._candidates(task, split, pool)
+        candidates = self._candidates(task, split)
         ordered = sorted(candidates, key=lambda path: (natural_key(path.name), str(path)))
         chosen = choose_sources(ordered, task=task, split=split, is_named=data.files is not None)
         if not chosen:
             raise no_source(data.root, task, split, ordered)
         return [(candidates[source.path], source.whole) for source in chosen]
 
-    def _candidates(self, task: Task, split: str, pool: ReaderPool) -> _Candidates:
+    def _candidates(self, task: Task, split: str) -> _Candidates:
         data = self._config.data
         if data.files is not None:
-            return self._named(task, split, data.files, "data.files", pool)
+            return self._named(task, split, data.files, "data.files")
         if task.files:
             key, patterns = declared_patterns(task, split)
-            return self._named(task, split, patterns, key, pool)
+            return self._named(task, split, patterns, key)
         assert isinstance(data.root, str), "else nothing is remote"
         root = checked_url(data.root)
         if not root.is_http:
-            return self._listing(root, pool)
+            return self._listing(root)
         # Where nothing is listed, there may be files with the names that splits have.
         names = [f"{task.name}_{name}{suffix}" for name in SPLIT_NAMES for suffix in _SUFFIXES]
-        guesses = {name: self._below(root, name) for name in names}
-        self._look(guesses.values(), pool, are_guesses=True)
+        guesses = {name: original_of(root.below(name).text, deadline_s=self._deadline_s) for name in names}
+        self._look(guesses.values(), are_guesses=True)
         there = {name: guess for name, guess in guesses.items() if self._versions[guess.key] is not None}
         return {self._path_for_choosing(guess, name): guess for name, guess in there.items()}
 
-    def _named(self, task: Task, split: str, names: Sequence[str], key: str, pool: ReaderPool) -> _Candidates:
+    def _named(self, task: Task, split: str, names: Sequence[str], key: str) -> _Candidates:
         """Find files that the configuration names: URLs, files below a remote root, and of this machine."""
         root = self._config.data.root
         remote_root = checked_url(root) if isinstance(root, str) else None
-        given: dict[str, Original] = {}
+        urls: dict[str, str] = {}
         candidates: _Candidates = {}
         local = []
         for name in names:
             if is_remote(name):
                 if "*" in name:
                     raise _not_listed(name, key, "give its folder as data.root, and only the pattern here")
-                given[name] = original_of(name, deadline_s=self._deadline_s)
+                urls[name] = name
             elif remote_root is None or name.startswith("/"):
                 local.append(name)
             elif _PATTERN.isdisjoint(name):
-                given[name] = self._below(remote_root, name)
+                path, hash_, fragment = name.partition("#")
+                urls[name] = f"{remote_root.below(path).text}{hash_}{fragment}"
+            elif remote_root.is_http:
+                hint = "name each file, or give the folder as s3://: https lists none"
+                raise _not_listed(name, key, hint)
             else:
-                candidates |= self._matching(remote_root, name, key, pool)
-        self._look(given.values(), pool)
+                patterns = PurePosixPath("/", name).parts[1:]
+                listing = self._listing(remote_root)
+                matching = {at: each for at, each in listing.items() if _matches(at.parts[2:], patterns)}
+                if not matching:
+                    raise _missing(f"{remote_root.path}/{name}", key)
+                candidates |= matching
+        given = {name: original_of(url, deadline_s=self._deadline_s) for name, url in urls.items()}
+        self._look(given.values())
         for name, original in given.items():
             if self._versions.get(original.key) is None:
                 raise _missing(original.location, key)
@@ -196,13 +203,9 @@ class Sources:
         if local:
             here = root if isinstance(root, Path) else Path("/")
             paths = files_below(here, task=task, split=split, files=local)
-            self._look([LocalFile(path) for path in paths], pool)
+            self._look([LocalFile(path) for path in paths])
             candidates |= {path: LocalFile(path) for path in paths}
         return candidates
-
-    def _below(self, root: Url, name: str) -> Original:
-        path, hash_, fragment = name.partition("#")
-        return original_of(f"{root.below(path).text}{hash_}{fragment}", deadline_s=self._deadline_s)
 
     def _path_for_choosing(self, original: Original, text: str) -> Path:
         """Give the path whose folders and name decide of which split a remote file is.
@@ -214,29 +217,19 @@ class Sources:
         folders = PurePosixPath("/", Url(text).key if is_remote(text) else text.partition("#")[0]).parts[1:-1]
         return Path("/", folder_of_copy(Path(), original).name, *folders, version.name)
 
-    def _matching(self, root: Url, pattern: str, key: str, pool: ReaderPool) -> _Candidates:
-        if root.is_http:
-            raise _not_listed(pattern, key, "name each file, or give the folder as s3://: https lists none")
-        patterns = PurePosixPath("/", pattern).parts[1:]
-        listing = self._listing(root, pool)
-        matching = {path: each for path, each in listing.items() if _matches(path.parts[2:], patterns)}
-        if not matching:
-            raise _missing(f"{root.path}/{pattern}", key)
-        return matching
-
-    def _listing(self, root: Url, pool: ReaderPool) -> _Candidates:
+    def _listing(self, root: Url) -> _Candidates:
         """List all files below a remote root that may be sources."""
         if self._listed is None:
             call = Call(list_sources, (root, self._deadline_s), str(root.path), "its files")
             self._listed = {}
-            for path, version in pool.ask(call):
+            for path, version in self._pool.ask(call):
                 name = PurePosixPath(path).name
-                original = RemoteFile(root.below(path), "", name, self._deadline_s)
+                original = RemoteFile(root.below(path), name=name, deadline_s=self._deadline_s)
                 self._versions[original.key] = Version(version.nbytes, version.tag, name)
                 self._listed[self._path_for_choosing(original, path)] = original
         return self._listed
 
-    def _look(self, originals: Iterable[Original], pool: ReaderPool, *, are_guesses: bool = False) -> None:
+    def _look(self, originals: Iterable[Original], *, are_guesses: bool = False) -> None:
         """Find out what is there; whose digest is known, and has a copy, needn't be asked."""
         asked = []
         for original in originals:
@@ -250,15 +243,17 @@ class Sources:
             else:
                 asked.append(original)
         calls = [Call(look, (each, are_guesses), each.location, "its size") for each in asked]
-        for original, version in zip(asked, pool.ask_each(calls), strict=True):
+        for original, version in zip(asked, self._pool.ask_each(calls), strict=True):
             self._versions[original.key] = version
 
-    def _folder(self, original: Original) -> Path:
-        assert self._stage_dir is not None
-        return folder_of_copy(self._stage_dir, original)
+    # --- their copies ----------------------------------------------------------------------------------
 
-    def _copy(self, originals: Sequence[Original], pool: ReaderPool) -> None:
-        """Copy or fetch those that have no copy."""
+    def _folder(self, original: Original) -> Path:
+        assert self._config.stage_dir is not None
+        return folder_of_copy(self._config.stage_dir, original)
+
+    def _copy(self, originals: Sequence[Original]) -> None:
+        """Copy or fetch those that have no copy, once the disk has room for all of them."""
         missing = []
         for original in originals:
             version = self._versions.get(original.key)
@@ -270,21 +265,16 @@ class Sources:
                 self._copies[original.key] = copy
             elif version is not None:
                 missing.append((original, version))
-        if missing and not self._is_dry:
-            missing.sort(key=lambda pair: -pair[1].nbytes)  # the longest ones begin first
-            self._check_room(missing)
-            self._fetch(missing, pool)
-
-    def _check_room(self, missing: Sequence[tuple[Original, Version]]) -> None:
-        """Refuse before the first byte what the disk has no room for."""
-        assert self._stage_dir is not None
-        files.make_folder(self._stage_dir, hint="check data.stage_dir")
+        if not missing or self._is_dry:
+            return
+        missing.sort(key=lambda pair: -pair[1].nbytes)  # the longest ones begin first
+        stage_dir = self._config.stage_dir
+        assert stage_dir is not None
+        files.make_folder(stage_dir, hint="check data.stage_dir")
         needed = sum(version.nbytes - num_there(self._folder(each), version) for each, version in missing)
-        if needed > files.free_bytes(self._stage_dir):
-            with files.disk_full_as_error(self._stage_dir / "copies of sources", needed):
+        if needed > files.free_bytes(stage_dir):
+            with files.disk_full_as_error(stage_dir / "copies of sources", needed):
                 raise OSError(errno.ENOSPC, "no room for copies of all sources")
-
-    def _fetch(self, missing: Sequence[tuple[Original, Version]], pool: ReaderPool) -> None:
         sizes = [version.nbytes for _, version in missing]
         done = [0] * len(missing)
 
@@ -298,15 +288,10 @@ class Sources:
         self._watcher.waits("copies of sources")
         retries = self._config.reading.retries
         calls = [
-            Call(
-                fetch_in_reader,
-                (each, version, self._folder(each), retries),
-                each.location,
-                "its copy",
-            )
+            Call(fetch, (each, version, self._folder(each), retries), each.location, "its copy")
             for each, version in missing
         ]
-        for index, _ in enumerate(pool.ask_each(calls, report=count)):
+        for index, _ in enumerate(self._pool.ask_each(calls, report=count)):
             count(index, sizes[index])
             original = missing[index][0]
             copy = find_copy(self._folder(original), original)
@@ -326,12 +311,9 @@ class Sources:
             return original.path
         version = self._versions[original.key]
         size = f" ({format_nbytes(version.nbytes)})" if version else ""
-        raise SourceError(
-            f"it isn't fetched yet{size}, and a dry run fetches nothing",
-            kind="not_fetched",
-            path=original.location,
-            hint="--stage-only fetches it without building anything",
-        )
+        problem = f"it isn't fetched yet{size}, and a dry run fetches nothing"
+        hint = "--stage-only fetches it without building anything"
+        raise SourceError(problem, kind="not_fetched", path=original.location, hint=hint)
 
 
 def stage_sources(config: BuildConfig, *, watcher: Watcher | None = None) -> list[Path]:
@@ -360,17 +342,13 @@ def stage_sources(config: BuildConfig, *, watcher: Watcher | None = None) -> lis
     return sources.stage_all()
 
 
-def _refuse_rclone(config: BuildConfig) -> None:
-    """Refuse names of files of rclone remotes, which nothing here fetches from."""
-    root = config.data.root
-    for name in config.source_names:
-        if hint := instead_of_rclone(name, folder=root if isinstance(root, Path) else ""):
-            raise ConfigError("no rclone remote is read", kind="rclone", path=name, hint=hint)
-
-
 def _check_together(config: BuildConfig) -> None:
+    """Refuse keys that don't go together, and names of rclone remotes, which nothing here fetches from."""
     data = config.data
-    if data.follow_external is not None:
+    for name in config.source_names:
+        if hint := instead_of_rclone(name, folder=data.root if isinstance(data.root, Path) else ""):
+            raise ConfigError("no rclone remote is read", kind="rclone", path=name, hint=hint)
+    if config.stage_dir is not None and data.follow_external is not None:
         raise ConfigError(
             "copies of sources would lack the files that they take data from",
             kind="not_together",

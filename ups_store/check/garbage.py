@@ -16,7 +16,7 @@ from ups_store.format.build_tail import BUILDER_LOCK, GATE_LOCK
 from ups_store.format.zip_records import END_BYTES, END_MAGIC, ROOT_NAME, Entry, may_be_store
 from ups_store.read.open import open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX
-from ups_store.read.spool_store import SpoolStore
+from ups_store.read.store import SpoolStore
 from ups_store.read.store_file import read_at
 from ups_store.remote.transfer import PULLS, is_pulling
 from ups_store.system import files, locks

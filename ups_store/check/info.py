@@ -19,11 +19,11 @@ from ups_store.format.metadata import ArrayMeta, dtype_name
 from ups_store.read.base import AnyStore
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.read.several import PartitionedStore, parts_of
-from ups_store.read.spool_store import SpoolStore
+from ups_store.read.store import SpoolStore
 from ups_store.remote.store import RemoteStore
 from ups_store.system import files, locks
 from ups_store.system.files import Progress
-from ups_store.write.building import read_owner
+from ups_store.write.commit import read_owner
 
 if TYPE_CHECKING:
     from ups_store.packed.store import PackedStore

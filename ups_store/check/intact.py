@@ -30,10 +30,10 @@ from ups_store.read.catalog import (
     reads_of,
 )
 from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
-from ups_store.read.gather import Samples
+from ups_store.read.gather import Samples, read_samples
 from ups_store.read.ragged import offset_flaws
 from ups_store.read.recovery import intact_parts, read_commits
-from ups_store.read.store_file import read_at, read_constant, read_samples
+from ups_store.read.store_file import read_at, read_constant
 from ups_store.read.verify import Report
 from ups_store.system import files
 
@@ -42,25 +42,18 @@ BATCH_BYTES = 16 << 20  # read and committed together
 _OUTSIDE_PAYLOADS = ("slot_padding", "fill", "shard_index", "entry_crc")  # a copy gets new ones
 _NO_HASH = ""  # no identity has it: a hash is 64 digits
 
-
-Mask = npt.NDArray[np.bool_]
 ChunkAt = Callable[[int], Chunk]
 
 
 @dataclass(frozen=True, eq=False)
 class Intact:
-    """What verifies.
+    """What verifies."""
 
-    Attributes:
-        samples: Which samples, bool, shape (N,), by array with a sample axis and with elements.
-        constants: Names of the constants.
-        empty: Names of the arrays with a sample axis and without elements.
-        suspect: Names of arrays whose chunks verify, though the checksum of the whole entry doesn't.
-    """
-
-    samples: Mapping[str, Mask]
-    constants: tuple[str, ...]
-    empty: tuple[str, ...]
+    # Which samples, bool, shape (N,), by array with a sample axis and with elements
+    samples: Mapping[str, npt.NDArray[np.bool_]]
+    constants: tuple[str, ...]  # names of the constants
+    empty: tuple[str, ...]  # names of the arrays with a sample axis and without elements
+    # Names of arrays whose chunks verify, though the checksum of the whole entry doesn't
     suspect: tuple[str, ...] = ()
 
     @property
@@ -76,46 +69,49 @@ class Intact:
 
 
 def intact_by_report(catalog: Catalog, report: Report) -> Intact:
-    """What verifies of a file that opens, by what `verify` found."""
+    """Find what verifies of a file that opens, by what `verify` found."""
     layout = catalog.layout
-    samples = {a.meta.name: np.ones(layout.num_samples, bool) for a in _with_elements(layout)}
-    companions = {a.meta.name for a in layout.arrays.values() if a.meta.is_companion}
+    samples = {array.meta.name: np.ones(layout.num_samples, bool) for array in _with_elements(layout)}
+    companions = {array.meta.name for array in layout.arrays.values() if array.meta.is_companion}
     lost = set()
     for problem in report.problems:
         # Samples of ragged arrays are checked one by one, so damage of a companion that matters is theirs.
         if problem.array is None or problem.kind in _OUTSIDE_PAYLOADS or problem.array in companions:
             continue
-        if problem.kind == "offsets":
-            samples[problem.array][:] = False
-        if problem.array in samples:
-            samples[problem.array][slice(None) if problem.sample is None else problem.sample] = False
-        else:
+        if problem.array not in samples:
             lost.add(problem.array)
-    constants = [a.meta.name for a in _constants(layout) if a.meta.name not in lost]
+        elif problem.kind == "offsets" or problem.sample is None:
+            samples[problem.array][:] = False
+        else:
+            samples[problem.array][problem.sample] = False
+    constants = tuple(array.meta.name for array in _constants(layout) if array.meta.name not in lost)
     suspect = tuple(p.array for p in report.problems if p.array and p.kind == "entry_crc")
-    return Intact(samples, tuple(constants), _empty(layout), suspect)
+    return Intact(samples, constants, _empty(layout), suspect)
 
 
 def intact_by_commits(fd: int, catalog: Catalog, header: TailHeader) -> Intact:
-    """What verifies of an unfinished file: committed samples whose bytes are those of their commit."""
+    """Find what verifies of an unfinished file: committed samples whose bytes are those of their commit."""
     layout = catalog.layout
     committed, crcs = read_commits(fd, layout, header)
-    masks = np.zeros(crcs.shape, bool)
-    masks[committed] = intact_parts(fd, layout, np.flatnonzero(committed), crcs[committed])
-    masks_by_name = {array.meta.name: masks[:, i] for i, array in enumerate(layout.per_sample)}
+    table = np.zeros(crcs.shape, bool)
+    table[committed] = intact_parts(fd, layout, np.flatnonzero(committed), crcs[committed])
+    masks = {array.meta.name: table[:, i] for i, array in enumerate(layout.per_sample)}
     for name, ragged in layout.ragged.items():
-        masks_by_name[name] &= masks_by_name[ragged.checks.meta.name]
-    samples = {a.meta.name: masks_by_name[a.meta.name] for a in _with_elements(layout)}
+        masks[name] &= masks[ragged.checks.meta.name]
+    samples = {array.meta.name: masks[array.meta.name] for array in _with_elements(layout)}
     return Intact(samples, _intact_constants(fd, catalog), _empty(layout))
 
 
 def intact_by_chunks(fd: int, catalog: Catalog) -> Intact:
     """Find what verifies by the CRC-32C of its chunk alone, of a file whose end is missing or damaged."""
-    samples, read = {}, reads_of(fd)
+    samples, read, num = {}, reads_of(fd), catalog.layout.num_samples
     for array in _with_elements(catalog.layout):
-        name, num = array.meta.name, catalog.layout.num_samples
+        name, ragged = array.meta.name, catalog.layout.ragged.get(array.meta.name)
         chunk_at = _chunks_of(fd, catalog.layout, array)
-        if chunk_at is None or _has_wrong_offsets(fd, catalog.layout, array):
+        offsets = None if ragged is None else _offsets_of(fd, ragged)
+        # No commit vouches for the offsets here.
+        is_lost = ragged is not None and (offsets is None or any(offset_flaws(offsets, ragged)))
+        if chunk_at is None or is_lost:
             samples[name] = np.zeros(num, bool)
         elif array.meta.is_sharded or array.meta.is_ragged:
             samples[name] = np.fromiter((chunk_at(i).is_intact(read) for i in range(num)), bool, num)
@@ -130,6 +126,17 @@ def read_intact(
     """Read samples that verified, in batches; large and ragged ones are checked again on what is returned."""
     arrays = {name: layout.arrays[name] for name in names}
     chunks = {name: _chunks_of(fd, layout, array) for name, array in arrays.items()}
+
+    def read_again(name: str, sample: int) -> npt.NDArray[Any]:
+        """Shape (rows, ...), of an array that isn't ragged (1, ...)."""
+        chunk_at, meta = chunks[name], arrays[name].meta
+        chunk = None if chunk_at is None else chunk_at(sample)
+        raw = b"" if chunk is None else read_at(fd, chunk.first, chunk.end - chunk.first)
+        payload = None if chunk is None else chunk.payload_of(raw)
+        if payload is None:
+            raise CorruptChunkError("it changed while it was copied", path=path, array=name, sample=sample)
+        return np.frombuffer(payload, dtype_of(meta.dtype)).reshape(-1, *meta.sample_shape)
+
     nbytes = sum(array.meta.nbytes for array in arrays.values()) // max(1, layout.num_samples)
     step = max(1, BATCH_BYTES // max(1, nbytes))
     for first in range(0, len(samples), step):
@@ -137,7 +144,7 @@ def read_intact(
         values: dict[str, Any] = {}
         for name, array in arrays.items():
             if array.meta.is_ragged or array.meta.is_sharded:
-                rows = [_read_again(fd, chunks[name], array, sample, path) for sample in batch.tolist()]
+                rows = [read_again(name, sample) for sample in batch.tolist()]
                 values[name] = rows if array.meta.is_ragged else np.concatenate(rows)
             else:
                 values[name] = np.empty((len(batch), *array.meta.sample_shape), dtype_of(array.meta.dtype))
@@ -145,32 +152,19 @@ def read_intact(
         yield batch, values
 
 
-def _read_again(
-    fd: int, chunk_at: ChunkAt | None, array: ArrayLayout, sample: int, path: Path
-) -> npt.NDArray[Any]:
-    """Read and check a sample that verified; shape (rows, ...), of an array that isn't ragged (1, ...)."""
-    chunk = None if chunk_at is None else chunk_at(sample)
-    payload = None if chunk is None else chunk.payload_of(read_at(fd, chunk.first, chunk.end - chunk.first))
-    if payload is None:
-        name = array.meta.name
-        raise CorruptChunkError("it changed while it was copied", path=path, array=name, sample=sample)
-    return np.frombuffer(payload, dtype_of(array.meta.dtype)).reshape(-1, *array.meta.sample_shape)
-
-
 def _chunks_of(fd: int, layout: Layout, array: ArrayLayout) -> ChunkAt | None:
     """Find the chunk of each sample; None where the file ends before the offsets do."""
     if not array.meta.is_ragged:
         return partial(chunk_of, array)
     ragged = layout.ragged[array.meta.name]
-    offsets = _offsets_of(fd, ragged)
-    stored = np.frombuffer(read_at(fd, ragged.checks.offset, ragged.checks.meta.nbytes), np.uint8)
-    if offsets is None or len(stored) < ragged.checks.meta.nbytes:
+    offsets, checks = _offsets_of(fd, ragged), ragged.checks
+    stored = read_at(fd, checks.offset, checks.meta.nbytes)
+    if offsets is None or len(stored) < checks.meta.nbytes:
         return None
-    crcs = stored.view("<u4")
+    crcs, edges = np.frombuffer(stored, "<u4"), offsets
 
     def chunk_at(sample: int) -> Chunk:
-        rows = int(offsets[sample]), int(offsets[sample + 1])
-        return rows_chunk(ragged, sample, rows, int(crcs[sample]))
+        return rows_chunk(ragged, sample, (int(edges[sample]), int(edges[sample + 1])), int(crcs[sample]))
 
     return chunk_at
 
@@ -184,18 +178,7 @@ def lengths_of(fd: int, layout: RaggedLayout, samples: Samples) -> npt.NDArray[n
 
 def _offsets_of(fd: int, layout: RaggedLayout) -> Offsets | None:
     raw = read_at(fd, layout.offsets.offset, layout.offsets.meta.nbytes)
-    if len(raw) < layout.offsets.meta.nbytes:
-        return None
-    return np.frombuffer(raw, "<i8")
-
-
-def _has_wrong_offsets(fd: int, layout: Layout, array: ArrayLayout) -> bool:
-    """Whether offsets that no commit vouches for can't be right."""
-    if not array.meta.is_ragged:
-        return False
-    ragged = layout.ragged[array.meta.name]
-    offsets = _offsets_of(fd, ragged)
-    return offsets is None or any(offset_flaws(offsets, ragged))
+    return None if len(raw) < layout.offsets.meta.nbytes else np.frombuffer(raw, "<i8")
 
 
 def _with_elements(layout: Layout) -> list[ArrayLayout]:

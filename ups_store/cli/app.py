@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import ups_store
-from ups_store.cli import check, convert, info, shared, show
+from ups_store.cli import check, convert, info, shared
 from ups_store.cli import status as build_status
 from ups_store.command_line import Verbs, make_app
 from ups_store.console import print_lines
@@ -35,8 +35,8 @@ app = make_app(
         "status": build_status.status,
         "info": info.info,
         "verify": check.verify,
-        "preview": show.preview,
-        "diff": show.diff,
+        "preview": info.preview,
+        "diff": info.diff,
         "gc": check.gc,
         "export": convert.export,
         "import-pt": convert.import_pt,
@@ -53,17 +53,16 @@ app = make_app(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         from ups_store.system import runs
 
         major, minor = ups_store.FORMAT_VERSION
-        copies = (
-            "compiled code"
-            if runs.compiled
-            else "NumPy (ups_store._runs isn't compiled: see README, Installing)"
+        by_numpy = "NumPy (ups_store._runs isn't compiled: see README, Installing)"
+        copied_by = "compiled code" if runs.compiled else by_numpy
+        print_lines(
+            f"ups-store {ups_store.__version__}, format {major}.{minor}, batches copied by {copied_by}"
         )
-        print_lines(f"ups-store {ups_store.__version__}, format {major}.{minor}, batches copied by {copies}")
         raise typer.Exit
 
 

@@ -70,33 +70,22 @@ def verify(
 
 def _repair(words: list[Path], config: Path) -> None:
     """Repair the store that the first word names; the others are overrides of the configuration."""
-    from ups_store.building.repair import repair_store
+    from ups_store.building.config import load_config
+    from ups_store.building.repair import repair_store, words_of
     from ups_store.building.watch import ConsoleWatcher
 
     path, overrides = words[0], [str(word) for word in words[1:]]
     if not all("=" in word for word in overrides):
         raise ConfigError("--repair", expected="one store, then KEY=VALUE overrides", found=overrides)
-    _check_config(path, config, overrides)
+    identity = None
+    with contextlib.suppress(StoreError, OSError), open_store(path) as store:  # the repair says what it is
+        identity = store.identity
+    if identity is not None:  # the configuration must be one, also if nothing is damaged
+        load_config(config, overrides=[*overrides, *words_of(identity)])
     with interruptible(), ConsoleWatcher(console) as watcher:
         done = repair_store(path, config, overrides=overrides, watcher=watcher)
-    shown = one_line(str(path))
-    if done.is_needed:
-        log(f"{shown}: {done.num_rebuilt:,} of {done.num_samples:,} samples rebuilt, the others copied")
-    else:
-        log(f"{shown}: nothing to repair")
-
-
-def _check_config(path: Path, config: Path, overrides: list[str]) -> None:
-    """Read the configuration before the store is checked: it must be one, also if nothing is damaged."""
-    from ups_store.building.config import load_config
-    from ups_store.building.repair import words_of
-
-    try:
-        with open_store(path) as store:
-            content = store.identity
-    except (StoreError, OSError):
-        return  # the repair says what it is
-    load_config(config, overrides=[*overrides, *words_of(content)])
+    rebuilt = f"{done.num_rebuilt:,} of {done.num_samples:,} samples rebuilt, the others copied"
+    log(f"{one_line(str(path))}: {rebuilt if done.is_needed else 'nothing to repair'}")
 
 
 def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
@@ -107,52 +96,39 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
             open_any(path) as store,
             progress_bar(f"checking {path.name}", total=store.nbytes, quiet=as_json) as bar,
         ):
-            found = store.verify(num_threads=num_threads, progress=bar)
+            checked = store.verify(num_threads=num_threads, progress=bar)
     except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
         if as_json:
-            print_json({"path": shown, "ok": False, "error": _error_to_json(error)})
-        parts = _parts_of(path)
-        if getattr(error, "path", None) not in [str(part) for part in parts]:  # else checking that says it
+            kind = error.kind if isinstance(error, StoreError) else "os"
+            print_json({"path": shown, "ok": False, "error": {"kind": kind, "message": str(error)}})
+        files: list[Path] = []  # of a pattern that can't be opened as a whole: they are checked one by one
+        if is_pattern(path.absolute()):
+            with contextlib.suppress(StoreError):  # which opening has said already
+                named, missing = named_partitions(path.absolute())
+                files = [file for file in named if file not in missing]
+        if getattr(error, "path", None) not in [str(file) for file in files]:  # else checking that says it
             report(error)
-        return max([exit_code_of(error), *(_verify(part, as_json, num_threads) for part in parts)])
+        return max([exit_code_of(error), *(_verify(file, as_json, num_threads) for file in files)])
     seconds = time.perf_counter() - started
     if as_json:
-        print_json({**_report_to_json(found), "path": shown, "seconds": round(seconds, 4)})
-    else:
-        _show_report(shown, found, seconds)
-    return 0 if found.ok else DAMAGED
-
-
-def _parts_of(path: Path) -> list[Path]:
-    """The files of a pattern that can't be opened as a whole: they are checked one by one."""
-    path = path.absolute()
-    if is_pattern(path):
-        with contextlib.suppress(StoreError):  # which opening has said already
-            wanted, missing = named_partitions(path)
-            return [partition for partition in wanted if partition not in missing]
-    return []
-
-
-def _report_to_json(found: Report) -> dict[str, Any]:
-    parts = [_report_to_json(part) for part in found.partitions]
-    return {**asdict(found), "ok": found.ok, "partitions": parts}
-
-
-def _error_to_json(error: StoreError | OSError) -> dict[str, str]:
-    return {"kind": error.kind if isinstance(error, StoreError) else "os", "message": str(error)}
-
-
-def _show_report(path: str, found: Report, seconds: float) -> None:
-    _show_problems(found.problems, MAX_PROBLEMS_OF_VERIFY, prefix=f"{path}: ")
-    for name, samples in found.damaged.items():
+        print_json({**_report_to_json(checked), "path": shown, "seconds": round(seconds, 4)})
+        return 0 if checked.ok else DAMAGED
+    _show_problems(checked.problems, MAX_PROBLEMS_OF_VERIFY, prefix=f"{shown}: ")
+    for name, samples in checked.damaged.items():
         which = counted(len(samples), "damaged sample") if samples else "damage, of no sample alone,"
-        print_lines(f"{path}: {which} in array {name!r}")
-    verdict = "ok" if found.ok else f"DAMAGED, {counted(len(found.problems), 'problem')}"
-    rate = found.nbytes / max(seconds, 1e-9) / 1e9
+        print_lines(f"{shown}: {which} in array {name!r}")
+    verdict = "ok" if checked.ok else f"DAMAGED, {counted(len(checked.problems), 'problem')}"
+    rate = checked.nbytes / max(seconds, 1e-9) / 1e9
     print_lines(
-        f"{path}: {verdict} · {format_nbytes(found.nbytes)} and {counted(found.num_chunks, 'checksum')}"
+        f"{shown}: {verdict} · {format_nbytes(checked.nbytes)} and {counted(checked.num_chunks, 'checksum')}"
         f" in {seconds:.2f} s · {rate:.2f} GB/s"
     )
+    return 0 if checked.ok else DAMAGED
+
+
+def _report_to_json(checked: Report) -> dict[str, Any]:
+    partitions = [_report_to_json(partition) for partition in checked.partitions]
+    return {**asdict(checked), "ok": checked.ok, "partitions": partitions}
 
 
 def _show_problems(problems: Sequence[object], most: int, *, prefix: str) -> None:
@@ -175,26 +151,22 @@ def doctor(
 
     The file itself is never changed.
     """
-    if not is_pattern(path.absolute()):
+    from ups_store.check.doctor import Diagnosis, Status
+
+    pattern = path.absolute()
+    if not is_pattern(pattern):
         return _doctor(path, out, as_json)
     if out is not None:
         hint = "salvage the files that are damaged, one by one"
         raise ConfigError("--salvage of several files", path=path, hint=hint)
-    return _doctor_of_partitions(path.absolute(), as_json)
-
-
-def _doctor_of_partitions(pattern: Path, as_json: bool) -> int:
-    """Examine all partitions of a store, one by one and then together; returns the exit code."""
-    from ups_store.check.doctor import Diagnosis, Status
-
-    wanted, absent = named_partitions(pattern)
-    codes = [_doctor(path, None, as_json) for path in wanted if path not in absent]
+    named, absent = named_partitions(pattern)
+    codes = [_doctor(partition, None, as_json) for partition in named if partition not in absent]
     for partition in absent:
         _say(Diagnosis(partition, Status.MISSING, ("no such file",)), None, as_json)
     if absent or any(codes):
         return NOT_SOUND
     try:
-        open_any(pattern).close()
+        open_any(pattern).close()  # whether they belong together
     except StoreError as error:
         report(error)
         return NOT_SOUND
@@ -205,46 +177,39 @@ def _doctor(path: Path, out: Path | None, as_json: bool) -> int:
     """Examine one file; returns the exit code."""
     from ups_store.check.doctor import examine, salvage
 
-    with progress_bar(f"checking {path.name}", total=_nbytes_of(path), quiet=as_json) as bar:
-        found = examine(path, progress=bar)
-    saved = None
-    if out is not None:
-        with interruptible("run the same command again to continue"):
-            saved = salvage(found, out.absolute())
-    _say(found, saved, as_json)
-    return 0 if found.status.is_sound else NOT_SOUND
-
-
-def _say(found: Diagnosis, saved: Path | None, as_json: bool) -> None:
-    if as_json:
-        print_json({**found.to_json(), "salvaged": saved})
-    else:
-        _show(found, saved)
-
-
-def _nbytes_of(path: Path) -> int:
     try:
-        return path.stat().st_size
+        nbytes = path.stat().st_size
     except FileNotFoundError as error:
         unfinished = building_path(path)
         hint = f"it is being built: ask about {unfinished.name}" if unfinished.exists() else "check the path"
         raise StoreNotFoundError("no such file", path=path, hint=hint) from error
+    with progress_bar(f"checking {path.name}", total=nbytes, quiet=as_json) as bar:
+        diagnosis = examine(path, progress=bar)
+    saved = None
+    if out is not None:
+        with interruptible("run the same command again to continue"):
+            saved = salvage(diagnosis, out.absolute())
+    _say(diagnosis, saved, as_json)
+    return 0 if diagnosis.status.is_sound else NOT_SOUND
 
 
-def _show(found: Diagnosis, saved: Path | None) -> None:
+def _say(diagnosis: Diagnosis, saved: Path | None, as_json: bool) -> None:
     from ups_store.check.doctor import Status
 
-    savable = len(found.savable)
-    sound = ", sound" if found.status is Status.PACKED else ""
-    print_lines(f"{found.path}: {found.status.title}{sound}")
-    _show_problems(found.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="  ")
-    if found.catalog is not None:
-        where = " in the other arrays" if found.lost_arrays and savable else ""
-        print_lines(f"  {savable:,} of {found.num_samples:,} samples verify{where}")
-    if found.lost_arrays:
-        print_lines(f"  nothing verifies of {', '.join(found.lost_arrays)}")
-    advice = found.status.advice if saved is None else f"{counted(savable, 'sample')} saved: {saved}"
-    print_lines(f"  {advice}")
+    if as_json:
+        print_json({**diagnosis.to_json(), "salvaged": saved})
+        return
+    savable = len(diagnosis.savable)
+    sound = ", sound" if diagnosis.status is Status.PACKED else ""
+    print_lines(f"{diagnosis.path}: {diagnosis.status.title}{sound}")
+    _show_problems(diagnosis.problems, MAX_PROBLEMS_OF_DOCTOR, prefix="  ")
+    if diagnosis.catalog is not None:
+        where = " in the other arrays" if diagnosis.lost_arrays and savable else ""
+        print_lines(f"  {savable:,} of {diagnosis.num_samples:,} samples verify{where}")
+    if diagnosis.lost_arrays:
+        print_lines(f"  nothing verifies of {', '.join(diagnosis.lost_arrays)}")
+    saved_text = f"{counted(savable, 'sample')} saved: {saved}"
+    print_lines(f"  {diagnosis.status.advice if saved is None else saved_text}")
 
 
 def gc(
@@ -283,19 +248,18 @@ def gc(
         raise ConfigError("--older-than has no effect", expected="--remote beside it", hint=hint)
     if not folder.is_dir():
         raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
-    kept = {"unfinished", "pull"} if not unfinished else set()
-    kinds = REMOVABLE - kept
-    found = find_garbage(folder)
-    if not found:
+    kinds = REMOVABLE if unfinished else REMOVABLE - {"unfinished", "pull"}
+    left = find_garbage(folder)
+    if not left:
         log(f"{one_line(str(folder))}: nothing that a dead builder left")
-    for garbage in found:
+    for garbage in left:
         is_removed = delete and garbage.kind in kinds and remove_garbage(garbage)
         if as_json:
             print_json({**asdict(garbage), "removed": is_removed})
             continue
-        committed = f", {garbage.num_committed} of {garbage.num_samples} samples committed"
-        what = {
-            "unfinished": f"unfinished{committed}",
+        committed = f"{garbage.num_committed} of {garbage.num_samples} samples committed"
+        title = {
+            "unfinished": f"unfinished, {committed}",
             "too_new": "unfinished, begun by a newer version of ups-store, left alone",
             "damaged": "unfinished, and damaged: it can't be continued",
             "temporary": "temporary file of a builder that died before it held anything",
@@ -304,4 +268,4 @@ def gc(
             "foreign": "foreign file, left alone",
         }.get(garbage.kind, garbage.kind)
         size = f"{format_nbytes(garbage.nbytes)}, written {format_age(garbage.age_s)}"
-        print_lines(f"{garbage.path}: {what}, {size}{', removed' if is_removed else ''}")
+        print_lines(f"{garbage.path}: {title}, {size}{', removed' if is_removed else ''}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -100,45 +100,45 @@ def import_pt(
     from ups_store.convert.import_pt import import_pt as run_import
 
     total = 2 * folder_nbytes(folder, pattern)
-    options: dict[str, Any] = {"map": _parsed_map(names or ()), "ignore": ignore or ()}
-    options |= {"ragged": ragged or (), "force": force}
     try:
         with interruptible(), progress_bar(f"reading {folder.name}", total=total, quiet=as_json) as bar:
-            done = run_import(folder, out, pattern=pattern, on_error=on_error, progress=bar, **options)
+            done = run_import(
+                folder,
+                out,
+                pattern=pattern,
+                map=_parsed_map(names or ()),
+                ignore=ignore or (),
+                ragged=ragged or (),
+                on_error=on_error,
+                force=force,
+                progress=bar,
+            )
     except RefusedFilesError as error:
         if as_json:
             print_json({"path": str(out), "error": error.kind, "refused": error.refused})
         raise
+    refused = [f"{folder / name}: left out: {reason}" for name, reason in done.refused.items()]
+    if (more := len(refused) - MAX_LEFT_OUT) > 0 and not is_verbose():
+        refused[MAX_LEFT_OUT:] = [f"{folder}: {counted(more, 'more file')} left out; -v shows all"]
+    for line in refused:
+        log(line, label="warning", style="yellow")
     if as_json:
         print_json(asdict(done))
-    _show_refused(folder, done.refused)
-    if not as_json:
+    else:
         left_out = counted(len(done.refused), "file")
         print_lines(f"{done.path}: {counted(done.num_samples, 'sample')}, {left_out} left out")
 
 
 def _parsed_map(given: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    wrong = next(
-        (text for text, (key, _, name) in zip(given, pairs, strict=True) if not (key and name)), None
-    )
-    if wrong is not None:
-        raise typer.BadParameter(f"expected KEY=NAME, found {wrong!r}", param_hint="--map")
-    for what, values in (("key", [key for key, _, _ in pairs]), ("name", [name for _, _, name in pairs])):
+    pairs = [(key, name) for key, _, name in (text.partition("=") for text in given)]
+    for text, pair in zip(given, pairs, strict=True):
+        if not all(pair):
+            raise typer.BadParameter(f"expected KEY=NAME, found {text!r}", param_hint="--map")
+    for kind, values in (("key", [key for key, _ in pairs]), ("name", [name for _, name in pairs])):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
-            raise typer.BadParameter(f"the {what} {twice!r} is given twice", param_hint="--map")
-    return {key: name for key, _, name in pairs}
-
-
-def _show_refused(folder: Path, refused: Mapping[str, str]) -> None:
-    """The first of the files that were left out, or with -v all, as warnings."""
-    shown = len(refused) if is_verbose() else MAX_LEFT_OUT
-    lines = [f"{folder / name}: left out: {reason}" for name, reason in refused.items()]
-    if (more := len(lines) - shown) > 0:
-        lines[shown:] = [f"{folder}: {counted(more, 'more file')} left out; -v shows all"]
-    for line in lines:
-        log(line, label="warning", style="yellow")
+            raise typer.BadParameter(f"the {kind} {twice!r} is given twice", param_hint="--map")
+    return dict(pairs)
 
 
 def concat(
@@ -203,12 +203,11 @@ def _ranges(num_samples: int, fractions: str | None, samples: str | None) -> lis
     except SpecError:
         raise
     except ValueError:
-        expected, found, option = (
-            ("numbers such as 0.8,0.1,0.1", fractions, "--fractions")
-            if fractions is not None
-            else ("FIRST:PAST_LAST for each OUT, such as 0:80,80:100", samples, "--samples")
-        )
-        raise typer.BadParameter(f"expected {expected}, found {found!r}", param_hint=option) from None
+        problem = f"expected numbers such as 0.8,0.1,0.1, found {fractions!r}"
+        if fractions is None:
+            problem = f"expected FIRST:PAST_LAST for each OUT, such as 0:80,80:100, found {samples!r}"
+        option = "--samples" if fractions is None else "--fractions"
+        raise typer.BadParameter(problem, param_hint=option) from None
 
 
 def pack(
@@ -239,12 +238,8 @@ def pack(
         outs = [partition_path(out, i, len(parts)) for i in range(len(parts))] if is_pattern(path) else [out]
         for target in outs:
             check_target(target.absolute(), force=force)
-        done = [
-            pack_store(
-                part, target, codec=codec, level=level, force=force, num_threads=num_threads, progress=bar
-            )
-            for part, target in zip(parts, outs, strict=True)
-        ]
+        options: dict[str, Any] = {"codec": codec, "level": level, "force": force, "num_threads": num_threads}
+        done = [pack_store(*pair, progress=bar, **options) for pair in zip(parts, outs, strict=True)]
     for report in done:
         if as_json:
             print_json(asdict(report))

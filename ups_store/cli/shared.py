@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,6 @@ from ups_store.printable import counted, one_line
 
 if TYPE_CHECKING:
     from ups_store.remote.shared import SharedCache
-    from ups_store.remote.transfer import SharedStore
 
 Place = Annotated[
     str,
@@ -50,11 +50,14 @@ def push(
 
     Other content of the same identity that is there is an error.
     """
+    from ups_store.read.open import open_any
     from ups_store.remote.transfer import push_store
 
     cache = _open(place, timeout)
     for path in paths:
-        with interruptible(), progress_bar(f"pushing {path.name}", total=_nbytes(path), quiet=as_json) as bar:
+        with open_any(path) as store:
+            total = store.nbytes
+        with interruptible(), progress_bar(f"pushing {path.name}", total=total, quiet=as_json) as bar:
             pushed = push_store(path, cache, replace=force, progress=_Shown(bar))
         for file in pushed:
             if as_json:
@@ -108,16 +111,10 @@ def ls_remote(place: Place, *, timeout: Timeout = _TIMEOUT_S, as_json: AsJson = 
     if not stores:
         log(f"{one_line(cache.location)}: no store")
     for store in stores:
-        print_lines(_line(store))
-
-
-def _line(store: SharedStore) -> str:
-    import time
-
-    config_hash = store.config_hash if is_verbose() else store.config_hash[:_SHORT_HASH]
-    files = f" in {len(store.files)} files" if len(store.files) > 1 else ""
-    size, age = f"{format_nbytes(store.nbytes)}{files}", format_age(time.time() - store.modified_s)
-    return f"{config_hash}  {store.name}  {size}, {age}"
+        config_hash = store.config_hash if is_verbose() else store.config_hash[:_SHORT_HASH]
+        files = f" in {len(store.files)} files" if len(store.files) > 1 else ""
+        size, age = f"{format_nbytes(store.nbytes)}{files}", format_age(time.time() - store.modified_s)
+        print_lines(f"{config_hash}  {store.name}  {size}, {age}")
 
 
 def gc_remote(
@@ -127,44 +124,34 @@ def gc_remote(
     from ups_store.remote.transfer import find_remote_garbage
 
     cache = _open(place, timeout)
-    found = find_remote_garbage(cache, older_than_s=None if older_than is None else 86400 * older_than)
-    if not found:
+    left = find_remote_garbage(cache, older_than_s=None if older_than is None else 86400 * older_than)
+    if not left:
         log(f"{one_line(cache.location)}: nothing that can go")
-    for garbage in found:
-        is_wanted = garbage.is_removable and (unfinished or garbage.kind != "incomplete")
-        if delete and is_wanted:
+    for garbage in left:
+        is_removed = delete and garbage.is_removable and (unfinished or garbage.kind != "incomplete")
+        if is_removed:
             cache.remove(garbage.key)
         if as_json:
-            print_json({**vars(garbage), "removed": delete and is_wanted})
+            print_json({**vars(garbage), "removed": is_removed})
             continue
-        what = {
-            "temporary": "left by a push"
-            if garbage.is_removable
-            else "of a push that may be going on, left alone",
+        of_a_push = "left by a push" if garbage.is_removable else "of a push that may be going on, left alone"
+        title = {
+            "temporary": of_a_push,
             "incomplete": "some of a store's partitions: a push goes on with the others",
             "old": "store",
             "foreign": "foreign file, left alone",
         }[garbage.kind]
         size = f"{format_nbytes(garbage.nbytes)}, " if garbage.nbytes else ""
-        removed = ", removed" if delete and is_wanted else ""
-        print_lines(
-            f"{cache.location}/{garbage.key}: {what}, {size}written {format_age(garbage.age_s)}{removed}"
-        )
-    if found and not delete:
-        log(f"{counted(len(found), 'file')}; --delete removes what isn't left alone")
+        age = f"written {format_age(garbage.age_s)}{', removed' if is_removed else ''}"
+        print_lines(f"{cache.location}/{garbage.key}: {title}, {size}{age}")
+    if left and not delete:
+        log(f"{counted(len(left), 'file')}; --delete removes what isn't left alone")
 
 
 def _open(place: str, timeout: float) -> SharedCache:
     from ups_store.remote.shared import open_shared
 
     return open_shared(place, deadline_s=timeout)
-
-
-def _nbytes(path: Path) -> int:
-    from ups_store.read.open import open_any
-
-    with open_any(path) as store:
-        return store.nbytes
 
 
 class _Shown:

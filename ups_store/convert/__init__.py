@@ -1,4 +1,4 @@
-"""Stores to and from other formats: a file per format, each written in bounded memory and published whole."""
+"""Stores to and from other formats, each written in bounded memory and published whole."""
 
 from ups_store.convert.export import FORMATS, export_store
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickletools
 import re
 import stat
 import zipfile
@@ -36,9 +35,7 @@ LATENT_DIMS = ("sample", "time", "token", "width")
 PREFIXES = {"params.": "", "bc.": "bc_"}  # of keys, and what arrays have instead
 
 # Bounds of what a file may claim before anything is made of it.
-MAX_DIRECTORY_BYTES = 1 << 20  # of its archive; 46 of them become an object of about 500
 MAX_PICKLE_BYTES = 4 << 20  # of all that isn't numbers of tensors; each may become an object of about 60
-MAX_NODES = 1 << 20  # of a key with all tuples within it, which may share inner ones
 MAX_KEYS, MAX_DEPTH, MAX_KEY_LENGTH = 2 * MAX_ARRAYS, 32, 1000
 
 _NOT_SAVED = "it is cut off, damaged, or not what torch.save writes since version 1.6"
@@ -62,26 +59,21 @@ class RefusedFilesError(SourceError):
     """
 
     kind = "refused_files"
-    refused: dict[str, str]
+
+    def __init__(self, problem: str, refused: dict[str, str], **context: Any) -> None:
+        super().__init__(problem, **context)
+        self.refused = refused
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import did.
-
-    Attributes:
-        path: The store.
-        num_samples: Its samples.
-        num_written: Samples that this run committed; fewer where an earlier one was interrupted.
-        keys: The files' key of each array.
-        refused: Why a file was left out, by file name.
-    """
+    """What an import did."""
 
     path: Path
     num_samples: int
-    num_written: int
-    keys: dict[str, str]
-    refused: dict[str, str]
+    num_written: int  # samples that this run committed; fewer where an earlier one was interrupted
+    keys: dict[str, str]  # the files' key of each array
+    refused: dict[str, str]  # why a file was left out, by file name
 
 
 def import_pt(
@@ -129,40 +121,32 @@ def import_pt(
     paths, path = _files_in(Path(folder), pattern), path_of(target)
     check_not_source(path, paths)
     check_target(path, force=force)  # before a long look at the files
-    gaps = _missing_among(paths)
-    if gaps and on_error == "fail":
-        raise _missing_error(Path(folder), gaps)
-    contents = _Contents(frozenset(ragged))
-    for file in paths:
-        try:
-            raw = _read_regular(file)
-            report(len(raw))
-            contents.add(file, raw, names)
-        except (SourceError, OSError) as error:
-            contents.refused[file] = error
-    if contents.refused and (on_error == "fail" or not contents.good):
-        raise _refused_error(Path(folder), contents)
-    if unknown := sorted(contents.ragged - contents.shapes.keys()):
-        expected = f"some of {', '.join(contents.shapes)}"[:300]
-        raise SpecError("ragged", expected=expected, found=unknown[0][:140])
+    contents = _look_at(paths, names, frozenset(ragged), must_be_good=on_error == "fail", report=report)
     options: dict[str, Any] = {"identity": contents.identity(), "attrs": {"source": pattern}}
-    with create(target, contents.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
-        missing = writer.missing().tolist()
-        for indices, samples in _batches(missing, list(contents.good.items()), names, report):
-            batch: dict[str, Any] = {name: [sample[name] for sample in samples] for name in samples[0]}
-            stacked = {name: np.stack(batch[name]) for name in batch.keys() - contents.ragged}
-            writer.commit_many(indices, {**batch, **stacked})
-        reasons = {path.name: _reason(error) for path, error in contents.refused.items()}
-        num_samples = len(contents.good)
-        return ImportReport(writer.finish(), num_samples, len(missing), contents.keys, {**gaps, **reasons})
+    with create(path, contents.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
+        missing, good = writer.missing().tolist(), list(contents.good.items())
+        batch: dict[int, Sample] = {}
+        nbytes = 0
+        for i in missing:
+            file, digest = good[i]
+            raw = _read_regular(file)
+            if blake3(raw).digest() != digest:
+                hint = "import the folder again when no program writes to it"
+                raise SourceError("the file changed during the import", path=file, hint=hint)
+            batch[i] = names.read(raw, file)[0]
+            report(len(raw))
+            nbytes += sum(value.nbytes for value in batch[i].values())
+            if nbytes >= COMMIT_BYTES or i == missing[-1]:
+                values = {name: [sample[name] for sample in batch.values()] for name in contents.shapes}
+                stacked = {name: np.stack(values[name]) for name in values.keys() - contents.lengths.keys()}
+                writer.commit_many(list(batch), {**values, **stacked})
+                batch, nbytes = {}, 0
+        return ImportReport(writer.finish(), len(good), len(missing), contents.keys, contents.refused)
 
 
 def folder_nbytes(folder: Path, pattern: str = PATTERN) -> int:
-    """Bytes of the regular files that an import would read."""
+    """Add up the bytes of the regular files that an import would read."""
     return sum(path.stat().st_size for path in _matching(folder, pattern) if path.is_file())
-
-
-# --- which files ----------------------------------------------------------------------------------------
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
@@ -204,46 +188,97 @@ def _missing_among(paths: list[Path]) -> dict[str, str]:
     return gaps
 
 
-def _missing_error(folder: Path, gaps: dict[str, str]) -> RefusedFilesError:
-    first, *others = gaps
-    error = RefusedFilesError(
-        "numbers are missing among the files, and samples behind them would move up",
-        kind="missing_files",
-        path=folder,
-        expected="a file for every number",
-        found=f"no {one_line(first)}" + (f", and {counted(len(others), 'more gap')}" if others else ""),
-        hint="bring them back, or import the others, in their order, by --on-error skip",
+def _look_at(
+    paths: list[Path],
+    names: Names,
+    ragged: frozenset[str],
+    *,
+    must_be_good: bool,
+    report: Callable[[int], None],
+) -> _Contents:
+    """Read all files once, to know which are good.
+
+    Raises:
+        RefusedFilesError: If there are others, or missing ones, and all must be good; or if none is.
+        SpecError: If a ragged array isn't in them.
+    """
+    folder = paths[0].parent
+    contents = _Contents(refused=_missing_among(paths))
+    if contents.refused and must_be_good:
+        first, *others = contents.refused
+        more = f", and {counted(len(others), 'more gap')}" if others else ""
+        raise RefusedFilesError(
+            "numbers are missing among the files, and samples behind them would move up",
+            contents.refused,
+            kind="missing_files",
+            path=folder,
+            expected="a file for every number",
+            found=f"no {one_line(first)}{more}",
+            hint="bring them back, or import the others, in their order, by --on-error skip",
+        )
+    kinds: set[str] = set()
+    reasons: dict[str, str] = {}
+    for path in paths:
+        try:
+            raw = _read_regular(path)
+            report(len(raw))
+            sample, keys = names.read(raw, path)
+            shapes = _shapes_of(sample, ragged, path)
+            if not contents.good:
+                contents.shapes, contents.keys = shapes, keys
+            for name in sorted(shapes.keys() | contents.shapes.keys()):
+                if shapes.get(name) != contents.shapes.get(name):
+                    raise _differing(name, shapes, contents, path)
+        except (SourceError, OSError) as error:
+            if isinstance(error, StoreError):
+                kinds.add(error.kind)
+                reasons[path.name] = error.problem
+            else:
+                kinds.add("")
+                reasons[path.name] = (error.strerror or str(error)).lower()
+            continue
+        contents.good[path] = blake3(raw).digest()
+        for name in ragged & sample.keys():
+            contents.lengths.setdefault(name, []).append(len(sample[name]))
+    if reasons and (must_be_good or not contents.good):
+        hint = (
+            "take arrays that differ in their number of rows by --ragged NAME; leave other files out by "
+            "--on-error skip, or other arrays by --ignore KEY"
+            if kinds == {"shapes_differ"}
+            else "repair or remove these files, or leave them out by --on-error skip; or keys by --ignore KEY"
+        )
+        raise RefusedFilesError(
+            f"{len(reasons)} of {len(paths)} files can't be used",
+            reasons,
+            kind="shapes_differ" if kinds == {"shapes_differ"} else None,
+            path=folder,
+            hint="".join([hint, *(f"\n  {one_line(name)}: {reason}" for name, reason in reasons.items())]),
+        )
+    if unknown := sorted(ragged - contents.shapes.keys()):
+        expected = f"some of {', '.join(contents.shapes)}"[:300]
+        raise SpecError("ragged", expected=expected, found=unknown[0][:140])
+    contents.refused |= reasons
+    return contents
+
+
+def _shapes_of(sample: Sample, ragged: frozenset[str], path: Path) -> Shapes:
+    for name in ragged & sample.keys():
+        if not sample[name].ndim:
+            raise SourceError(f"array {name!r} is a single number, so it can't be ragged", path=path)
+    return {
+        name: ((None, *value.shape[1:]) if name in ragged else value.shape, value.dtype)
+        for name, value in sample.items()
+    }
+
+
+def _differing(name: str, shapes: Shapes, contents: _Contents, path: Path) -> SourceError:
+    here, there = (
+        f"{array[1]} {array[0]}" if (array := arrays.get(name)) else "absent"
+        for arrays in (shapes, contents.shapes)
     )
-    error.refused = gaps
-    return error
-
-
-def _reason(error: SourceError | OSError) -> str:
-    return error.problem if isinstance(error, StoreError) else (error.strerror or str(error)).lower()
-
-
-def _refused_error(folder: Path, contents: _Contents) -> RefusedFilesError:
-    """The error that lists all files that can't be used."""
-    reasons = {path.name: _reason(error) for path, error in contents.refused.items()}
-    kinds = {getattr(error, "kind", "") for error in contents.refused.values()}
-    are_whole = kinds == {"shapes_differ"}
-    hint = (
-        "take arrays that differ in their number of rows by --ragged NAME; leave other files out by "
-        "--on-error skip, or other arrays by --ignore KEY"
-        if are_whole
-        else "repair or remove these files, or leave them out by --on-error skip; or keys by --ignore KEY"
-    )
-    error = RefusedFilesError(
-        f"{len(reasons)} of {len(reasons) + len(contents.good)} files can't be used",
-        kind="shapes_differ" if are_whole else None,
-        path=folder,
-        hint="".join([hint, *(f"\n  {one_line(name)}: {reason}" for name, reason in reasons.items())]),
-    )
-    error.refused = reasons
-    return error
-
-
-# --- what is in them ------------------------------------------------------------------------------------
+    problem = f"array {name!r} is {here}, but {there} in {next(iter(contents.good)).name}"
+    where: dict[str, Any] = {"path": path, "array": name}
+    return SourceError(problem, kind="shapes_differ", **where, expected=there, found=here)
 
 
 @dataclass(frozen=True)
@@ -270,7 +305,8 @@ class Names:
         values = {key: value for key, value in _leaves(document, path) if not self._is_ignored(key)}
         keys: dict[str, str] = {}
         for key in values:
-            name = self._name_of(key)
+            prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), "")
+            name = self.map.get(key, PREFIXES.get(prefix, "") + key.removeprefix(prefix))
             if name in keys:
                 both = f"keys {keys[name][:140]!r} and {key[:140]!r} would both be array {name[:140]!r}"
                 raise _bad(path, f"{both}; --map or --ignore one of them")
@@ -295,56 +331,16 @@ class Names:
         words = key.split(".")
         return any(".".join(words[: i + 1]) in self.ignore for i in range(len(words)))
 
-    def _name_of(self, key: str) -> str:
-        if key in self.map:
-            return self.map[key]
-        prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), "")
-        return PREFIXES.get(prefix, "") + key.removeprefix(prefix)
-
 
 @dataclass
 class _Contents:
-    """What is in the files.
+    """What is in the files."""
 
-    Attributes:
-        ragged: Arrays whose number of rows may differ.
-        good: Files that become samples, in order, and blake3 of their bytes.
-        shapes: Shape and dtype of each array in the first good one, which the others have to have too.
-        keys: The files' key of each array.
-        refused: What is wrong with the others.
-        lengths: Rows of each ragged array, by file.
-    """
-
-    ragged: frozenset[str]
-    good: dict[Path, bytes] = field(default_factory=dict)
-    shapes: Shapes = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
-    refused: dict[Path, SourceError | OSError] = field(default_factory=dict)
-    lengths: dict[str, list[int]] = field(default_factory=dict)
-
-    def add(self, path: Path, raw: bytes, names: Names) -> None:
-        """Take a file in; raises what is wrong with it."""
-        sample, keys = names.read(raw, path)
-        shapes: Shapes = {}
-        for name, value in sample.items():
-            if name in self.ragged and not value.ndim:
-                raise SourceError(f"array {name!r} is a single number, so it can't be ragged", path=path)
-            shape = (None, *value.shape[1:]) if name in self.ragged else value.shape
-            shapes[name] = (shape, value.dtype)
-        if not self.good:
-            self.shapes, self.keys = shapes, keys
-        for name in sorted(shapes.keys() | self.shapes.keys()):
-            if shapes.get(name) != self.shapes.get(name):
-                here, there = (
-                    f"{array[1]} {array[0]}" if (array := arrays.get(name)) else "absent"
-                    for arrays in (shapes, self.shapes)
-                )
-                problem = f"array {name!r} is {here}, but {there} in {next(iter(self.good)).name}"
-                where: dict[str, Any] = {"path": path, "array": name}
-                raise SourceError(problem, kind="shapes_differ", **where, expected=there, found=here)
-        self.good[path] = blake3(raw).digest()
-        for name in self.ragged & sample.keys():
-            self.lengths.setdefault(name, []).append(len(sample[name]))
+    good: dict[Path, bytes] = field(default_factory=dict)  # files that become samples, blake3 of their bytes
+    shapes: Shapes = field(default_factory=dict)  # of the first good one, which the others have to have too
+    keys: dict[str, str] = field(default_factory=dict)  # the files' key of each array
+    lengths: dict[str, list[int]] = field(default_factory=dict)  # rows of each ragged array, by file
+    refused: dict[str, str] = field(default_factory=dict)  # why, by file name
 
     def specs(self) -> dict[str, ArraySpec]:
         """The arrays of the store."""
@@ -369,32 +365,6 @@ class _Contents:
         }
 
 
-def _batches(
-    missing: list[int], good: list[tuple[Path, bytes]], names: Names, progress: Callable[[int], None]
-) -> Iterator[tuple[list[int], list[Sample]]]:
-    indices: list[int] = []
-    samples: list[Sample] = []
-    nbytes = 0
-    for i in missing:
-        path, digest = good[i]
-        raw = _read_regular(path)
-        if blake3(raw).digest() != digest:
-            hint = "import the folder again when no program writes to it"
-            raise SourceError("the file changed during the import", path=path, hint=hint)
-        indices.append(i)
-        samples.append(names.read(raw, path)[0])
-        progress(len(raw))
-        nbytes += sum(value.nbytes for value in samples[-1].values())
-        if nbytes >= COMMIT_BYTES:
-            yield indices, samples
-            indices, samples, nbytes = [], [], 0
-    if indices:
-        yield indices, samples
-
-
-# --- one file -------------------------------------------------------------------------------------------
-
-
 def _bad(path: Path, problem: str) -> SourceError:
     return SourceError(problem, kind="damaged_file", path=path)
 
@@ -414,14 +384,10 @@ def _read_regular(path: Path) -> bytes:
 
 
 def _load(raw: bytes, path: Path) -> Any:
-    """Load a file by `torch.load`, once nothing in it can take more memory or time than its bytes."""
+    """Load a file by `torch.load`, once nothing in it can take more memory than its bytes."""
     try:
         if not raw.startswith(b"PK\3\4") or raw[-22:-18] != b"PK\5\6" or raw[-2:] != b"\0\0":
             raise _bad(path, _NOT_SAVED)  # with a comment, readers could find different directories
-        is_zip64 = raw[-42:-38] == b"PK\6\7" and raw[-98:-94] == b"PK\6\6"  # APPNOTE 4.3.14, 4.3.15
-        directory_nbytes = int.from_bytes(raw[-58:-50] if is_zip64 else raw[-10:-6], "little")
-        if directory_nbytes > MAX_DIRECTORY_BYTES:
-            raise _bad(path, f"its directory is longer than {MAX_DIRECTORY_BYTES:,} bytes")
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             entries = archive.infolist()
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
@@ -431,67 +397,39 @@ def _load(raw: bytes, path: Path) -> Any:
                 raise _bad(path, f"it expands to {expanded:,} bytes, the file has {len(raw):,} bytes")
             if damaged := archive.testzip():  # torch.load doesn't look at checksums
                 raise _bad(path, f"its entry {damaged[:100]} is damaged")
-            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            _check_pickle(archive.read(pickled), path)
+            (nbytes,) = (entry.file_size for entry in entries if entry.filename.endswith("/data.pkl"))
+        if nbytes > MAX_PICKLE_BYTES:
+            problem = f"{nbytes:,} bytes of it aren't tensors, expected at most {MAX_PICKLE_BYTES:,}"
+            raise _bad(path, problem)
         return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except SourceError:
         raise
-    except Exception as error:  # zipfile, pickletools and torch raise whatever the damage leads to
+    except Exception as error:  # zipfile and torch raise whatever the damage leads to
         if unknown := re.search(r"GLOBAL (\S+)", str(error)):
             problem = f"it holds a {unknown[1][:100]}, and torch.load reads tensors, numbers and texts only"
             raise _bad(path, problem) from None
         raise _bad(path, _NOT_SAVED) from error
 
 
-def _check_pickle(stream: bytes, path: Path) -> None:
-    """Refuse a pickle with tuples that share inner ones so often that to hash one would never end."""
-    if len(stream) > MAX_PICKLE_BYTES:
-        problem = f"{len(stream):,} bytes of it aren't tensors, expected at most {MAX_PICKLE_BYTES:,}"
-        raise _bad(path, problem)
-    stack: list[int] = []  # of each object how many there are within it, shared ones counted again
-    memo: dict[int, int] = {}
-    marks: list[int] = []
-    for opcode, argument, _ in pickletools.genops(stream):
-        if opcode.name == "MARK":
-            marks.append(len(stack))
-        elif opcode.name in ("BINPUT", "LONG_BINPUT", "MEMOIZE", "PUT"):
-            memo[len(memo) if argument is None else int(argument)] = stack[-1]
-        elif opcode.name in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(memo[int(argument or 0)])
-        else:
-            num = len([kind for kind in opcode.stack_before if kind is not pickletools.stackslice])
-            first = len(stack) - num
-            if pickletools.markobject in opcode.stack_before:
-                first = marks.pop() - (num - 1)
-            nodes = 1 + sum(stack[first:])
-            del stack[first:]
-            if nodes > MAX_NODES:
-                raise _bad(path, f"its pickle has tuples of more than {MAX_NODES:,} objects")
-            is_hashed = opcode.name.startswith("TUPLE") or opcode.name in ("REDUCE", "NEWOBJ")
-            stack += [nodes if is_hashed else 1] * len(opcode.stack_after)
-
-
 def _leaves(document: dict[Any, Any], path: Path) -> Iterator[tuple[str, Any]]:
-    """Everything but None by dotted key; with a bound, as few bytes make many dicts that share inner ones."""
+    """Yield everything but None by dotted key; few bytes make many dicts, which share inner ones."""
     num_seen = 0
-    left = [("", iter(document.items()))]
-    while left:
-        prefix, items = left[-1]
-        item = next(items, None)
-        if item is None:
-            left.pop()
-            continue
-        num_seen += 1
-        key, value = item
-        is_short = isinstance(key, str | float | None) or (isinstance(key, int) and key.bit_length() < 64)
-        word = str(key) if is_short else f"({type(key).__name__})"
-        if num_seen > MAX_KEYS or len(left) > MAX_DEPTH or len(word) > MAX_KEY_LENGTH:
-            limits = f"{MAX_KEYS} keys, {MAX_DEPTH} dicts within each other, {MAX_KEY_LENGTH} letters"
-            raise _bad(path, f"it has more than {limits} of a key")
-        if isinstance(value, dict):
-            left.append((f"{prefix}{word}.", iter(value.items())))
-        elif value is not None:
-            yield f"{prefix}{word}", value
+
+    def visit(prefix: str, document: dict[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
+        nonlocal num_seen
+        for key, value in document.items():
+            num_seen += 1
+            is_short = isinstance(key, str | float | None) or (isinstance(key, int) and key.bit_length() < 64)
+            word = str(key) if is_short else f"({type(key).__name__})"
+            if num_seen > MAX_KEYS or depth > MAX_DEPTH or len(word) > MAX_KEY_LENGTH:
+                limits = f"{MAX_KEYS} keys, {MAX_DEPTH} dicts within each other, {MAX_KEY_LENGTH} letters"
+                raise _bad(path, f"it has more than {limits} of a key")
+            if isinstance(value, dict):
+                yield from visit(f"{prefix}{word}.", value, depth + 1)
+            elif value is not None:
+                yield f"{prefix}{word}", value
+
+    return visit("", document, 1)
 
 
 def _array(key: str, value: Any, path: Path) -> npt.NDArray[Any]:

@@ -35,13 +35,9 @@ _BITS_OF = {"NaN": 0x7FC0, "Infinity": 0x7F80, "-Infinity": 0xFF80}
 _NAME_OF = {bits: name for name, bits in _BITS_OF.items()}
 
 
-def _native() -> np.dtype[Any]:
-    return dtype_of("bfloat16")
-
-
 def _native_class() -> type[np.dtype[Any]]:
     try:
-        return type(_native())
+        return type(dtype_of("bfloat16"))
     except MissingExtraError:  # zarr-python loads this module for arrays of any type: here none is this one
         return np.dtype
 
@@ -50,8 +46,7 @@ def _native_class() -> type[np.dtype[Any]]:
 class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
     """Zarr v3 data type `bfloat16`: the upper half of a float32. Every bit pattern survives, NaNs too.
 
-    Attributes:
-        endianness: Byte order in memory, "little" or "big"; in the file the codec `bytes` decides.
+    `endianness` is the byte order in memory; in the file the codec `bytes` decides.
     """
 
     dtype_cls: ClassVar[type[np.dtype[Any]]] = _native_class()
@@ -64,19 +59,15 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
 
     @classmethod
     def from_native_dtype(cls, dtype: np.dtype[Any]) -> Self:
-        """Wrap the NumPy dtype `ml_dtypes.bfloat16` of either byte order.
-
-        Raises:
-            DataTypeValidationError: For any other dtype.
-        """
+        """Wrap the NumPy dtype `ml_dtypes.bfloat16` of either byte order."""
         if not cls._check_native_dtype(dtype):
             raise DataTypeValidationError(f"dtype {dtype}: expected {cls._zarr_v3_name}")
-        is_little = dtype == _native().newbyteorder("<")
+        is_little = dtype == dtype_of("bfloat16").newbyteorder("<")
         return cls(endianness="little" if is_little else "big")
 
     def to_native_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype, in this byte order."""
-        return _native().newbyteorder("<" if self.endianness == "little" else ">")
+        """Return the NumPy dtype, in this byte order."""
+        return dtype_of("bfloat16").newbyteorder("<" if self.endianness == "little" else ">")
 
     @classmethod
     def _from_json_v2(cls, data: DTypeJSON) -> Self:
@@ -95,12 +86,8 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
     def to_json(self, zarr_format: Literal[3]) -> str: ...
 
     def to_json(self, zarr_format: ZarrFormat) -> DTypeSpec_V2 | str:
-        """The value of the key `data_type`.
-
-        Raises:
-            ValueError: For Zarr v2, which would keep raw bytes only.
-        """
-        if zarr_format == 2:
+        """Return the value of the key `data_type`."""
+        if zarr_format == 2:  # it would keep raw bytes only
             raise ValueError("bfloat16: Zarr v2 has no name for it; create the array with zarr_format=3")
         return self._zarr_v3_name
 
@@ -108,26 +95,18 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
         return isinstance(data, SupportsFloat | SupportsIndex)
 
     def cast_scalar(self, data: object) -> np.generic:
-        """The nearest bfloat16; what is a bfloat16 already keeps its bits.
-
-        Raises:
-            TypeError: If it isn't a number.
-        """
+        """Return the nearest bfloat16; what is a bfloat16 already keeps its bits."""
         if not self._check_scalar(data):
             raise TypeError(f"{data!r}: expected a number, to become a bfloat16")
-        scalar: np.generic = _native().type(data)
+        scalar: np.generic = dtype_of("bfloat16").type(data)
         return scalar
 
     def default_scalar(self) -> np.generic:
-        """Zero."""
+        """Return zero."""
         return _from_bits(0)
 
     def from_json_scalar(self, data: JSON, *, zarr_format: ZarrFormat) -> np.generic:
-        """Read a fill value: a number, "NaN", "Infinity", "-Infinity", or the bits as in "0x7fc1".
-
-        Raises:
-            TypeError: If it is none of these.
-        """
+        """Read a fill value: a number, "NaN", "Infinity", "-Infinity", or the bits as in "0x7fc1"."""
         if isinstance(data, int | float):
             return self.cast_scalar(data)
         if isinstance(data, str) and data in _BITS_OF:
@@ -147,7 +126,7 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
 
 
 def _from_bits(bits: int) -> np.generic:
-    scalar: np.generic = np.uint16(bits).view(_native())
+    scalar: np.generic = np.uint16(bits).view(dtype_of("bfloat16"))
     return scalar
 
 

@@ -36,26 +36,17 @@ _OWNER_HOST_BYTES = 244
 
 @dataclass(frozen=True)
 class TailHeader:
-    """The immutable header of a build tail (spec 6.2).
+    """The immutable header of a build tail (spec 6.2)."""
 
-    Attributes:
-        build_id: 16 random bytes, new for every building file.
-        boot_id: 16 bytes naming the boot of the machine that created it.
-        is_lazy: Whether commits are recorded without being synced.
-        num_samples: N.
-        num_arrays: Arrays with a sample axis.
-        file_nbytes: F, the length of the finished file.
-    """
-
-    build_id: bytes
-    boot_id: bytes
-    is_lazy: bool
+    build_id: bytes  # 16 random ones, new for every building file
+    boot_id: bytes  # 16, which name the boot of the machine that created it
+    is_lazy: bool  # whether commits are recorded without being synced
     num_samples: int
-    num_arrays: int
-    file_nbytes: int
+    num_arrays: int  # with a sample axis
+    file_nbytes: int  # F, the length of the finished file
 
     def pack(self) -> bytes:
-        """The header's 128 bytes."""
+        """Pack the header's 128 bytes."""
         body = _HEADER.pack(
             TAIL_MAGIC, TAIL_VERSION, int(self.is_lazy), self.num_arrays, self.build_id, self.boot_id,
             self.num_samples, self.file_nbytes,
@@ -64,7 +55,7 @@ class TailHeader:
 
     @classmethod
     def for_layout(cls, layout: Layout, *, build_id: bytes, boot_id: bytes, is_lazy: bool) -> TailHeader:
-        """The header that belongs to a layout."""
+        """Make the header that belongs to a layout."""
         shape = (layout.num_samples, len(layout.per_sample), layout.file_nbytes)
         return cls(build_id, boot_id, is_lazy, *shape)
 
@@ -73,16 +64,10 @@ def parse_tail_header(raw: bytes, layout: Layout, *, path: object) -> TailHeader
     """Read the tail header and compare it with the layout that the metadata gives (spec 6.2)."""
 
     def bad(problem: str, **values: Any) -> FormatError:
-        begin = layout.tail_offset
-        return FormatError(
-            f"build tail: {problem}",
-            path=path,
-            kind="build_tail",
-            clause="6.2",
-            byte_range=(begin, begin + _HEADER_NBYTES),
-            hint=f"the unfinished file is damaged: `ups-store gc` removes it, or say {HOW_TO_REPLACE}",
-            **values,
-        )
+        where = (layout.tail_offset, layout.tail_offset + _HEADER_NBYTES)
+        hint = f"the unfinished file is damaged: `ups-store gc` removes it, or say {HOW_TO_REPLACE}"
+        values |= {"kind": "build_tail", "clause": "6.2", "byte_range": where, "hint": hint}
+        return FormatError(f"build tail: {problem}", path=path, **values)
 
     raw = raw[:_HEADER_NBYTES]
     if len(raw) < _HEADER_NBYTES or raw[:8] != TAIL_MAGIC:
@@ -106,7 +91,7 @@ class Owner:
     host: str
 
     def pack(self) -> bytes:
-        """The owner field's 256 bytes."""
+        """Pack the owner field's 256 bytes."""
         host = self.host.encode()[:_OWNER_HOST_BYTES]
         return (_OWNER.pack(self.pid, len(host)) + host).ljust(_OWNER.size + _OWNER_HOST_BYTES, b"\0")
 
@@ -126,14 +111,10 @@ OWNER_NBYTES = _OWNER.size + _OWNER_HOST_BYTES
 def pack_records(
     header: TailHeader, samples: npt.NDArray[np.int64], crcs: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint32]:
-    """Commit records (spec 6.4).
+    """Pack the commit records of M samples (spec 6.4).
 
-    Args:
-        header: Of the build that they belong to.
-        samples: Sample numbers, shape (M,).
-        crcs: CRC-32 of every sample's slot or bytes, shape (M, num_arrays), arrays in file order.
-    Returns:
-        Records, shape (M, num_arrays + 2), little-endian uint32: marker, checksums, record checksum.
+    `crcs` are the CRC-32 of every sample's slot or bytes, shape (M, num_arrays), arrays in file order; the
+    records are little-endian uint32, shape (M, num_arrays + 2): marker, checksums, record checksum.
     """
     records = np.empty((len(samples), header.num_arrays + 2), "<u4")
     records[:, 0] = COMMIT_MARKER
@@ -145,7 +126,7 @@ def pack_records(
 def is_committed(
     header: TailHeader, samples: npt.NDArray[np.int64], records: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.bool_]:
-    """Which records check, and so are commits, shape (M,) (spec 6.4)."""
+    """Tell which records check, and so are commits, shape (M,) (spec 6.4)."""
     committed: npt.NDArray[np.bool_] = records[:, 0] == COMMIT_MARKER
     marked = np.flatnonzero(committed)
     if not len(marked):

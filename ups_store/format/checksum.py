@@ -20,12 +20,12 @@ _CRC32C_POLYNOMIAL = 0x82F63B78  # reflected Castagnoli polynomial, RFC 3720 app
 
 
 def crc32(data: Bytes, start: int = 0) -> int:
-    """CRC-32 (ISO 3309, as in ZIP) of `data`, continued from `start`."""
+    """Return the CRC-32 (ISO 3309, as in ZIP) of `data`, continued from `start`."""
     return zlib_ng.crc32(data, start)
 
 
 def crc32c(data: Bytes, start: int = 0) -> int:
-    """CRC-32C (Castagnoli, RFC 3720) of `data`, continued from `start`."""
+    """Return the CRC-32C (Castagnoli, RFC 3720) of `data`, continued from `start`."""
     return _castagnoli()(data, start)
 
 
@@ -38,17 +38,17 @@ def _castagnoli() -> Callable[..., int]:
 
 
 def crc32_each(rows: Sequence[memoryview]) -> list[int]:
-    """CRC-32 of every row."""
+    """Return the CRC-32 of every row."""
     return list(map(zlib_ng.crc32, rows))
 
 
 def crc32c_each(rows: Sequence[memoryview]) -> list[int]:
-    """CRC-32C of every row."""
+    """Return the CRC-32C of every row."""
     return list(map(_castagnoli(), rows))
 
 
 def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
-    """CRC-32 of a concatenation, from `(crc, nbytes)` of its parts in order."""
+    """Return the CRC-32 of a concatenation, from `(crc, nbytes)` of its chunks in order."""
     total = 0
     for crc, nbytes in parts:
         total = zlib_ng.crc32_combine(total, crc, nbytes)
@@ -56,7 +56,7 @@ def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
 
 
 def combine_crc32c(parts: Iterable[tuple[int, int]]) -> int:
-    """CRC-32C of a concatenation, from `(crc, nbytes)` of its parts in order."""
+    """Return the CRC-32C of a concatenation, from `(crc, nbytes)` of its chunks in order."""
     total = 0
     for crc, nbytes in parts:
         total = _product(_zeros(nbytes), total) ^ crc
@@ -65,7 +65,7 @@ def combine_crc32c(parts: Iterable[tuple[int, int]]) -> int:
 
 @functools.lru_cache(64)
 def _zeros(nbytes: int) -> int:
-    """By what to multiply a CRC-32C for as many zeros behind: x to the power of 8 * `nbytes`."""
+    """Return by what to multiply a CRC-32C for as many zeros behind: x to the power of 8 * `nbytes`."""
     product, power = 1 << 31, 1 << 23
     while nbytes:
         product = _product(product, power) if nbytes & 1 else product
@@ -74,7 +74,7 @@ def _zeros(nbytes: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """Product of two polynomials, the highest bit x^0, modulo Castagnoli's."""
+    """Multiply two polynomials, the highest bit x^0, modulo Castagnoli's."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -84,15 +84,13 @@ def _product(a: int, b: int) -> int:
 
 
 def crc32_before(whole: int, suffix: int, nbytes: int) -> int:
-    """CRC-32 of what stands before a suffix of `nbytes`, from that of both together and that of the suffix.
-
-    Appending zero bytes permutes the checksums in a cycle of 2^32 - 1: going on to its end goes back.
-    """
+    """Return the CRC-32 of what stands before a suffix of `nbytes`, from those of both and of the suffix."""
+    # Appending zero bytes permutes the checksums in a cycle of 2^32 - 1: going on to its end goes back.
     return zlib_ng.crc32_combine(whole ^ suffix, 0, -nbytes % (2**32 - 1))
 
 
 def _word_tables() -> tuple[npt.NDArray[np.uint32], ...]:
-    """What each byte of a word does to the CRC-32C behind it, the first byte's table first."""
+    """Return what each byte of a word does to the CRC-32C behind it, the first byte's table first."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(_CRC32C_POLYNOMIAL), table >> 1)
@@ -107,15 +105,9 @@ _FEW_ROWS = 64  # below it one call a row is faster than NumPy operations on a c
 
 
 def crc32c_rows(rows: npt.NDArray[np.uint32], start: int = 0) -> npt.NDArray[np.uint32]:
-    """CRC-32C of every row, all rows at once.
+    """Return `crc32c(row.tobytes(), start)` of each row of little-endian words, (M, num_words), at once.
 
     Many rows take four table lookups per column ("slicing by 4"), few rows one call each.
-
-    Args:
-        rows: Shape (M, num_words), little-endian uint32.
-        start: CRC-32C that every row continues from.
-    Returns:
-        Shape (M,), uint32; equal to `crc32c(row.tobytes(), start)` of each row.
     """
     if len(rows) < _FEW_ROWS:
         function = _castagnoli()

@@ -27,17 +27,11 @@ INDEX_RECORD_BYTES = 16  # offset and nbytes of an inner chunk (Zarr sharding-in
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Where one array's samples lie (spec 5).
-
-    Attributes:
-        meta: The array.
-        entry: Its data entry; None for an array without elements.
-        stride: Bytes from one sample to the next; the slot size where there are slots.
-    """
+    """Where one array's samples lie (spec 5)."""
 
     meta: ArrayMeta
-    entry: Entry | None
-    stride: int
+    entry: Entry | None  # None for an array without elements
+    stride: int  # bytes from one sample to the next; the slot size where there are slots
 
     @cached_property
     def offset(self) -> int:
@@ -69,17 +63,11 @@ def slot_nbytes(sample_nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class RaggedLayout:
-    """The three arrays that a ragged one is in the file (spec 14).
+    """The three arrays that a ragged one is in the file (spec 14)."""
 
-    Attributes:
-        rows: The rows of all samples; its stride is that from row to row.
-        offsets: Row at which each sample begins, and the number of rows.
-        checks: CRC-32C of each sample's rows.
-    """
-
-    rows: ArrayLayout
-    offsets: ArrayLayout
-    checks: ArrayLayout
+    rows: ArrayLayout  # of all samples; the stride is that from row to row
+    offsets: ArrayLayout  # row at which each sample begins, and the number of rows
+    checks: ArrayLayout  # CRC-32C of each sample's rows
 
     def extent(self, start: int, end: int) -> tuple[int, int]:
         """Return the `(first, past_last)` byte of rows `start` up to `end`."""
@@ -88,19 +76,11 @@ class RaggedLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """Geometry of a store: the finished file and, behind it, the build tail.
-
-    Attributes:
-        num_samples: N.
-        metadata: Entries of the `zarr.json` documents, root first.
-        arrays: Layout of every array, by name, sorted.
-        directory_offset: First byte of the central directory.
-        directory_nbytes: Its bytes.
-    """
+    """Geometry of a store: the finished file and, behind it, the build tail."""
 
     num_samples: int
-    metadata: tuple[Entry, ...]
-    arrays: dict[str, ArrayLayout]
+    metadata: tuple[Entry, ...]  # of the `zarr.json` documents, root first
+    arrays: dict[str, ArrayLayout]  # sorted
     directory_offset: int
     directory_nbytes: int
 
@@ -151,45 +131,28 @@ class Layout:
 
 
 def plan(root_nbytes: int, arrays: Iterable[tuple[ArrayMeta, int]], num_samples: int) -> Layout:
-    """Lay out a store.
-
-    Args:
-        root_nbytes: Bytes of the root `zarr.json`.
-        arrays: Every array with the bytes of its `zarr.json`.
-        num_samples: N.
-    """
+    """Lay out a store of N samples, for the bytes of the root's `zarr.json` and of each array's."""
     ordered = sorted(arrays, key=lambda pair: pair[0].name)
     metadata = [Entry(ROOT_NAME, 0, root_nbytes)]
     for meta, nbytes in ordered:
         metadata.append(Entry(f"{meta.name}/zarr.json", metadata[-1].end, nbytes))
     end, placed = metadata[-1].end, {}
     for meta, _ in ordered:
-        placed[meta.name] = array = _place(meta, end)
-        end = array.entry.end if array.entry else end
+        stride = slot_nbytes(meta.sample_nbytes) if meta.is_sharded else meta.sample_nbytes
+        nbytes = meta.nbytes + CHECKSUM_BYTES
+        if meta.is_ragged:
+            nbytes = meta.row_geometry.shard_nbytes
+        elif meta.is_sharded:
+            nbytes = meta.shape[0] * (stride + INDEX_RECORD_BYTES) + CHECKSUM_BYTES
+        entry = Entry(meta.chunk_key, end, nbytes, is_aligned=True) if meta.nbytes else None
+        placed[meta.name] = ArrayLayout(meta, entry, stride)
+        end = entry.end if entry else end
     entries = [*metadata, *(array.entry for array in placed.values() if array.entry)]
     return Layout(num_samples, tuple(metadata), placed, end, sum(e.central_nbytes for e in entries))
 
 
-def _place(meta: ArrayMeta, offset: int) -> ArrayLayout:
-    stride = slot_nbytes(meta.sample_nbytes) if meta.is_sharded else meta.sample_nbytes
-    if meta.nbytes == 0:
-        return ArrayLayout(meta, None, stride)
-    if meta.is_ragged:
-        shard = Entry(meta.chunk_key, offset, meta.row_geometry.shard_nbytes, is_aligned=True)
-        return ArrayLayout(meta, shard, stride)
-    if meta.is_sharded:
-        nbytes = meta.shape[0] * (stride + INDEX_RECORD_BYTES) + CHECKSUM_BYTES
-        return ArrayLayout(meta, Entry(meta.chunk_key, offset, nbytes, is_aligned=True), stride)
-    entry = Entry(meta.chunk_key, offset, meta.nbytes + CHECKSUM_BYTES, is_aligned=True)
-    return ArrayLayout(meta, entry, stride)
-
-
 def consecutive_runs(numbers: Sequence[int] | npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Cut sample numbers, in any order, into runs in which each is one more than the one before.
-
-    Returns:
-        First number and length of each run; nothing of no numbers.
-    """
+    """Return first number and length of each run of sample numbers that are one more than the one before."""
     values = np.asarray(numbers, np.int64)
     breaks = np.flatnonzero(values[1:] - values[:-1] != 1) + 1
     starts = [0, *breaks.tolist()] if len(values) else []

@@ -79,13 +79,10 @@ def dtype_name(dtype: Any) -> str:
 
 
 class StoredAttrs(Mapping[str, Any]):
-    """Attributes of an array whose document is long, parsed when they are asked for.
+    """Attributes of an array whose `zarr.json` is long, parsed when they are asked for.
 
     As Python's objects they may take fifty times the room of their text, of which a file has up to 16 MiB for
     every array.
-
-    Args:
-        document: The text of the array's `zarr.json`, which was checked.
     """
 
     def __init__(self, document: bytes) -> None:
@@ -142,24 +139,17 @@ class ArraySpec:
 class ArrayMeta:
     """One array of a store.
 
-    Attributes:
-        name: Array name, also its path in the hierarchy (spec 4.2).
-        shape: Whole shape; for per-sample arrays the first axis is the sample.
-        dtype: Zarr data type name.
-        dims: Dimension names, one per axis.
-        attrs: The caller's Zarr attributes of the array.
-        part: What it holds of a ragged array: the rows of all samples, one behind the other, under the name
-            that users know, or what belongs to them (spec 14); None for every other array.
-        encoding: What the bytes of each sample of a ragged array are, if text or bytes.
+    `part` says what it holds of a ragged array: the rows of all samples, one behind the other, under the name
+    that users know, or what belongs to them (spec 14); None for every other array.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+    name: str  # also its path in the hierarchy (spec 4.2)
+    shape: tuple[int, ...]  # whole; for per-sample arrays the first axis is the sample
+    dtype: str  # Zarr data type name
     dims: tuple[str, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)  # the caller's
     part: RaggedPart | None = None
-    encoding: Encoding | None = None
+    encoding: Encoding | None = None  # what the bytes of each sample of a ragged array are, if text or bytes
 
     @cached_property
     def is_constant(self) -> bool:
@@ -226,7 +216,16 @@ class ArrayMeta:
         attributes = dict(self.attrs)
         if self.is_ragged:
             chunk_shape[0] = self.row_geometry.chunk_rows
-            attributes = {**attributes, "ups_store": attribute_of(self.name, self.encoding)}
+            attributes["ups_store"] = attribute_of(self.name, self.encoding)
+        codecs: list[dict[str, Any]] = [bytes_codec(self.dtype), {"name": "crc32c"}]
+        if self.is_sharded or self.is_ragged:
+            configuration = {
+                "chunk_shape": [self.row_geometry.rows_per_chunk if self.is_ragged else 1, *chunk_shape[1:]],
+                "codecs": codecs[:1] if self.is_ragged else codecs,
+                "index_codecs": [bytes_codec("uint64"), {"name": "crc32c"}],
+                "index_location": "end",
+            }
+            codecs = [{"name": "sharding_indexed", "configuration": configuration}]
         return {
             "zarr_format": 3,
             "node_type": "array",
@@ -235,22 +234,10 @@ class ArrayMeta:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": False if self.dtype == "bool" else 0,
-            "codecs": self._codecs(chunk_shape),
+            "codecs": codecs,
             "dimension_names": list(self.dims),
             "attributes": attributes,
         }
-
-    def _codecs(self, chunk_shape: list[int]) -> list[dict[str, Any]]:
-        chain = [bytes_codec(self.dtype), {"name": "crc32c"}]
-        if not (self.is_sharded or self.is_ragged):
-            return chain
-        configuration = {
-            "chunk_shape": [self.row_geometry.rows_per_chunk if self.is_ragged else 1, *chunk_shape[1:]],
-            "codecs": chain[:1] if self.is_ragged else chain,
-            "index_codecs": [bytes_codec("uint64"), {"name": "crc32c"}],
-            "index_location": "end",
-        }
-        return [{"name": "sharding_indexed", "configuration": configuration}]
 
 
 def bytes_codec(dtype: str) -> dict[str, Any]:
@@ -280,11 +267,7 @@ def names_in_file(arrays: Mapping[str, Any]) -> list[str]:
 
 
 def with_companions_marked(metas: Sequence[ArrayMeta], *, path: object) -> list[ArrayMeta]:
-    """Return the arrays of a file, those that belong to a ragged one marked as such, in their order.
-
-    Raises:
-        FormatError: If a ragged array lacks a companion, or has another one than spec 14.1 says.
-    """
+    """Return the arrays of a file, those that belong to a ragged one marked as such (spec 14.1), in order."""
     arrays = {meta.name: meta for meta in metas}
     for rows in [meta for meta in metas if meta.is_ragged]:
         checks = arrays.get(companion_names(rows.name)["crc32c"])
@@ -292,15 +275,11 @@ def with_companions_marked(metas: Sequence[ArrayMeta], *, path: object) -> list[
         for companion in companions_of(rows, num_samples):
             present = arrays.get(companion.name)
             if present is None or replace(present, part=companion.part) != companion:
+                expected, found = _shown(companion), "none" if present is None else _shown(present)
+                hint = "its metadata was edited or written by another program: rebuild it"
+                values: dict[str, Any] = {"kind": "ragged", "clause": "14.1", "array": rows.name}
                 raise FormatError(
-                    "ragged array",
-                    path=path,
-                    array=rows.name,
-                    kind="ragged",
-                    clause="14.1",
-                    expected=_shown(companion),
-                    found="none" if present is None else _shown(present),
-                    hint="its metadata was edited or written by another program: rebuild it",
+                    "ragged array", path=path, **values, expected=expected, found=found, hint=hint
                 )
             arrays[companion.name] = companion
     return list(arrays.values())
@@ -360,25 +339,18 @@ def check_name(name: str) -> str:
 def read_document(raw: bytes, *, path: object, entry: str, is_checked: bool = True) -> dict[str, Any]:
     """Decode the JSON object of one `zarr.json` entry, whose text must be canonical (spec 4.1).
 
-    Args:
-        raw: The text.
-        path: For messages.
-        entry: Likewise.
-        is_checked: Whether the form is checked here; else the caller has to.
+    Unless `is_checked` the caller checks that form.
     """
-
-    def bad(problem: str) -> FormatError:
-        hint = "it was edited or written by another program: rebuild it"
-        return FormatError(f"{entry} {problem}", path=path, kind="json", clause="4.1", hint=hint)
-
     try:
         document = parse_json(raw)
         if is_checked:
             check_canonical(raw, document)
+        if not isinstance(document, dict):
+            raise ValueError("not an object")
     except ValueError as error:
-        raise bad(f"is no canonical JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise bad("is not a JSON object")
+        hint = "it was edited or written by another program: rebuild it"
+        problem = f"{entry} is no canonical JSON object ({error})"
+        raise FormatError(problem, path=path, kind="json", clause="4.1", hint=hint) from error
     return document
 
 
@@ -399,13 +371,12 @@ def parse_array(
         raise bad("attributes", "an object")
     meta = _as_rows(ArrayMeta(name, shape, dtype, dims, attrs), bad)
     expected = document_of(meta)
-    if is_text_of(expected, attrs, raw):
-        return meta if len(raw) <= _KEPT_PARSED_BYTES else replace(meta, attrs=StoredAttrs(raw))
-    read_document(raw, path=path, entry=entry)
-    for key in sorted(expected.keys() | document.keys()):
-        wanted = json.dumps(expected.get(key), sort_keys=True)  # unlike `==` it tells `false` from 0
-        if key != "attributes" and json.dumps(document.get(key), sort_keys=True) != wanted:
-            raise bad(key, wanted, kind="codec" if key == "codecs" else "array_metadata")
+    if not is_text_of(expected, attrs, raw):
+        read_document(raw, path=path, entry=entry)
+        for key in sorted(expected.keys() | document.keys()):
+            text = json.dumps(expected.get(key), sort_keys=True)  # unlike `==` it tells `false` from 0
+            if key != "attributes" and json.dumps(document.get(key), sort_keys=True) != text:
+                raise bad(key, text, kind="codec" if key == "codecs" else "array_metadata")
     return meta if len(raw) <= _KEPT_PARSED_BYTES else replace(meta, attrs=StoredAttrs(raw))
 
 
@@ -454,24 +425,20 @@ def _parse_geometry(
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
     """Read shape, dtype and dimension names, within the limits (spec 4.5, 4.7, 9.1)."""
     shape, dtype, dims = (document.get(key) for key in ("shape", "data_type", "dimension_names"))
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
+    sizes: list[Any] = shape if isinstance(shape, list) else [None]
+    if len(sizes) > MAX_RANK or not all(type(n) is int and 0 <= n <= MAX_EXACT_INTEGER for n in sizes):
         raise bad("shape", f"at most {MAX_RANK} integers from 0 to 2^53 - 1")
-    if math.prod(max(1, n) for n in shape) >= MAX_ELEMENTS:
+    if math.prod(max(1, n) for n in sizes) >= MAX_ELEMENTS:
         raise bad("shape", f"fewer than {MAX_ELEMENTS} elements, axes of length 0 counted as 1")
     if dtype not in DTYPE_NAMES:
         raise bad("data_type", f"one of {', '.join(DTYPE_NAMES)}", kind="dtype")
-    is_named = isinstance(dims, list) and all(isinstance(dim, str) for dim in dims)
-    if not isinstance(dims, list) or not is_named or len(dims) != len(shape):
-        raise bad("dimension_names", f"{len(shape)} names")
+    if not isinstance(dims, list) or len(dims) != len(sizes) or not all(isinstance(d, str) for d in dims):
+        raise bad("dimension_names", f"{len(sizes)} names")
     if not all(map(is_dim, dims)) or len(set(dims)) < len(dims) or SAMPLE_DIM in dims[1:]:
-        size = f"of 1 to {MAX_DIM_BYTES} bytes without control characters"
-        wanted = f"distinct names {size}, {SAMPLE_DIM!r} only as the first"
-        raise bad("dimension_names", wanted, kind="dims", clause="4.5")
-    return tuple(shape), str(dtype), tuple(dims)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_EXACT_INTEGER
+        expected = f"distinct names of 1 to {MAX_DIM_BYTES} bytes without control characters"
+        expected += f", {SAMPLE_DIM!r} only as the first"
+        raise bad("dimension_names", expected, kind="dims", clause="4.5")
+    return tuple(sizes), str(dtype), tuple(dims)
 
 
 def short(value: object) -> str:

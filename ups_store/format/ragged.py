@@ -55,15 +55,10 @@ def encoding_of(attribute: object) -> Encoding | None:
 
 @dataclass(frozen=True)
 class RowGeometry:
-    """Where rows lie, and what follows them in the shard (spec 14.4).
+    """Where rows lie, and what follows them in the shard (spec 14.4)."""
 
-    Attributes:
-        num_rows: T, of all samples together.
-        row_nbytes: Bytes of one, more than 0.
-    """
-
-    num_rows: int
-    row_nbytes: int
+    num_rows: int  # T, of all samples together
+    row_nbytes: int  # of one, more than 0
 
     @property
     def rows_per_chunk(self) -> int:

@@ -30,23 +30,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class RootMeta:
-    """The root group's `zarr.json`.
+    """The root group's `zarr.json`."""
 
-    Attributes:
-        version: Format version, `(major, minor)`.
-        config_hash: sha256 of the canonical identity document, hexadecimal.
-        identity: The identity document (spec 8).
-        attrs: The caller's attributes, without the key `ups_store`.
-        requires: Features that a reader must know, sorted (spec 10.3).
-        packed: How a packed store is packed (spec 13.2); None for a mapped one.
-    """
-
-    version: tuple[int, int]
-    config_hash: str
-    identity: dict[str, Any]
-    attrs: dict[str, Any] = field(default_factory=dict)
-    requires: tuple[str, ...] = ()
-    packed: dict[str, Any] | None = None
+    version: tuple[int, int]  # of the format, (major, minor)
+    config_hash: str  # sha256 of the canonical identity document, hexadecimal
+    identity: dict[str, Any]  # the identity document (spec 8)
+    attrs: dict[str, Any] = field(default_factory=dict)  # the caller's, without the key `ups_store`
+    requires: tuple[str, ...] = ()  # features that a reader must know, sorted (spec 10.3)
+    packed: dict[str, Any] | None = None  # how a packed store is packed (spec 13.2)
 
     def to_json(self) -> bytes:
         """Return the bytes of the root `zarr.json` (spec 4.3)."""
@@ -64,12 +55,7 @@ class RootMeta:
 
 
 def parse_root(raw: bytes, *, path: object) -> RootMeta:
-    """Read the root `zarr.json`, its hash included (spec 4.3, 8.3).
-
-    Raises:
-        FormatError: Says what is wrong with which key.
-        VersionTooNewError: If it is of a newer major version, or requires features that are unknown here.
-    """
+    """Read the root `zarr.json`, its hash included (spec 4.3, 8.3)."""
     document = read_document(raw, path=path, entry="zarr.json")
     attrs = document.get("attributes")
     ours = attrs.get("ups_store") if isinstance(attrs, dict) else None
@@ -82,10 +68,21 @@ def parse_root(raw: bytes, *, path: object) -> RootMeta:
             clause="4.3",
             hint="it is a Zarr file of another program: read it with zarr-python",
         )
-    _check_no_others(path, document, {"attributes", "node_type", "zarr_format"}, where="zarr.json")
+    if unknown := document.keys() - {"attributes", "node_type", "zarr_format"}:
+        raise _bad(path, document, min(unknown), "no such key", where="zarr.json")
     version = _parse_version(ours, path)
     requires = _parse_requires(ours, path)
-    _check_keys(ours, requires, is_newer=version > FORMAT_VERSION, path=path)
+    known = {"config_hash", "format_version", "identity", "requires", "packed"}
+    if version <= FORMAT_VERSION and (unknown := ours.keys() - known):
+        raise _bad(path, ours, min(unknown), "no such key")
+    if "packed" not in requires and "packed" in ours:
+        raise _bad(path, ours, "packed", "no such key unless it is required", clause="13.2")
+    if "packed" in requires and not isinstance(ours.get("packed"), dict):
+        raise _bad(path, ours, "packed", "an object", clause="13.2")
+    if not isinstance(ours.get("config_hash"), str):
+        raise _bad(path, ours, "config_hash", "64 hexadecimal digits")
+    if not isinstance(ours.get("identity"), dict):
+        raise _bad(path, ours, "identity", "an object")
     others = {key: value for key, value in attrs.items() if key != "ups_store"}
     root = RootMeta(version, ours["config_hash"], ours["identity"], others, requires, ours.get("packed"))
     stored = member_text(raw.decode(), "attributes", "ups_store", "identity")  # hashed as it stands there
@@ -125,8 +122,9 @@ def _parse_version(ours: dict[str, Any], path: object) -> tuple[int, int]:
 
 
 def _parse_requires(ours: dict[str, Any], path: object) -> tuple[str, ...]:
-    names = ours.get("requires")
-    if not isinstance(names, list) or len(names) > MAX_FEATURES or not all(map(_is_feature, names)):
+    names: Any = ours.get("requires")
+    is_list = isinstance(names, list) and len(names) <= MAX_FEATURES
+    if not is_list or not all(isinstance(name, str) and _FEATURE.fullmatch(name) for name in names or ()):
         expected = f"a list of at most {MAX_FEATURES} features, names of 1 to 64 of a-z, 0-9, '_', '.', '-'"
         raise _bad(path, ours, "requires", expected)
     if names != sorted(set(names)):
@@ -145,31 +143,6 @@ def _parse_requires(ours: dict[str, Any], path: object) -> tuple[str, ...]:
     if len(names) > 1:
         raise _bad(path, ours, "requires", "packed or ragged, not both", clause="10.3")
     return tuple(names)
-
-
-def _is_feature(name: object) -> bool:
-    return isinstance(name, str) and _FEATURE.fullmatch(name) is not None
-
-
-def _check_keys(ours: dict[str, Any], requires: tuple[str, ...], *, is_newer: bool, path: object) -> None:
-    """Check the keys of `ups_store`: all that there must be, of their kinds, and no others (spec 4.3)."""
-    if not is_newer:
-        known = {"config_hash", "format_version", "identity", "requires", "packed"}
-        _check_no_others(path, ours, known, where="attribute 'ups_store'")
-    if "packed" not in requires and "packed" in ours:
-        raise _bad(path, ours, "packed", "no such key unless it is required", clause="13.2")
-    if "packed" in requires and not isinstance(ours.get("packed"), dict):
-        raise _bad(path, ours, "packed", "an object", clause="13.2")
-    if not isinstance(ours.get("config_hash"), str):
-        raise _bad(path, ours, "config_hash", "64 hexadecimal digits")
-    if not isinstance(ours.get("identity"), dict):
-        raise _bad(path, ours, "identity", "an object")
-
-
-def _check_no_others(path: object, document: dict[str, Any], known: set[str], *, where: str) -> None:
-    others = document.keys() - known
-    if others:
-        raise _bad(path, document, min(others), "no such key", where=where)
 
 
 def _bad(path: object, document: dict[str, Any], key: str, expected: str, **values: str) -> FormatError:
@@ -194,15 +167,13 @@ def identity_document(
     content: Mapping[str, Any],
     partition: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Make the identity document of a store (spec 8.1).
+    """Make the identity document of a store, of plain JSON values (spec 8.1).
 
     Args:
         arrays: All arrays, constants included.
         constants: sha256 of each constant's bytes, by name.
         content: The caller's document: everything else that decides the bytes.
         partition: Number of the partition, and of partitions; None for a split in one file.
-    Returns:
-        A document of plain JSON values.
     """
     document: dict[str, Any] = {
         "arrays": {meta.name: identity_of_array(meta) for meta in arrays},
@@ -238,28 +209,18 @@ def identity_flaw(identity: Mapping[str, Any]) -> str | None:
         return differs("keys", f"{', '.join(keys)}, perhaps partition", sorted(identity))
     for name, digest in identity["constants"].items():
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            return differs(
-                f"sha256 of constant {reprlib.repr(name)}", "64 lower-case hexadecimal digits", digest
-            )
-    if "partition" in identity and not _is_partition(identity["partition"]):
+            where = f"sha256 of constant {reprlib.repr(name)}"
+            return differs(where, "64 lower-case hexadecimal digits", digest)
+    numbers = identity.get("partition", [0, 1])
+    are_integers = isinstance(numbers, list) and len(numbers) == 2 and all(type(n) is int for n in numbers)
+    if not are_integers or not 0 <= numbers[0] < numbers[1] <= MAX_PARTITIONS:
         expected = f"[k, K], integers, 0 <= k < K <= {MAX_PARTITIONS}"
-        return differs("key 'partition'", expected, identity["partition"])
+        return differs("key 'partition'", expected, numbers)
     return None
 
 
-def _is_partition(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int for n in value):
-        return False
-    number, num_partitions = value
-    return bool(0 <= number < num_partitions <= MAX_PARTITIONS)
-
-
 def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[Any, Any]]:
-    """Compare two documents.
-
-    Returns:
-        `{key path: (found, expected)}` of the keys at which they differ; None where absent.
-    """
+    """Compare two documents: `{key path: (found, expected)}` where they differ, None where absent."""
     if isinstance(found, dict) and isinstance(expected, dict):
         result: dict[str, tuple[Any, Any]] = {}
         for key in sorted(found.keys() | expected.keys()):

@@ -46,19 +46,12 @@ def align(offset: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """One ZIP entry (spec 3.2).
+    """One ZIP entry (spec 3.2)."""
 
-    Attributes:
-        name: Zarr key.
-        offset: First byte of its local header.
-        nbytes: Bytes of its data.
-        is_aligned: Whether its data start on a multiple of `DATA_ALIGNMENT`.
-    """
-
-    name: str
-    offset: int
-    nbytes: int
-    is_aligned: bool = False
+    name: str  # the Zarr key
+    offset: int  # of its local header
+    nbytes: int  # of its data
+    is_aligned: bool = False  # whether its data start on a multiple of `DATA_ALIGNMENT`
 
     @property
     def padding_nbytes(self) -> int:
@@ -150,13 +143,7 @@ class EndRecords:
 
 
 def parse_end(tail: bytes, file_nbytes: int, *, path: object) -> EndRecords:
-    """Read the end records; any other byte than ours is refused (spec 7.1, step 1).
-
-    Args:
-        tail: The last `END_BYTES` bytes of the file, or all of it.
-        file_nbytes: Length of the file.
-        path: For messages.
-    """
+    """Read the end records, the last `END_BYTES` bytes of a file; others than ours are refused (spec 7.1)."""
 
     def bad(problem: str, kind: str, hint: str, **values: Any) -> FormatError:
         where = (file_nbytes - len(tail), file_nbytes)
@@ -201,14 +188,7 @@ def may_be_store(start: bytes, end: bytes) -> bool:
 
 
 def parse_local_header(raw: bytes, name: str, offset: int, *, path: object) -> tuple[int, int]:
-    """Read size and CRC-32 from the local header of a metadata entry; no other byte than ours is allowed.
-
-    Args:
-        raw: Bytes of the file from `offset` on, as many as the header has.
-        name: Of the entry that must be there.
-        offset: Where the header lies.
-        path: For messages.
-    """
+    """Read size and CRC-32 from the local header of a metadata entry; no other byte than ours is allowed."""
     if len(raw) == _plain_header_nbytes(name):
         crc = _LOCAL_HEADER.unpack_from(raw)[6]
         nbytes = _LOCAL_ZIP64.unpack_from(raw, _LOCAL_HEADER.size + len(name))[2]

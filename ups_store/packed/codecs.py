@@ -6,9 +6,10 @@ A chunk is decoded only into memory of its known size, and only if its header sa
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,17 +32,11 @@ _SHUFFLED, _BITS_SHUFFLED = 0b1, 0b100  # of the flags
 
 @dataclass(frozen=True)
 class Packing:
-    """How a store is packed.
+    """How a store is packed."""
 
-    Attributes:
-        codec: "blosc" or "pcodec".
-        level: Effort, within `LEVELS[codec]`.
-        fingerprint: `Store.fingerprint` of the mapped form: what unpacking must give.
-    """
-
-    codec: str
-    level: int
-    fingerprint: str
+    codec: str  # "blosc" or "pcodec"
+    level: int  # effort, within `LEVELS[codec]`
+    fingerprint: str  # `Store.fingerprint` of the mapped form: what unpacking must give
 
     @classmethod
     def of(cls, codec: str, level: int | None, fingerprint: str) -> Packing:
@@ -129,19 +124,17 @@ class ChunkCodec:
     def encode(self, payload: npt.NDArray[Any]) -> bytes:
         """Pack one chunk, C-contiguous."""
         if self.name == "pcodec":
-            return bytes(_pcodec().PCodec(level=self.level).encode(payload.reshape(-1)))
-        with needs("pack"):
-            from numcodecs.blosc import NOSHUFFLE, SHUFFLE, Blosc
-
-        shuffle = SHUFFLE if self._itemsize > 1 else NOSHUFFLE
+            return bytes(_numcodecs("pcodec").PCodec(level=self.level).encode(payload.reshape(-1)))
+        blosc = _numcodecs("blosc")
+        shuffle = blosc.SHUFFLE if self._itemsize > 1 else blosc.NOSHUFFLE
         words = payload.reshape(-1).view(f"u{payload.itemsize}")  # Blosc takes their size for what to group
-        return bytes(Blosc(cname="zstd", clevel=self.level, shuffle=shuffle).encode(words))
+        return bytes(blosc.Blosc(cname="zstd", clevel=self.level, shuffle=shuffle).encode(words))
 
     def decode(self, packed: bytes | memoryview, out: npt.NDArray[np.uint8]) -> None:
         """Unpack one chunk into `out`, which has its size; `ValueError` or `RuntimeError` if it can't be."""
         if self.name == "pcodec":
-            numbers = out.view(dtype_of(self.dtype))
-            progress = _pcodec_decompress()(bytes(packed), numbers)  # compares the type of the numbers
+            numbers = out.view(dtype_of(self.dtype))  # compares the type of the numbers
+            progress = _numcodecs("pcodec").standalone.simple_decompress_into(bytes(packed), numbers)
             if (progress.n_processed, progress.finished) != (len(numbers), True):
                 raise ValueError(f"{progress.n_processed} numbers or more, expected {len(numbers)}")
             return
@@ -152,24 +145,10 @@ class ChunkCodec:
         expected = (*self._blosc_header, out.nbytes, len(packed))
         if header != expected:
             raise ValueError(f"version, codec, shuffle, sizes in its header {header}, expected {expected}")
-        _blosc_decompress()(packed, out)
+        _numcodecs("blosc").decompress(packed, out)
 
 
 @functools.cache  # an import statement takes as long as decoding a small chunk
-def _blosc_decompress() -> Callable[..., Any]:
+def _numcodecs(name: str) -> Any:
     with needs("pack"):
-        from numcodecs.blosc import decompress
-    function: Callable[..., Any] = decompress
-    return function
-
-
-@functools.cache
-def _pcodec_decompress() -> Callable[..., Any]:
-    function: Callable[..., Any] = _pcodec().standalone.simple_decompress_into
-    return function
-
-
-def _pcodec() -> Any:
-    with needs("pack"):
-        from numcodecs import pcodec
-    return pcodec
+        return importlib.import_module(f"numcodecs.{name}")

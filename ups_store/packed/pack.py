@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -40,7 +39,8 @@ from ups_store.system.files import (
 from ups_store.system.memory import num_cores
 from ups_store.system.parallel import in_order
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.write.create import create, identity_of
+from ups_store.write.create import create
+from ups_store.write.plan import identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
@@ -48,17 +48,11 @@ BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
 
 @dataclass(frozen=True)
 class PackReport:
-    """What packing did.
+    """What packing did."""
 
-    Attributes:
-        path: The packed file.
-        nbytes: Its length.
-        mapped_nbytes: Length of the mapped file.
-    """
-
-    path: Path
-    nbytes: int
-    mapped_nbytes: int
+    path: Path  # the packed file
+    nbytes: int  # its length
+    mapped_nbytes: int  # length of the mapped file
 
 
 def pack(
@@ -168,66 +162,62 @@ def _pack(
             raise SpecError(problem, kind="attrs", path=store.path, array=meta.name)
     with new_file(path, force=force, needed_bytes=store.nbytes) as target_fd:
         check_sound(store)
-        nbytes = _PackedWriter(target_fd, store, packing, num_threads or num_cores(), progress).write(metas)
+        nbytes = _write(target_fd, store, metas, packing, num_threads or num_cores(), progress)
     return PackReport(path, nbytes, catalog.layout.file_nbytes)
 
 
-class _PackedWriter:
-    """Writes entries one after the other; each local header when its data are known."""
+def _write(
+    fd: int,
+    store: Store,
+    metas: list[ArrayMeta],
+    packing: Packing,
+    num_threads: int,
+    progress: Progress | None,
+) -> int:
+    """Write entries one behind the other, each local header when its data are known; returns the length."""
+    entries: list[Entry] = []
+    crcs: list[int] = []
 
-    def __init__(
-        self, fd: int, store: Store, packing: Packing, num_threads: int, progress: Progress | None
-    ) -> None:
-        self.fd, self.store, self.packing, self.num_threads = fd, store, packing, num_threads
-        self.progress: Progress = progress or (lambda nbytes: None)
-        self.entries: list[Entry] = []
-        self.crcs: list[int] = []
-        self.end = 0
-
-    def write(self, metas: list[ArrayMeta]) -> int:
-        """Write the whole file; returns its length."""
-        store = self.store
-        document, attrs, packed = dict(store.identity_document), dict(store.attrs), self.packing.to_json()
-        root = RootMeta(store.version, store.config_hash, document, attrs, ("packed",), packed)
-        self._add(ROOT_NAME, [root.to_json()])
-        for meta in metas:
-            text = canonical_json(self.packing.document_of(meta), what=meta.name)
-            self._add(f"{meta.name}/{ROOT_NAME}", [text])
-        with ThreadPoolExecutor(self.num_threads) as self.pool:
-            for meta in metas:
-                if meta.nbytes:
-                    self._add(meta.chunk_key, self._chunks_of(meta))
-        directory = pack_directory(self.entries, self.crcs)
-        files.write_at(self.fd, self.end, directory)
-        return self.end + len(directory)
-
-    def _add(self, name: str, pieces: Iterable[bytes]) -> None:
-        offset, crc, nbytes = self.end, 0, 0
+    def add(name: str, pieces: Iterable[bytes]) -> None:
+        offset, crc, nbytes = entries[-1].end if entries else 0, 0, 0
         data_offset = Entry(name, offset, 0).data_offset
         for piece in pieces:
-            files.write_at(self.fd, data_offset + nbytes, piece)
+            files.write_at(fd, data_offset + nbytes, piece)
             crc, nbytes = crc32(piece, crc), nbytes + len(piece)
         entry = Entry(name, offset, nbytes)
-        files.write_at(self.fd, offset, entry.pack_local_header(crc))
-        self.entries.append(entry)
-        self.crcs.append(crc)
-        self.end = entry.end
+        files.write_at(fd, offset, entry.pack_local_header(crc))
+        entries.append(entry)
+        crcs.append(crc)
 
-    def _chunks_of(self, meta: ArrayMeta) -> Iterator[bytes]:
-        codec, values = self.packing.codec_of(meta.dtype), self.store[meta.name]
-        if not meta.is_sharded:
-            # By the pool: Blosc's own threads, which it uses in the main thread, make other bytes each time.
-            yield self.pool.submit(_encode, codec, values).result()
-            self.progress(meta.nbytes)
-            return
-        index: list[tuple[int, int]] = []
-        offset = 0
-        num_ahead = max(BLOCK_BYTES // meta.sample_nbytes, 2 * self.num_threads)
-        for chunk in in_order(self.pool, partial(_encode, codec), values, ahead=num_ahead):
-            index.append((offset, len(chunk)))
-            offset += len(chunk)
-            yield chunk
-            self.progress(meta.sample_nbytes)
+    document, attrs = dict(store.identity_document), dict(store.attrs)
+    root = RootMeta(store.version, store.config_hash, document, attrs, ("packed",), packing.to_json())
+    add(ROOT_NAME, [root.to_json()])
+    for meta in metas:
+        add(f"{meta.name}/{ROOT_NAME}", [canonical_json(packing.document_of(meta), what=meta.name)])
+    with ThreadPoolExecutor(num_threads) as pool:
+        for meta in metas:
+            if meta.nbytes:
+                encode = partial(_encode, packing.codec_of(meta.dtype))
+                # By the pool: in the main thread Blosc uses its own threads, and makes other bytes each time.
+                ahead = max(BLOCK_BYTES // max(1, meta.sample_nbytes), 2 * num_threads)
+                values = store[meta.name] if meta.is_sharded else [store[meta.name]]
+                add(meta.chunk_key, _pieces(meta, in_order(pool, encode, values, ahead=ahead), progress))
+    directory = pack_directory(entries, crcs)
+    files.write_at(fd, entries[-1].end, directory)
+    return entries[-1].end + len(directory)
+
+
+def _pieces(meta: ArrayMeta, chunks: Iterator[bytes], progress: Progress | None) -> Iterator[bytes]:
+    """Give an array's chunks, and behind those of a shard its index."""
+    index: list[tuple[int, int]] = []
+    offset = 0
+    for chunk in chunks:
+        index.append((offset, len(chunk)))
+        offset += len(chunk)
+        yield chunk
+        if progress is not None:
+            progress(meta.sample_nbytes if meta.is_sharded else meta.nbytes)
+    if meta.is_sharded:
         records = np.array(index, "<u8").tobytes()
         yield records + struct.pack("<I", crc32c(records))
 
@@ -279,35 +269,49 @@ def _unpack(packed: PackedStore, path: Path, place: Path, *, force: bool, progre
     if not _is_unpacked(unfinished, packed):
         options = _create_options(packed)
         options["on_mismatch"] = "restart" if force else "raise"
-        with _named(path), create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
-            take_over_permissions(writer.building.fd, place, extra=OWN_USE)  # before it holds anything
-            metas = (packed.metas[name] for name in packed.arrays)
-            step = max(1, BLOCK_BYTES // max(1, sum(meta.sample_nbytes for meta in metas)))
-            missing = writer.missing().tolist()
-            for first in range(0, len(missing), step):
-                samples = missing[first : first + step]
-                batch = packed.gather(samples)
-                writer.commit_many(samples, batch)
-                if progress:
-                    progress(sum(values.nbytes for values in batch.values()))
-            writer.finish()
+        try:
+            with create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
+                take_over_permissions(writer.building.fd, place, extra=OWN_USE)  # before it holds anything
+                nbytes = sum(packed.metas[name].sample_nbytes for name in packed.arrays)
+                step = max(1, BLOCK_BYTES // max(1, nbytes))
+                missing = writer.missing().tolist()
+                for first in range(0, len(missing), step):
+                    samples = missing[first : first + step]
+                    batch = packed.gather(samples)
+                    writer.commit_many(samples, batch)
+                    if progress:
+                        progress(sum(values.nbytes for values in batch.values()))
+                writer.finish()
+        except DiskFullError as error:
+            error.path = str(path)  # what the user asked for, not the name it is built under
+            raise
     try:
         with files.opened(unfinished) as fd:
-            _check_fingerprint(fd, unfinished, packed)
+            fingerprint = fingerprint_of(read_finished(fd, unfinished))
+            if fingerprint != packed.fingerprint:
+                raise CorruptChunkError(
+                    "unpacking gave other bytes than were packed",
+                    path=packed.path,
+                    kind="fingerprint",
+                    clause="13.7",
+                    expected=packed.fingerprint,
+                    found=fingerprint,
+                    hint="run it again: the unfinished file, which may have held another store's samples, is "
+                    "gone; if it says this once more, pack the store again",
+                )
             publish_file(fd, unfinished, place, force=force)
     finally:
         files.remove(unfinished)
     return path
 
 
-@contextlib.contextmanager
-def _named(target: Path) -> Iterator[None]:
-    """Have a full disk's message name what the user asked for, not the name it is built under."""
+def _is_unpacked(path: Path, packed: PackedStore) -> bool:
+    """Tell whether an earlier run ended just before the result got its name."""
     try:
-        yield
-    except DiskFullError as error:
-        error.path = str(target)
-        raise
+        with open_store(path) as store:
+            return store.fingerprint == packed.fingerprint
+    except StoreError:
+        return False
 
 
 def _create_options(packed: PackedStore) -> dict[str, Any]:
@@ -328,27 +332,3 @@ def _create_options(packed: PackedStore) -> dict[str, Any]:
             hint="`ups-store verify` says what is wrong; `ups_store.open` reads its samples",
         )
     return options
-
-
-def _is_unpacked(path: Path, packed: PackedStore) -> bool:
-    """Whether an earlier run ended just before the result got its name."""
-    try:
-        with open_store(path) as store:
-            return store.fingerprint == packed.fingerprint
-    except StoreError:
-        return False
-
-
-def _check_fingerprint(fd: int, path: Path, packed: PackedStore) -> None:
-    found = fingerprint_of(read_finished(fd, path))
-    if found != packed.catalog.packing.fingerprint:
-        raise CorruptChunkError(
-            "unpacking gave other bytes than were packed",
-            path=packed.path,
-            kind="fingerprint",
-            clause="13.7",
-            expected=packed.catalog.packing.fingerprint,
-            found=found,
-            hint="run it again: the unfinished file, which may have held another store's samples, is gone; "
-            "if it says this once more, pack the store again",
-        )

@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,14 +24,13 @@ from ups_store.errors import (
 )
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import combine_crc32, crc32, crc32c
-from ups_store.format.layout import CHECKSUM_BYTES, INDEX_RECORD_BYTES, ArrayLayout, Layout, plan
+from ups_store.format.layout import CHECKSUM_BYTES, INDEX_RECORD_BYTES, ArrayLayout, plan
 from ups_store.format.metadata import ArrayMeta, dtype_of, parse_array
 from ups_store.format.root import FORMAT_VERSION, RootMeta
 from ups_store.format.zip_records import ROOT_NAME, Entry
 from ups_store.packed.codecs import MAX_CHUNK_BYTES, ChunkCodec, Packing
 from ups_store.read.catalog import (
     Catalog,
-    Directory,
     check_arrays,
     check_regular,
     fingerprint_of,
@@ -41,9 +40,9 @@ from ups_store.read.catalog import (
     read_root,
     reads_of,
 )
-from ups_store.read.chunked import ChunkedStore, Use
+from ups_store.read.chunked import ChunkedStore, Wanted
 from ups_store.read.chunks import Chunk, chunk_of
-from ups_store.read.preload import PreloadReport, Request, preload, ram_budget
+from ups_store.read.preload import PreloadReport, Request, preload, ram_budget, refused
 from ups_store.read.store_file import StoreFile, read_bytes
 from ups_store.read.verify import Checked, Problem, Report, Sums, Verifier
 from ups_store.system import files, memory
@@ -59,24 +58,18 @@ PRELOAD_BYTES = 64 << 20  # between two calls of `progress`
 
 @dataclass(frozen=True)
 class PackedArray:
-    """One array of a packed store.
+    """One array of a packed store."""
 
-    Attributes:
-        layout: Where it lies in the mapped form.
-        entry: Its data entry here; None for an array without elements.
-        codec: How its chunks are packed.
-    """
+    layout: ArrayLayout  # where it lies in the mapped form
+    entry: Entry | None  # its data entry here; None for an array without elements
+    codec: ChunkCodec  # how its chunks are packed
 
-    layout: ArrayLayout
-    entry: Entry | None
-    codec: ChunkCodec
-
-    @property
+    @cached_property
     def num_chunks(self) -> int:
         """How many chunks it has, where it has elements."""
         return self.layout.meta.shape[0] if self.layout.meta.is_sharded else 1
 
-    @property
+    @cached_property
     def index_nbytes(self) -> int:
         """Bytes of the shard index, its checksum included; 0 for a plain chunk."""
         return self.num_chunks * INDEX_RECORD_BYTES + CHECKSUM_BYTES if self.layout.meta.is_sharded else 0
@@ -84,21 +77,18 @@ class PackedArray:
 
 @dataclass(frozen=True)
 class PackedCatalog(Catalog):
-    """What a packed file holds and where; its `layout` is the geometry of the mapped form.
-
-    Attributes:
-        packing: How it is packed.
-        arrays: By name, sorted.
-        metadata: Entries of the `zarr.json` documents, root first.
-        directory_offset: First byte of the central directory.
-        nbytes: Length of the file.
-    """
+    """What a packed file holds and where; its `layout` is the geometry of the mapped form."""
 
     packing: Packing
-    arrays: dict[str, PackedArray]
-    metadata: tuple[Entry, ...]
-    directory_offset: int
-    nbytes: int
+    arrays: dict[str, PackedArray]  # by name, sorted
+    metadata: tuple[Entry, ...]  # entries of the `zarr.json` documents, root first
+    directory_offset: int  # first byte of the central directory
+    nbytes: int  # length of the file
+
+
+def mapped_root(root: RootMeta) -> RootMeta:
+    """Make the root's metadata of the mapped form."""
+    return RootMeta(root.version, root.config_hash, root.identity, root.attrs)
 
 
 def read_packed(fd: int, path: Path) -> PackedCatalog:
@@ -108,23 +98,6 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
     directory = read_directory(read, files.size(fd), path)
     claim = directory.next_claim(ROOT_NAME, 0)
     root = read_root(read, path, claim)
-    packing = _packing_of(root, path)
-    parse = partial(parse_array, path=path, document_of=packing.document_of)
-    documents = read_arrays(read, path, directory.next_claim, claim, root.identity["arrays"], parse)
-    check_arrays(root, documents, path)
-    metas = [meta for meta, _ in documents.metas]
-    for meta in metas:
-        check_chunk_size(meta, path)
-    layout = _mapped_layout(root, metas, num_samples_of(documents, path))
-    arrays, crcs = _find_data(layout, packing, documents.entries[-1].end, directory, path)
-    crcs = [*documents.crcs, *crcs]
-    entries = (*documents.entries, *(array.entry for array in arrays.values() if array.entry))
-    directory.check(entries, crcs, is_newer=False)
-    metadata, end = tuple(documents.entries), entries[-1].end
-    return PackedCatalog(root, layout, tuple(crcs), packing, arrays, metadata, end, files.size(fd))
-
-
-def _packing_of(root: RootMeta, path: Path) -> Packing:
     if root.packed is None:
         hint = "it is mapped as it is: open it with `ups_store.open`; there is nothing to unpack"
         raise FormatError("it is no packed store", path=path, kind="not_packed", clause="13.2", hint=hint)
@@ -137,7 +110,39 @@ def _packing_of(root: RootMeta, path: Path) -> Packing:
             expected=f"at most {expected}",
             found=found,
         )
-    return Packing.parse(root.packed, path=path)
+    packing = Packing.parse(root.packed, path=path)
+    parse = partial(parse_array, path=path, document_of=packing.document_of)
+    documents = read_arrays(read, path, directory.next_claim, claim, root.identity["arrays"], parse)
+    check_arrays(root, documents, path)
+    metas = [meta for meta, _ in documents.metas]
+    for meta in metas:
+        check_chunk_size(meta, path)
+    texts = [(meta, len(meta.to_json())) for meta in metas]
+    layout = plan(len(mapped_root(root).to_json()), texts, num_samples_of(documents, path))
+    arrays: dict[str, PackedArray] = {}
+    entries, crcs = [*documents.entries], [*documents.crcs]
+    for name, mapped in layout.arrays.items():
+        if mapped.entry is None:
+            arrays[name] = PackedArray(mapped, None, packing.codec_of(mapped.meta.dtype))
+            continue
+        entry, crc = directory.next_claim(mapped.meta.chunk_key, entries[-1].end)
+        arrays[name] = array = PackedArray(mapped, entry, packing.codec_of(mapped.meta.dtype))
+        entries.append(entry)
+        crcs.append(crc)
+        least = array.index_nbytes + array.num_chunks * (CHECKSUM_BYTES + 1)
+        if entry.nbytes < least:
+            raise FormatError(
+                "data entry",
+                path=path,
+                array=name,
+                kind="geometry",
+                clause="13.6",
+                expected=f"at least {least} bytes",
+                found=entry.nbytes,
+            )
+    directory.check(entries, crcs, is_newer=False)
+    metadata, end = tuple(documents.entries), entries[-1].end
+    return PackedCatalog(root, layout, tuple(crcs), packing, arrays, metadata, end, files.size(fd))
 
 
 def check_chunk_size(meta: ArrayMeta, path: Path, *, hint: str | None = None) -> None:
@@ -154,107 +159,6 @@ def check_chunk_size(meta: ArrayMeta, path: Path, *, hint: str | None = None) ->
             found=nbytes,
             hint=hint,
         )
-
-
-def _mapped_layout(root: RootMeta, metas: Sequence[ArrayMeta], num_samples: int) -> Layout:
-    texts = [(meta, len(meta.to_json())) for meta in metas]
-    return plan(len(_mapped_root(root).to_json()), texts, num_samples)
-
-
-def _mapped_root(root: RootMeta) -> RootMeta:
-    return RootMeta(root.version, root.config_hash, root.identity, root.attrs)
-
-
-def _find_data(
-    layout: Layout, packing: Packing, offset: int, directory: Directory, path: Path
-) -> tuple[dict[str, PackedArray], list[int]]:
-    """Place the data entries, whose sizes the directory says, from `offset` on; and their CRC-32s."""
-    arrays, crcs = {}, []
-    for name, mapped in layout.arrays.items():
-        entry = None
-        if mapped.entry is not None:
-            entry, crc = directory.next_claim(mapped.meta.chunk_key, offset)
-            crcs.append(crc)
-            offset = entry.end
-        arrays[name] = array = PackedArray(mapped, entry, packing.codec_of(mapped.meta.dtype))
-        least = array.index_nbytes + array.num_chunks * (CHECKSUM_BYTES + 1)
-        if entry is not None and entry.nbytes < least:
-            raise FormatError(
-                "data entry",
-                path=path,
-                array=name,
-                kind="geometry",
-                clause="13.6",
-                expected=f"at least {least} bytes",
-                found=entry.nbytes,
-            )
-    return arrays, crcs
-
-
-class PackedChunks:
-    """Reads chunks of a packed file; every checksum is checked before anything is decoded. For any thread."""
-
-    def __init__(self, file: StoreFile, arrays: dict[str, PackedArray]) -> None:
-        self._file, self._arrays = file, arrays
-        self._edges: dict[str, npt.NDArray[np.int64]] = {}
-
-    def read(self, name: str, sample: int | None, out: npt.NDArray[Any]) -> bytes:
-        """Decode one chunk into `out`, C-contiguous memory of its shape and dtype; returns its bytes."""
-        chunk, descriptor = self.chunk(name, sample), self._file.descriptor  # held, see there
-        raw = read_bytes(descriptor.fd, chunk.first, chunk.end - chunk.first, path=self._file.path)
-        packed, hint = chunk.payload_of(raw), "`ups-store doctor` says what to do"
-        if packed is None:
-            raise chunk.damaged(self._file.path, "damaged chunk: its crc32c doesn't match", hint=hint)
-        try:
-            self._arrays[name].codec.decode(packed, out.reshape(-1).view(np.uint8))
-        except (ValueError, RuntimeError, TypeError) as error:
-            problem = f"damaged chunk: it can't be decoded ({error})"
-            raise chunk.damaged(self._file.path, problem, hint=hint) from error
-        return raw
-
-    def chunk(self, name: str, sample: int | None) -> Chunk:
-        """Find a chunk by the shard index, which is read and checked once."""
-        edges = self._edges.get(name)
-        if edges is None:
-            edges = self._edges[name] = self._read_edges(self._arrays[name])
-        number = 0 if sample is None else sample
-        first, end = edges[number : number + 2].tolist()
-        return Chunk(name, sample, first, end - first - CHECKSUM_BYTES)
-
-    def _read_edges(self, array: PackedArray) -> npt.NDArray[np.int64]:
-        """Where each chunk begins in the file, and past the last one its end: shape (chunks + 1,)."""
-        entry = array.entry
-        assert entry is not None
-        if not array.layout.meta.is_sharded:
-            return np.array([entry.data_offset, entry.end])
-        where, descriptor = (entry.end - array.index_nbytes, entry.end), self._file.descriptor
-        raw = read_bytes(descriptor.fd, where[0], array.index_nbytes, path=self._file.path)
-        data_nbytes = where[0] - entry.data_offset
-        index = np.frombuffer(raw[:-CHECKSUM_BYTES], "<u8").reshape(-1, 2)
-        flaw = ""
-        if raw[-CHECKSUM_BYTES:] != struct.pack("<I", crc32c(raw[:-CHECKSUM_BYTES])):
-            flaw = "checksum"
-        elif (index > data_nbytes).any():  # before sums could wrap around
-            flaw = "extents outside the entry"
-        else:
-            edges = np.concatenate([index[:, 0], [data_nbytes]]).astype(np.int64)
-            if (
-                edges[0] != 0
-                or (np.diff(edges) != index[:, 1]).any()
-                or (index[:, 1] <= CHECKSUM_BYTES).any()
-            ):
-                flaw = "chunks that follow one another"
-        if flaw:
-            name = array.layout.meta.name
-            raise CorruptChunkError(
-                f"shard index: {flaw}",
-                path=self._file.path,
-                array=name,
-                byte_range=where,
-                kind="shard_index",
-                clause="5.4",
-            )
-        return edges + entry.data_offset
 
 
 class PackedStore(ChunkedStore):
@@ -284,7 +188,7 @@ class PackedStore(ChunkedStore):
         self.catalog, self.codec, self.nbytes = catalog, catalog.packing.codec, catalog.nbytes
         self._file = StoreFile(path, fd, self.nbytes, access="pread", keeps_fd=True)
         self.network = self._file.network
-        self._chunks = PackedChunks(self._file, catalog.arrays)
+        self._edges: dict[str, npt.NDArray[np.int64]] = {}
 
     def _summary(self) -> list[str]:
         packing = self.catalog.packing
@@ -295,16 +199,69 @@ class PackedStore(ChunkedStore):
         """Digest of the content, that of the mapped form: see `Store.fingerprint`."""
         return self.catalog.packing.fingerprint
 
-    def _read_chunks(self, wanted: Sequence[tuple[Chunk, Use]], num_threads: int | None) -> None:
-        def decode(pair: tuple[Chunk, Use]) -> None:
-            chunk, use = pair
-            use(partial(self._chunks.read, chunk.array, chunk.sample))
+    def _read_chunks(self, wanted: Sequence[Wanted], num_threads: int | None) -> None:
+        def decode(each: Wanted) -> None:
+            each.take(partial(self.read_chunk, each.chunk.array, each.chunk.sample))
 
         if not self._is_copy():
             self._file.check_length()
-        if num_threads is None:
-            num_threads = _num_threads(sum(chunk.nbytes for chunk, _ in wanted))
+        if num_threads is None:  # one for each MiB
+            nbytes = sum(each.chunk.nbytes for each in wanted)
+            num_threads = max(1, min(MAX_THREADS, num_cores(), nbytes // BYTES_PER_THREAD))
         for_each(decode, wanted, num_threads=num_threads)
+
+    def read_chunk(self, name: str, sample: int | None, out: npt.NDArray[Any]) -> bytes:
+        """Decode one chunk into `out`, C-contiguous, once its checksum is found right; returns its bytes."""
+        chunk, descriptor = self.chunk(name, sample), self._file.descriptor  # held, see there
+        raw = read_bytes(descriptor.fd, chunk.first, chunk.end - chunk.first, path=self.path)
+        packed, hint = chunk.payload_of(raw), "`ups-store doctor` says what to do"
+        if packed is None:
+            raise chunk.damaged(self.path, "damaged chunk: its crc32c doesn't match", hint=hint)
+        try:
+            self.catalog.arrays[name].codec.decode(packed, out.reshape(-1).view(np.uint8))
+        except (ValueError, RuntimeError, TypeError) as error:
+            problem = f"damaged chunk: it can't be decoded ({error})"
+            raise chunk.damaged(self.path, problem, hint=hint) from error
+        return raw
+
+    def chunk(self, name: str, sample: int | None) -> Chunk:
+        """Find a chunk by the shard index, which is read and checked once."""
+        edges = self._edges.get(name)
+        if edges is None:
+            edges = self._edges[name] = self._read_edges(self.catalog.arrays[name])
+        number = 0 if sample is None else sample
+        first, end = edges[number : number + 2].tolist()
+        return Chunk(name, sample, first, end - first - CHECKSUM_BYTES)
+
+    def _read_edges(self, array: PackedArray) -> npt.NDArray[np.int64]:
+        """Where each chunk begins in the file, and past the last one its end: shape (chunks + 1,)."""
+        entry = array.entry
+        assert entry is not None
+        if not array.layout.meta.is_sharded:
+            return np.array([entry.data_offset, entry.end])
+        where, descriptor = (entry.end - array.index_nbytes, entry.end), self._file.descriptor
+        raw = read_bytes(descriptor.fd, where[0], array.index_nbytes, path=self.path)
+        data_nbytes = where[0] - entry.data_offset
+        index = np.frombuffer(raw[:-CHECKSUM_BYTES], "<u8").reshape(-1, 2)
+        flaw = ""
+        if raw[-CHECKSUM_BYTES:] != struct.pack("<I", crc32c(raw[:-CHECKSUM_BYTES])):
+            flaw = "checksum"
+        elif (index > data_nbytes).any():  # before sums could wrap around
+            flaw = "extents outside the entry"
+        edges = np.append(index[:, 0], np.uint64(data_nbytes)).astype(np.int64)
+        is_gapless = edges[0] == 0 and (np.diff(edges) == index[:, 1].astype(np.int64)).all()
+        if not flaw and not (is_gapless and (index[:, 1] > CHECKSUM_BYTES).all()):
+            flaw = "chunks that follow one another"
+        if flaw:
+            raise CorruptChunkError(
+                f"shard index: {flaw}",
+                path=self.path,
+                array=array.layout.meta.name,
+                byte_range=where,
+                kind="shard_index",
+                clause="5.4",
+            )
+        return edges + entry.data_offset
 
     def _is_copy(self) -> bool:
         return len(self._wholes) == len(self.catalog.arrays)
@@ -315,16 +272,16 @@ class PackedStore(ChunkedStore):
         if is_other or mode not in ("auto", "copy", "page-cache"):
             hint = 'use mode="copy" or "page-cache" alone, or unpack it with `ups-store unpack`'
             raise self._unsupported(f"a packed store has no samples to preload by mode {mode!r}", hint)
-        refused = ""
+        refusal = ""
         if mode in ("auto", "copy"):
             try:
                 return self._preload_decoded(request)
             except MemoryLimitError as error:
                 if mode == "copy":
                     raise
-                refused = f"copy refused ({error.problem}: {error.found}); "
+                refusal = f"{refused('copy', error)}; "
         report = preload(self._file, self.catalog, request, read_catalog=read_packed)
-        return replace(report, why=refused + report.why)
+        return replace(report, why=refusal + report.why)
 
     def _preload_decoded(self, request: Request) -> PreloadReport:
         """Decode every array that isn't yet; then nothing is read from the file any more."""
@@ -333,29 +290,23 @@ class PackedStore(ChunkedStore):
         budget = ram_budget(sum(array.meta.nbytes for array in missing), is_new=True)
         budget.check("copy", margin=request.margin, path=self.path)
         for array in missing:
-            if array.meta.is_sharded and array.entry is not None:
-                wholes[array.meta.name] = self._decode_all(array, request)
-            else:
+            name, meta, dtype = array.meta.name, array.meta, dtype_of(array.meta.dtype)
+            if not meta.is_sharded or array.entry is None:
                 self._whole(array)
+                continue
+            values = np.ndarray(meta.shape, dtype, memory.new_memory(meta.nbytes, kind=mmap.mmap))
+            step = max(1, PRELOAD_BYTES // meta.sample_nbytes)
+            for first in range(0, len(self), step):
+                block = range(first, min(first + step, len(self)))
+                wanted = [Wanted(chunk_of(array, i), meta.sample_shape, dtype, values[i, ...]) for i in block]
+                self._read_chunks(wanted, request.num_threads)
+                if request.progress is not None:
+                    request.progress(len(block) * meta.sample_nbytes)
+            values.flags.writeable = False
+            wholes[name] = values
         nbytes = sum(values.nbytes for values in wholes.values())
         seconds = time.perf_counter() - began
         return PreloadReport(self.path, "copy", f"copy: {budget}", nbytes, seconds)
-
-    def _decode_all(self, array: ArrayLayout, request: Request) -> npt.NDArray[Any]:
-        mapping = memory.new_memory(array.meta.nbytes, kind=mmap.mmap)
-        values = np.ndarray(array.meta.shape, dtype_of(array.meta.dtype), mapping)
-        step = max(1, PRELOAD_BYTES // array.meta.sample_nbytes)
-
-        def use(sample: int) -> Use:
-            return lambda fill: fill(values[sample, ...])
-
-        for first in range(0, len(self), step):
-            block = range(first, min(first + step, len(self)))
-            self._read_chunks([(chunk_of(array, i), use(i)) for i in block], request.num_threads)
-            if request.progress is not None:
-                request.progress(len(block) * array.meta.sample_nbytes)
-        values.flags.writeable = False
-        return values
 
     def residency(self) -> float:
         """Share of the file that lies in the page cache, 0 to 1; 1 once all is decoded in memory."""
@@ -373,7 +324,8 @@ class PackedStore(ChunkedStore):
         with files.opened(self.path) as fd:
             if fingerprint_of(read_packed(fd, self.path)) != fingerprint_of(self.catalog):
                 raise StoreReplacedError("another file took the path", path=self.path, hint="open it again")
-            return _PackedVerifier(fd, self.path, self.catalog, progress).run(num_threads)
+            with PackedStore(self.path, fd, self.catalog) as fresh:
+                return _PackedVerifier(fd, fresh, progress).run(num_threads)
 
     def check_open(self) -> None:
         """Fail after `close`, with `StoreClosedError`."""
@@ -386,11 +338,6 @@ class PackedStore(ChunkedStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopened(str(self.path), {})
-
-
-def _num_threads(nbytes: int) -> int:
-    """Threads that decode so many bytes: one for each MiB, as many as there are processors, at most 8."""
-    return max(1, min(MAX_THREADS, num_cores(), nbytes // BYTES_PER_THREAD))
 
 
 def open_descriptor(path: Path, fd: int) -> PackedStore:
@@ -409,21 +356,16 @@ def open_packed(path: str | os.PathLike[str]) -> PackedStore:
 class _PackedVerifier(Verifier):
     """Checks a packed file: decodes every chunk, and compares all with the fingerprint of the mapped form."""
 
-    def __init__(self, fd: int, path: Path, catalog: PackedCatalog, progress: Progress | None) -> None:
-        super().__init__(reads_of(fd), path, catalog.root, catalog.nbytes, progress)
-        self.catalog = catalog
-        file = StoreFile(path, fd, catalog.nbytes, access="pread", keeps_fd=True)
-        self._chunks = PackedChunks(file, catalog.arrays)
+    def __init__(self, fd: int, store: PackedStore, progress: Progress | None) -> None:
+        super().__init__(reads_of(fd), store.path, store.catalog.root, store.nbytes, progress)
+        self.store, self.catalog = store, store.catalog
 
     def check(self) -> list[Problem]:
         catalog, arrays = self.catalog, self.catalog.arrays.values()
         metas = [array.layout.meta for array in arrays]
         documents = (canonical_json(catalog.packing.document_of(meta), what=meta.name) for meta in metas)
-        root = catalog.metadata[0]
-        where = (root.data_offset, root.end)
-        problems = self.check_documents(catalog.metadata, catalog.crcs, [self.root.to_json(), *documents])
-        problems += self.check_empty_constants(metas, where)
-        mapped = [crc32(_mapped_root(self.root).to_json()), *(crc32(meta.to_json()) for meta in metas)]
+        problems = self.check_documents(catalog.metadata, catalog.crcs, metas, documents)
+        mapped = [crc32(mapped_root(self.root).to_json()), *(crc32(meta.to_json()) for meta in metas)]
         crcs = iter(catalog.crcs[len(catalog.metadata) :])
         for array in arrays:
             if array.entry is not None:
@@ -435,6 +377,7 @@ class _PackedVerifier(Verifier):
             found = fingerprint_of(Catalog(self.root, catalog.layout, tuple(mapped)))
             if found != catalog.packing.fingerprint:
                 detail = f"stored {catalog.packing.fingerprint}, that of what was decoded {found}"
+                where = (catalog.metadata[0].data_offset, catalog.metadata[0].end)
                 problems.append(Problem("fingerprint", "13.7", where, detail=detail))
         return problems
 
@@ -443,7 +386,7 @@ class _PackedVerifier(Verifier):
         layout, meta = array.layout, array.layout.meta
         samples: list[int | None] = [*range(array.num_chunks)] if meta.is_sharded else [None]
         try:
-            self._chunks.chunk(meta.name, samples[0])
+            self.store.chunk(meta.name, samples[0])
         except CorruptChunkError as error:
             return [self._problem(error, meta.name, None)]
         checked: list[Checked] = []
@@ -467,12 +410,12 @@ class _PackedVerifier(Verifier):
         slot_nbytes = meta.nbytes + CHECKSUM_BYTES if sample is None else layout.stride
         payload = np.empty(meta.shape if sample is None else meta.sample_shape, dtype_of(meta.dtype))
         try:
-            raw = self._chunks.read(meta.name, sample, payload)
+            raw = self.store.read_chunk(meta.name, sample, payload)
         except CorruptChunkError as error:
             problem = self._problem(error, meta.name, sample)
             first, end = problem.byte_range
             return Checked(0, end - first, (problem,)), (0, slot_nbytes)
-        sums, chunk = Sums(meta), self._chunks.chunk(meta.name, sample)
+        sums, chunk = Sums(meta), self.store.chunk(meta.name, sample)
         sums.add(payload.reshape(-1).view(np.uint8).data)
         problems = list(sums.problems(chunk, sums.crc32c))
         if meta.is_constant:

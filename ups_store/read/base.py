@@ -19,7 +19,7 @@ from ups_store.format.ragged import LENGTHS
 from ups_store.format.root import RootMeta
 from ups_store.printable import counted, one_line
 from ups_store.read.gather import Indices, Samples, WindowArguments, check_effect, check_indices, names_of
-from ups_store.read.ragged import Form, check_form, check_no_window, in_form
+from ups_store.read.ragged import Form, check_form, check_no_window, padded
 
 MAX_ROWS = 20  # arrays that are shown; there may be thousands
 _MAX_TEXT = 160  # characters of the identity that are shown
@@ -248,18 +248,21 @@ class AnyStore(ABC):
         others = [name for name in chosen if name not in self._ragged]
         check_no_window([self.metas[name] for name in names], window, path=self.path)
         rest = check_form(form, names, out, path=self.path)
-        found: dict[str, Any] = {}
+        batch: dict[str, Any] = {}
         if others or rest:
-            found = self.gather(
-                samples, others, **window._asdict(), out=rest or None, num_threads=num_threads
-            )
+            options = {**window._asdict(), "out": rest or None, "num_threads": num_threads}
+            batch = self.gather(samples, others, **options)
         else:
             check_effect([], window.is_any, None, path=self.path)
+        memory = out or {}
         for name in names:
             views = self._views_of(name, samples, decode=form == "views", num_threads=num_threads)
-            found |= in_form(form, self.metas[name], views, out)
-        names_out = [key for name in chosen for key in (name, name + LENGTHS) if key in found]
-        return {key: found[key] for key in names_out}
+            batch[name] = views
+            if form == "padded":
+                targets = memory.get(name), memory.get(name + LENGTHS)
+                batch[name], batch[name + LENGTHS] = padded(self.metas[name], views, *targets)
+        ordered = [key for name in chosen for key in (name, name + LENGTHS) if key in batch]
+        return {key: batch[key] for key in ordered}
 
     def _views_of(
         self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
@@ -367,12 +370,11 @@ class AnyStore(ABC):
             SpecError: For arguments that have no meaning, or no effect in this mode; kind "unsupported" for
                 what this kind of store can't do.
         """
-        from ups_store.read.preload import Request, refuse_lock
+        from ups_store.read.preload import Request
 
         self.check_open()
-        refuse_lock(lock, path=self.path)
         request = Request(mode, device, samples, shared, margin, num_threads, progress)
-        request.check(len(self), path=self.path)
+        request.check(len(self), path=self.path, lock=lock)
         return self._preload(request)
 
     @abstractmethod
@@ -430,11 +432,42 @@ class AnyStore(ABC):
         self.close()
 
     def __repr__(self) -> str:
-        return text_of(self._title(), self.metas.values(), self.identity)
+        """Several lines: what it is, a line for each array, and what it was made from."""
+        rows, lines = self._shown()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        arrays = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        )
+        title = f"<{one_line(self._title())}>"
+        return "\n".join([title, *(f"    {line}".rstrip() for line in arrays), *lines])
 
     def _repr_html_(self) -> str:
-        """The same as a table, for notebooks."""
-        return html_of(self._title(), self.metas.values(), self.identity)
+        """The same as a table, for notebooks, without scripts and styles."""
+        from html import escape
+
+        rows, lines = self._shown()
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+        table = "".join(f"<tr>{row}</tr>" for row in cells)
+        rest = "".join(f"<div>{escape(line.strip())}</div>" for line in lines)
+        head = "<tr><th>array</th><th>axes</th><th>dtype</th><th></th></tr>"
+        return f"<div><b>{escape(one_line(self._title()))}</b><table>{head}{table}</table>{rest}</div>"
+
+    def _shown(self) -> tuple[list[tuple[str, ...]], list[str]]:
+        """Name, axes and dtype of each array that is shown; lines about the others, and the identity."""
+        ordered = sorted(self.metas.values(), key=lambda meta: meta.is_constant)
+        rows: list[tuple[str, ...]] = []
+        for meta in ordered[:MAX_ROWS]:
+            axes = [f"{one_line(dim)}: {length:,}" for dim, length in zip(meta.dims, meta.shape, strict=True)]
+            if meta.is_ragged:
+                axes = [SAMPLE_DIM, f"{axes[0]} in all", *axes[1:]]
+            kind = "constant" if meta.is_constant else ""
+            rows.append((meta.name, f"({', '.join(axes)})", meta.dtype, kind))
+        lines = []
+        if more := len(ordered) - len(rows):
+            lines.append(f"    and {more:,} more: `store.arrays` and `store.constants` have all")
+        text = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in self.identity.items())
+        text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+        return rows, [*lines, f"Identity: {one_line(text)}"] if text else lines
 
     def _title(self) -> str:
         summary = ", ".join([counted(len(self), "sample"), *self._summary()])
@@ -483,50 +516,3 @@ def spec_of(meta: ArrayMeta, num_samples: int | None) -> ArraySpec:
     rows = (None,) if meta.is_ragged else ()
     shape = (num_samples, *rows, *meta.sample_shape)
     return ArraySpec(shape, dtype_of(meta.dtype), dims=meta.axes, attrs=meta.attrs, encoding=meta.encoding)
-
-
-def text_of(title: str, metas: Iterable[ArrayMeta], identity: Mapping[str, Any]) -> str:
-    """Several lines: what it is, a line for each array, and what it was made from."""
-    rows, more = _rows(metas)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"<{one_line(title)}>"]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append(f"    {'  '.join(cells)}".rstrip())
-    return "\n".join([*lines, *(f"    {line}" for line in more), *_ends(identity)])
-
-
-def html_of(title: str, metas: Iterable[ArrayMeta], identity: Mapping[str, Any]) -> str:
-    """The same as HTML, without scripts and styles."""
-    from html import escape
-
-    rows, more = _rows(metas)
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    table = "".join(f"<tr>{row}</tr>" for row in cells)
-    rest = "".join(f"<div>{escape(line)}</div>" for line in [*more, *_ends(identity)])
-    head = "<tr><th>array</th><th>axes</th><th>dtype</th><th></th></tr>"
-    return f"<div><b>{escape(one_line(title))}</b><table>{head}{table}</table>{rest}</div>"
-
-
-def _rows(metas: Iterable[ArrayMeta]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Of each array that is shown its name, axes and dtype; and what is said of the others."""
-    ordered = sorted(metas, key=lambda meta: meta.is_constant)
-    rows: list[tuple[str, ...]] = [
-        (meta.name, _axes(meta), meta.dtype, "constant" if meta.is_constant else "")
-        for meta in ordered[:MAX_ROWS]
-    ]
-    more = len(ordered) - len(rows)
-    return rows, [f"and {more:,} more: `store.arrays` and `store.constants` have all"] if more else []
-
-
-def _axes(meta: ArrayMeta) -> str:
-    axes = [f"{one_line(dim)}: {length:,}" for dim, length in zip(meta.dims, meta.shape, strict=True)]
-    if meta.is_ragged:
-        axes = [SAMPLE_DIM, f"{axes[0]} in all", *axes[1:]]
-    return f"({', '.join(axes)})"
-
-
-def _ends(identity: Mapping[str, Any]) -> list[str]:
-    text = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in identity.items())
-    text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
-    return [f"Identity: {one_line(text)}"] if text else []

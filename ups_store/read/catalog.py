@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
 from ups_store.format.canonical import canonical_json
@@ -63,52 +63,27 @@ ParseArray: TypeAlias = Callable[[str, bytes], ArrayMeta]
 
 @dataclass(frozen=True)
 class Catalog:
-    """What a store holds and where.
-
-    Attributes:
-        root: The root group's metadata.
-        layout: Geometry, checked against the file.
-        crcs: CRC-32 of every entry in file order; of the metadata entries only while it is being built.
-    """
+    """What a store holds and where."""
 
     root: RootMeta
-    layout: Layout
+    layout: Layout  # geometry, checked against the file
+    # CRC-32 of every entry in file order; of the metadata entries only while it is being built
     crcs: tuple[int, ...]
-
-
-def check_regular(fd: int, path: Path) -> None:
-    """Refuse folders, FIFOs and devices: only regular files have a length and can be mapped."""
-    bits = mode(fd)
-    if not stat.S_ISREG(bits):
-        what = "a folder" if stat.S_ISDIR(bits) else "not a regular file"
-        raise FormatError(
-            f"it is {what}",
-            path=path,
-            kind="not_a_file",
-            clause="2.1",
-            hint="a store is one file, <task>_<split>.zarr.zip; a Zarr folder opens with zarr-python",
-        )
 
 
 @dataclass
 class Documents:
-    """The `zarr.json` documents of a file's arrays.
+    """The `zarr.json` documents of a file's arrays."""
 
-    Attributes:
-        metas: Every array with the bytes of its document, sorted by name.
-        entries: Entries of all documents, the root's first.
-        crcs: CRC-32 of the data of each entry.
-    """
-
-    metas: list[tuple[ArrayMeta, int]]
-    entries: list[Entry]
-    crcs: list[int]
+    metas: list[tuple[ArrayMeta, int]]  # every array with the bytes of its document, sorted by name
+    entries: list[Entry]  # entries of all documents, the root's first
+    crcs: list[int]  # CRC-32 of the data of each entry
 
 
-def read_finished(fd: int, path: Path) -> Catalog:
-    """Read and check the catalog of a finished file (spec 7.1)."""
-    check_regular(fd, path)
-    return read_catalog(reads_of(fd), size(fd), path)
+def fingerprint_of(catalog: Catalog) -> str:
+    """sha256 of the identity's hash and every entry's CRC-32, 64 hexadecimal digits (spec 8.5)."""
+    content = canonical_json([catalog.root.config_hash, *catalog.crcs], what="fingerprint")
+    return hashlib.sha256(content).hexdigest()
 
 
 def reads_of(fd: int) -> ReadAt:
@@ -116,13 +91,28 @@ def reads_of(fd: int) -> ReadAt:
     return partial(read_at, fd)
 
 
-def read_catalog(read: ReadAt, file_nbytes: int, path: Path) -> Catalog:
-    """Read and check the catalog of what may be no file of this machine (spec 7.1); see `read_finished`."""
-    return catalog_of(read_directory(read, file_nbytes, path), read, path)
+def check_regular(fd: int, path: Path) -> None:
+    """Refuse folders, FIFOs and devices: only regular files have a length and can be mapped."""
+    bits = mode(fd)
+    if not stat.S_ISREG(bits):
+        raise FormatError(
+            f"it is {'a folder' if stat.S_ISDIR(bits) else 'not a regular file'}",
+            path=path,
+            kind="not_a_file",
+            clause="2.1",
+            hint="a store is one file, <task>_<split>.zarr.zip; a Zarr folder opens with zarr-python",
+        )
+
+
+def read_finished(fd: int, path: Path) -> Catalog:
+    """Read and check the catalog of a finished file (spec 7.1)."""
+    check_regular(fd, path)
+    read = reads_of(fd)
+    return catalog_of(read_directory(read, size(fd), path), read, path)
 
 
 def catalog_of(directory: Directory, read: ReadAt, path: Path) -> Catalog:
-    """The rest of `read_catalog`, once the directory was read."""
+    """Read the rest of a catalog, also of what is no file of this machine, once the directory was read."""
     root, documents = _read_metadata(read, path, directory.next_claim)
     return finish_catalog(root, documents, directory, path)
 
@@ -163,7 +153,7 @@ def read_building(fd: int, path: Path) -> Catalog:
 
 
 def _read_metadata(read: ReadAt, path: Path, next_claim: NextClaim) -> tuple[RootMeta, Documents]:
-    """The documents of a mapped store, checked one by one and together (spec 7.1, steps 2 to 6)."""
+    """Read the documents of a mapped store, checked one by one and together (spec 7.1, steps 2 to 6)."""
     claim = next_claim(ROOT_NAME, 0)
     root = read_root(read, path, claim)
     if root.packed is not None:
@@ -180,10 +170,17 @@ def _read_metadata(read: ReadAt, path: Path, next_claim: NextClaim) -> tuple[Roo
 
 
 def read_root(read: ReadAt, path: Path, claim: Claim) -> RootMeta:
-    """Read the root's document and check it with the identity in it (spec 7.1, steps 2 to 4)."""
-    raw = _read_json(read, *claim, path)
-    root = parse_root(raw, path=path)
-    _check_identity(root, path)
+    """Read the root's document and check it with the identity in it (spec 7.1, steps 2 to 4; 8.1)."""
+    root = parse_root(_read_json(read, *claim, path), path=path)
+    flaw = identity_flaw(root.identity)
+    if flaw is not None:
+        raise FormatError(f"identity document, {flaw}", path=path, kind="identity", clause="8.1")
+    names = names_in_file(root.identity["arrays"])
+    if len(names) > MAX_ARRAYS:
+        raise _beyond("too many arrays", path, f"at most {MAX_ARRAYS}", len(names))
+    for name in names:
+        if not is_name(name):
+            raise FormatError("array name", path=path, kind="name", clause="4.2", found=reprlib.repr(name))
     return root
 
 
@@ -197,43 +194,22 @@ def read_arrays(
 ) -> Documents:
     """Read the documents of arrays (spec 7.1, step 5)."""
     documents = Documents([], [root[0]], [root[1]])
-    parse = parse or (lambda name, raw: parse_array(name, raw, path=path))
     for name in sorted(names):
         entry, crc = next_claim(f"{name}/{ROOT_NAME}", documents.entries[-1].end)
-        documents.metas.append((parse(name, _read_json(read, entry, crc, path)), entry.nbytes))
+        raw = _read_json(read, entry, crc, path)
+        meta = parse_array(name, raw, path=path) if parse is None else parse(name, raw)
+        documents.metas.append((meta, entry.nbytes))
         documents.entries.append(entry)
         documents.crcs.append(crc)
     return documents
 
 
-def _check_identity(root: RootMeta, path: Path) -> None:
-    """Refuse an identity document that isn't as spec 8.1 says, and names that can't be arrays'."""
-    flaw = identity_flaw(root.identity)
-    if flaw is not None:
-        raise FormatError(f"identity document, {flaw}", path=path, kind="identity", clause="8.1")
-    names = names_in_file(root.identity["arrays"])
-    if len(names) > MAX_ARRAYS:
-        expected = f"at most {MAX_ARRAYS}"
-        raise FormatError(
-            "too many arrays", path=path, kind="limits", clause="9.1", expected=expected, found=len(names)
-        )
-    for name in names:
-        if not is_name(name):
-            raise FormatError("array name", path=path, kind="name", clause="4.2", found=reprlib.repr(name))
-
-
 def _read_json(read: ReadAt, entry: Entry, crc: int, path: Path) -> bytes:
-    """The bytes of a metadata entry, its size and CRC-32 checked."""
+    """Read a metadata entry; its size and CRC-32 are checked."""
+    where = (entry.data_offset, entry.end)
     if entry.nbytes > MAX_JSON_BYTES or entry.end > MAX_METADATA_BYTES:
-        raise FormatError(
-            f"{entry.name} too long",
-            path=path,
-            kind="limits",
-            clause="9.1",
-            byte_range=(entry.data_offset, entry.end),
-            expected=f"at most {MAX_JSON_BYTES} bytes, before byte {MAX_METADATA_BYTES} of the file",
-            found=entry.nbytes,
-        )
+        expected = f"at most {MAX_JSON_BYTES} bytes, before byte {MAX_METADATA_BYTES} of the file"
+        raise _beyond(f"{entry.name} too long", path, expected, entry.nbytes, byte_range=where)
     raw = read(entry.data_offset, entry.nbytes)
     if crc32(raw) != crc:
         raise FormatError(
@@ -241,26 +217,43 @@ def _read_json(read: ReadAt, entry: Entry, crc: int, path: Path) -> bytes:
             path=path,
             kind="metadata_crc",
             clause="3.2",
-            byte_range=(entry.data_offset, entry.end),
+            byte_range=where,
             expected=f"CRC-32 {crc:08x}",
             found=f"{crc32(raw):08x}",
         )
     return raw
 
 
+def _beyond(problem: str, path: Path, expected: str, found: object, **where: Any) -> FormatError:
+    """Make the error for a file beyond a limit (spec 9.1)."""
+    return FormatError(
+        problem, path=path, kind="limits", clause="9.1", expected=expected, found=found, **where
+    )
+
+
 def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
-    """Refuse arrays that aren't those of the identity document (spec 8.1); marks companions (spec 14)."""
+    """Refuse arrays that aren't those of the identity document (spec 8.1); mark companions (spec 14)."""
     mark_companions(documents, path)
     metas = [meta for meta, _ in documents.metas]
     declared = root.identity["arrays"]
     geometry = {meta.name: identity_of_array(meta) for meta in metas if not meta.is_companion}
     constants = sorted(meta.name for meta in metas if meta.is_constant)
+    mismatch: tuple[str, object, object] | None = None
     if declared != geometry or any(n is True for array in declared.values() for n in array["shape"]):
         differing = differences(declared, geometry) or {"": (declared, geometry)}
-        where, (declared, found) = next(iter(differing.items()))
-        raise _bad_identity(path, f"arrays.{where}", declared, found)
-    if sorted(root.identity["constants"]) != constants:
-        raise _bad_identity(path, "constants", sorted(root.identity["constants"]), constants)
+        where, (expected, found) = next(iter(differing.items()))
+        mismatch = f"arrays.{where}", expected, found
+    elif sorted(root.identity["constants"]) != constants:
+        mismatch = "constants", sorted(root.identity["constants"]), constants
+    if mismatch is not None:
+        raise FormatError(
+            f"arrays don't match the identity document, key {mismatch[0]!r}",
+            path=path,
+            kind="identity_arrays",
+            clause="8.1",
+            expected=reprlib.repr(mismatch[1]),
+            found=reprlib.repr(mismatch[2]),
+        )
     if ("ragged" in root.requires) is not any(meta.is_ragged for meta in metas):
         problem = "a ragged array goes with the feature 'ragged' in `requires`, and only it does"
         found = list(root.requires)
@@ -271,17 +264,6 @@ def mark_companions(documents: Documents, path: Path) -> None:
     """Have the metadata of arrays that belong to a ragged one say so (spec 14.1)."""
     metas = with_companions_marked([meta for meta, _ in documents.metas], path=path)
     documents.metas = [(meta, nbytes) for meta, (_, nbytes) in zip(metas, documents.metas, strict=True)]
-
-
-def _bad_identity(path: Path, key: str, declared: object, found: object) -> FormatError:
-    return FormatError(
-        f"arrays don't match the identity document, key {key!r}",
-        path=path,
-        kind="identity_arrays",
-        clause="8.1",
-        expected=reprlib.repr(declared),
-        found=reprlib.repr(found),
-    )
 
 
 def num_samples_of(documents: Documents, path: Path) -> int:
@@ -301,21 +283,9 @@ def num_samples_of(documents: Documents, path: Path) -> int:
                 )
     num_samples = lengths.get(SAMPLE_DIM, 0)
     if too_many_empty([meta for meta, _ in documents.metas], num_samples):
-        raise FormatError(
-            "too many samples for a store that holds no byte for any",
-            path=path,
-            kind="limits",
-            clause="9.1",
-            expected=f"at most {MAX_EMPTY_SAMPLES}",
-            found=num_samples,
-        )
+        problem = "too many samples for a store that holds no byte for any"
+        raise _beyond(problem, path, f"at most {MAX_EMPTY_SAMPLES}", num_samples)
     return num_samples
-
-
-def fingerprint_of(catalog: Catalog) -> str:
-    """sha256 of the identity's hash and every entry's CRC-32, 64 hexadecimal digits (spec 8.5)."""
-    content = canonical_json([catalog.root.config_hash, *catalog.crcs], what="fingerprint")
-    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass
@@ -324,18 +294,12 @@ class Directory:
 
     They only claim: sizes and checksums are taken from them where the metadata says that a record must lie,
     and in the end all their bytes are compared with those that the computed geometry gives.
-
-    Attributes:
-        end: The end records.
-        raw: Bytes of the directory.
-        path: For messages.
-        position: Where the next record begins in `raw`.
     """
 
     end: EndRecords
-    raw: bytes
-    path: Path
-    position: int = 0
+    raw: bytes  # bytes of the directory
+    path: Path  # for messages
+    position: int = 0  # where the next record begins in `raw`
 
     def next_claim(self, name: str, offset: int) -> tuple[Entry, int]:
         """The next entry, which must bear this name and be at this offset, and the CRC-32 of its data."""
@@ -377,7 +341,11 @@ class Directory:
         """Compare everything, byte for byte, with what the entries give (spec 7.1, step 7)."""
         records = pack_records(entries, crcs)
         if not self.raw.startswith(records):
-            self._check_each(entries, crcs)
+            at = 0
+            for entry, crc in zip(entries, crcs, strict=True):
+                if self.raw[at : at + entry.central_nbytes] != entry.pack_central_record(crc):
+                    raise self._bad("isn't the one that the metadata gives", entry.name, at)
+                at += entry.central_nbytes
         found, end = self.end, EndRecords(len(entries), entries[-1].end, len(records))
         is_right = found == end
         if is_newer:
@@ -396,14 +364,6 @@ class Directory:
                 found=found,
             )
 
-    def _check_each(self, entries: Sequence[Entry], crcs: Sequence[int]) -> None:
-        at = 0
-        for entry, crc in zip(entries, crcs, strict=True):
-            end = at + entry.central_nbytes
-            if self.raw[at:end] != entry.pack_central_record(crc):
-                raise self._bad("isn't the one that the metadata gives", entry.name, at)
-            at = end
-
     def _bad(self, problem: str, name: str, at: int | None = None) -> FormatError:
         first = self.end.directory_offset + (self.position if at is None else at)
         return FormatError(
@@ -417,25 +377,16 @@ class Directory:
 
 def read_directory(read: ReadAt, file_nbytes: int, path: Path) -> Directory:
     """Read end records and central directory (spec 7.1, steps 1 and 2)."""
-    end = _read_end(read, file_nbytes, path)
-    if end.directory_nbytes > MAX_DIRECTORY_BYTES:
-        raise FormatError(
-            "central directory too long",
-            path=path,
-            kind="limits",
-            clause="9.1",
-            expected=f"at most {MAX_DIRECTORY_BYTES} bytes",
-            found=f"{end.directory_nbytes} bytes",
-        )
-    return Directory(end, read(end.directory_offset, end.directory_nbytes), path)
-
-
-def _read_end(read: ReadAt, file_nbytes: int, path: Path) -> EndRecords:
     nbytes = min(file_nbytes, END_BYTES)
     try:
-        return parse_end(read(file_nbytes - nbytes, nbytes), file_nbytes, path=path)
+        end = parse_end(read(file_nbytes - nbytes, nbytes), file_nbytes, path=path)
     except FormatError as error:
-        if error.kind not in ("no_end_record", "foreign") or not _begins_like_a_store(read):
+        if error.kind not in ("no_end_record", "foreign"):
+            raise
+        # A first local header of ours, its CRC-32 and sizes apart, says that it was a store.
+        header = Entry(ROOT_NAME, 0, 0).pack_local_header(0)
+        first = read(0, len(header))
+        if first[:14] != header[:14] or first[26:43] != header[26:43]:
             raise
         raise TruncatedError(
             "it begins like a store, but does not end like one",
@@ -445,10 +396,7 @@ def _read_end(read: ReadAt, file_nbytes: int, path: Path) -> EndRecords:
             found=f"{file_nbytes} bytes in all",
             hint="it was cut off or appended to, or is still being copied: copy it again",
         ) from error
-
-
-def _begins_like_a_store(read: ReadAt) -> bool:
-    """Whether the first local header is one of ours, its CRC-32 and sizes apart."""
-    ours = Entry(ROOT_NAME, 0, 0).pack_local_header(0)
-    found = read(0, len(ours))
-    return found[:14] == ours[:14] and found[26:43] == ours[26:43]
+    if end.directory_nbytes > MAX_DIRECTORY_BYTES:
+        expected, found = f"at most {MAX_DIRECTORY_BYTES} bytes", f"{end.directory_nbytes} bytes"
+        raise _beyond("central directory too long", path, expected, found)
+    return Directory(end, read(end.directory_offset, end.directory_nbytes), path)

@@ -8,8 +8,9 @@ import weakref
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +36,24 @@ from ups_store.system.runs import cast_into
 
 KEPT_BYTES = 256 << 20  # of all stores of the process: the samples of a window of blocks, see `read.order`
 
-Fill: TypeAlias = Callable[[npt.NDArray[Any]], object]  # writes a chunk's payload into memory of its size
-Use: TypeAlias = Callable[[Fill], object]  # chooses that memory, calls the other once, and uses what is there
 Wholes: TypeAlias = dict[str, npt.NDArray[Any]]
+
+
+class Wanted(NamedTuple):
+    """A chunk that a batch needs."""
+
+    chunk: Chunk
+    shape: tuple[int, ...]  # shape of its values, and `dtype` theirs
+    dtype: np.dtype[Any]
+    target: npt.NDArray[Any] | None = None  # memory that they go to, C-contiguous; None for new memory
+    use: Callable[[npt.NDArray[Any]], None] | None = None  # what is done with them then, if anything
+
+    def take(self, fill: Callable[[npt.NDArray[Any]], object]) -> None:
+        """Have the payload, which was checked or is about to be, written to its memory, and use it."""
+        target = np.empty(self.shape, self.dtype) if self.target is None else self.target
+        fill(target)
+        if self.use is not None:
+            self.use(target)
 
 
 class ChunkedStore(AnyStore):
@@ -59,8 +75,8 @@ class ChunkedStore(AnyStore):
         weakref.finalize(self, SHARED.forget, self._key)
 
     @abstractmethod
-    def _read_chunks(self, wanted: Sequence[tuple[Chunk, Use]], num_threads: int | None) -> None:
-        """Give every chunk, once it is checked, to its use; in any order, from several threads."""
+    def _read_chunks(self, wanted: Sequence[Wanted], num_threads: int | None) -> None:
+        """Have every chunk taken once it is checked; in any order, from several threads."""
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         """A constant, read once, read-only; also another array where it was preloaded as a copy."""
@@ -84,7 +100,7 @@ class ChunkedStore(AnyStore):
         num_threads: int | None,
     ) -> dict[str, npt.NDArray[Any]]:
         batch: dict[str, npt.NDArray[Any]] = {}
-        wanted: list[tuple[Chunk, Use]] = []
+        wanted: list[Wanted] = []
         picked: list[tuple[str, TimeWindow | None]] = []
         wholes = self._wholes  # which `close` in another thread replaces
         for meta in metas:
@@ -105,63 +121,63 @@ class ChunkedStore(AnyStore):
 
     def _slots(
         self, array: ArrayLayout, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]
-    ) -> list[tuple[Chunk, Use]]:
-        """List the samples that a batch needs, each with what copies it into its rows.
-
-        Of those that are kept in memory the rows are filled here.
-        """
+    ) -> list[Wanted]:
+        """List the samples that a batch needs; those that are kept in memory are copied at once."""
         rows: dict[int, list[int]] = {}
         for row, number in enumerate(samples.tolist()):
             rows.setdefault(number, []).append(row)
-        shape, dtype, name = array.meta.sample_shape, dtype_of(array.meta.dtype), array.meta.name
+        name, shape, dtype = array.meta.name, array.meta.sample_shape, dtype_of(array.meta.dtype)
         is_direct = window is None and out.dtype == dtype and out[0, ...].flags.c_contiguous
 
-        def copy(sample: int, values: npt.NDArray[Any]) -> None:
+        def copy(values: npt.NDArray[Any], sample: int) -> None:
             for row in rows[sample]:
                 cast_into(values if window is None else values[window.steps(row)], out[row, ...])
 
-        def user(sample: int) -> Use:
-            def use(fill: Fill) -> None:
-                if is_direct:
-                    first, *others = rows[sample]
-                    fill(out[first, ...])
-                    for row in others:
-                        out[row, ...] = out[first, ...]
-                    return
-                values = np.empty(shape, dtype)
-                fill(values)
-                if window is not None:
-                    SHARED.put((self._key, name, sample), values)
-                copy(sample, values)
+        def keep(values: npt.NDArray[Any], sample: int) -> None:
+            if window is not None:
+                SHARED.put((self._key, name, sample), values)
+            copy(values, sample)
 
-            return use
+        def repeat(values: npt.NDArray[Any], sample: int) -> None:
+            for row in rows[sample][1:]:
+                out[row, ...] = values
 
-        wanted: list[tuple[Chunk, Use]] = []
+        wanted: list[Wanted] = []
         for sample in sorted(rows):
-            kept = None if window is None else SHARED.get((self._key, name, sample))
-            if kept is None:
-                wanted.append((chunk_of(array, sample), user(sample)))
-            else:
-                copy(sample, kept)
+            cached = None if window is None else SHARED.get((self._key, name, sample))
+            if cached is not None:
+                copy(cached, sample)
+                continue
+            target, use = (out[rows[sample][0], ...], repeat) if is_direct else (None, keep)
+            is_used = not is_direct or len(rows[sample]) > 1
+            wanted.append(
+                Wanted(
+                    Chunk(name, sample, array.offset + sample * array.stride, array.meta.sample_nbytes),
+                    shape,
+                    dtype,
+                    target,
+                    partial(use, sample=sample) if is_used else None,
+                )
+            )
         return wanted
 
-    def _missing(self, array: ArrayLayout, wholes: Wholes) -> list[tuple[Chunk, Use]]:
-        """List the chunk of an array without slots, and what keeps it, unless it is there."""
+    def _missing(self, array: ArrayLayout, wholes: Wholes) -> list[Wanted]:
+        """List the chunk of an array without slots, which is kept, unless it is there."""
         meta = array.meta
         if meta.name in wholes:
             return []
 
-        def keep(fill: Fill) -> None:
-            memory = bytearray(meta.nbytes)  # an object of its own, of which tensors are made
-            values = np.ndarray(meta.shape, dtype_of(meta.dtype), memory)
-            fill(values)
+        def keep(values: npt.NDArray[Any]) -> None:
             values.flags.writeable = False
             wholes[meta.name] = values
 
+        dtype = dtype_of(meta.dtype)
+        memory = bytearray(meta.nbytes)  # an object of its own, of which tensors are made
+        values = np.ndarray(meta.shape, dtype, memory)
         if array.entry is None:
-            keep(lambda values: None)
+            keep(values)
             return []
-        return [(chunk_of(array), keep)]
+        return [Wanted(chunk_of(array), meta.shape, dtype, values, keep)]
 
     def _whole(self, array: ArrayLayout) -> npt.NDArray[Any]:
         wholes = self._wholes
@@ -174,13 +190,13 @@ class ChunkedStore(AnyStore):
         layout = self._layout.ragged[name]
         meta, offsets, checks = layout.rows.meta, self._offsets(name), self._whole(layout.checks)
         values: dict[int, npt.NDArray[Any]] = {}
-        wanted: list[tuple[Chunk, Use]] = []
+        wanted: list[Wanted] = []
         for sample in set(samples.tolist()):
             rows = int(offsets[sample]), int(offsets[sample + 1])
             values[sample] = target = np.empty((rows[1] - rows[0], *meta.sample_shape), dtype_of(meta.dtype))
             if target.size:
                 chunk = rows_chunk(layout, sample, rows, int(checks[sample]))
-                wanted.append((chunk, filling(target)))
+                wanted.append(Wanted(chunk, target.shape, target.dtype, target))
         self._read_chunks(wanted, num_threads)
         for target in values.values():
             target.flags.writeable = False
@@ -208,11 +224,6 @@ class ChunkedStore(AnyStore):
         """Let go of file and memory; a read under way ends. Closing twice is allowed."""
         self._wholes = {}
         SHARED.forget(self._key)
-
-
-def filling(target: npt.NDArray[Any]) -> Use:
-    """Make what has a chunk written to this memory, and does nothing else with it."""
-    return lambda fill: fill(target)
 
 
 class KeptSamples:

@@ -1,11 +1,13 @@
-"""What a batch is made of: samples, or windows over their time, and where their bytes lie (spec 7.5).
+"""What a batch is made of, and how it is copied: samples, or windows over their time (spec 7.5).
 
 The arguments of `gather` become checked values of one dtype here: sample numbers, windows, and the memory
-that the batch goes to.
+that the batch goes to. `SampledArray` copies out of a mapping, or reads: neighbours together, and several
+reads under way at once, since each may wait for a disk or a server.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +20,22 @@ import numpy.typing as npt
 from ups_store.errors import SampleIndexError, SpecError
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
-from ups_store.system.runs import Runs, cast_into
+from ups_store.read.store_file import StoreFile, read_rows
+from ups_store.system import runs
+from ups_store.system.memory import page_aligned
+from ups_store.system.parallel import for_each, parts_of
+from ups_store.system.runs import BLOCK_BYTES, Runs, cast_into, copy_runs, items_of
 
 TIME_DIM = "time"
+READS_IN_FLIGHT = 8
+MAX_PATTERNS = 64  # that are kept of an array: a loop uses a few lengths and strides
 
 Samples: TypeAlias = npt.NDArray[np.int64]
 
 Indices: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
-_INTEGERS = (int, np.integer)
+_MAX_GAP_BYTES = 64 << 10  # between runs: less is read along, sooner than another request is answered
+_READ_BYTES = 4 << 20  # of neighbours together
 _INT64 = np.dtype(np.int64)
 _LARGEST = np.iinfo(np.int64).max
 
@@ -42,19 +51,12 @@ def names_of(names: Sequence[str] | bytes) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """A window over time.
+    """A window over time."""
 
-    Attributes:
-        axis: The time axis, counted without the sample axis.
-        start: First time step per sample, shape (B,), int64.
-        length: Number of time steps.
-        stride: Time steps from one to the next; 1 where there is no next.
-    """
-
-    axis: int
-    start: Samples
-    length: int
-    stride: int
+    axis: int  # the time axis, counted without the sample axis
+    start: Samples  # first time step per sample, shape (B,), int64
+    length: int  # number of time steps
+    stride: int  # time steps from one to the next; 1 where there is no next
 
     def of(self, rows: slice) -> TimeWindow:
         """The window for some of the samples."""
@@ -133,7 +135,7 @@ def check_effect(
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, _INTEGERS) and int(value) >= 1
+    return isinstance(value, int | np.integer) and int(value) >= 1
 
 
 def batch_shape(meta: ArrayMeta, num: int, window: TimeWindow | None) -> tuple[int, ...]:
@@ -146,26 +148,13 @@ def batch_shape(meta: ArrayMeta, num: int, window: TimeWindow | None) -> tuple[i
 
 @dataclass(frozen=True)
 class Pattern:
-    """The runs that every sample, or every window of one length and stride, consists of.
+    """The runs that every sample, or every window of one length and stride, consists of."""
 
-    Attributes:
-        shape: Shape of a sample, or window.
-        num_starts: Time steps at which a window may begin; 1 for whole samples.
-        step_nbytes: From one time step to the next; 0 for whole samples.
-        within: First byte of each run, counted from the first one's, int64, shape (k,).
-        run_nbytes: Bytes of each.
-    """
-
-    shape: tuple[int, ...]
-    num_starts: int
-    step_nbytes: int
-    within: npt.NDArray[np.int64]
-    run_nbytes: int
-
-
-def whole_pattern(meta: ArrayMeta) -> Pattern:
-    """The pattern of whole samples: a run each."""
-    return Pattern(meta.sample_shape, 1, 0, np.zeros(1, np.int64), meta.sample_nbytes)
+    shape: tuple[int, ...]  # shape of a sample, or window
+    num_starts: int  # time steps at which a window may begin; 1 for whole samples
+    step_nbytes: int  # from one time step to the next; 0 for whole samples
+    within: npt.NDArray[np.int64]  # first byte of each run, counted from the first one's, int64, shape (k,)
+    run_nbytes: int  # bytes of each
 
 
 def window_pattern(meta: ArrayMeta, length: int, stride: int) -> Pattern:
@@ -200,9 +189,12 @@ def check_output(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], out: A
     if not isinstance(out, np.ndarray):
         found = type(out).__name__
         raise SpecError("out", kind="out", array=name, expected="an ndarray", found=found)
-    is_same = out.dtype == dtype
-    if out.shape == shape and out.flags.writeable and (is_same or _holds(out.dtype, dtype)):
-        return
+    if out.shape == shape and out.flags.writeable:
+        if out.dtype == dtype or np.can_cast(dtype, out.dtype, "safe"):
+            return
+        # By asking for another floating-point dtype the caller accepts rounding, and nothing else.
+        if all(each.kind == "f" or each.name == "bfloat16" for each in (dtype, out.dtype)):
+            return
     hint = "floating-point numbers convert to any floating-point dtype, others where nothing can be lost"
     raise SpecError(
         "out",
@@ -210,23 +202,18 @@ def check_output(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], out: A
         array=name,
         expected=f"writeable {dtype} {shape}",
         found=f"{'writeable' if out.flags.writeable else 'read-only'} {out.dtype} {out.shape}",
-        hint=None if is_same else hint,
+        hint=None if out.dtype == dtype else hint,
     )
-
-
-def _holds(dtype: np.dtype[Any], values: np.dtype[Any]) -> bool:
-    """Whether an output may be of `dtype`: by asking for it the caller accepts rounding, nothing else."""
-    return np.can_cast(values, dtype, "safe") or (_is_floating(values) and _is_floating(dtype))
-
-
-def _is_floating(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
 def check_indices(indices: Indices | slice, num_samples: int, *, path: Path) -> Samples:
     """Sample numbers as int64, shape (B,), counted from 0; no copy of what is that already."""
     if isinstance(indices, slice):
-        return _numbers_of(indices, num_samples, path)
+        try:
+            return np.arange(*indices.indices(num_samples))
+        except (TypeError, ValueError) as error:  # its ends are no integers, or its step is 0
+            expected = "a slice of integers"
+            raise SpecError("indices", kind="index", path=path, expected=expected, found=indices) from error
     samples = int64_of(indices)
     if samples is None or samples.ndim != 1:
         given = np.asarray(indices)
@@ -244,14 +231,6 @@ def check_indices(indices: Indices | slice, num_samples: int, *, path: Path) -> 
     return np.where(samples < 0, samples + num_samples, samples)
 
 
-def _numbers_of(samples: slice, num_samples: int, path: Path) -> Samples:
-    try:
-        return np.arange(*samples.indices(num_samples))
-    except (TypeError, ValueError) as error:  # its ends are no integers, or its step is 0
-        expected = "a slice of integers"
-        raise SpecError("indices", kind="index", path=path, expected=expected, found=samples) from error
-
-
 def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
     """The values as int64, the largest there is where they are outside of it; None if one is no integer."""
     raw = np.asarray(values)
@@ -262,7 +241,8 @@ def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
     if raw.dtype.kind in "iu" or not raw.size:
         return raw.astype(np.int64)
     exact = np.asarray(values, object)  # of [2**63, 2] NumPy makes floating-point numbers
-    if not all(_is_integer(value) for value in exact.reshape(-1).tolist()):
+    values = exact.reshape(-1).tolist()
+    if not all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
         return None
     return np.where((exact >= -_LARGEST) & (exact <= _LARGEST), exact, _LARGEST).astype(np.int64)
 
@@ -273,10 +253,6 @@ def largest(values: npt.NDArray[np.int64]) -> int:
         return 0
     unsigned = values.view(np.uint64)
     return int(unsigned[unsigned.argmax()])  # half the time of `max`, which for a batch is most of the call
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def pick(whole: npt.NDArray[Any], samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]) -> None:
@@ -306,3 +282,164 @@ def target_of(
         return np.empty(shape, dtype)
     check_output(meta.name, dtype, shape, target)
     return target
+
+
+class SampledArray:
+    """An array with a sample axis; what every batch needs of it is worked out once.
+
+    Attributes:
+        layout: Its layout.
+    """
+
+    def __init__(self, layout: ArrayLayout, file: StoreFile) -> None:
+        self.layout = layout
+        self._file = file
+        self._dtype = dtype_of(layout.meta.dtype)
+        self._sample_shape = layout.meta.sample_shape
+        self._is_read = file.access == "pread" or layout.entry is None
+        if not self._is_read:
+            nbytes = layout.meta.shape[0] * layout.stride
+            self._memory = np.ndarray((nbytes,), np.uint8, file.mapping(), layout.offset)
+        one_run, nbytes = np.zeros(1, np.int64), layout.meta.sample_nbytes
+        self._whole = Pattern(self._sample_shape, 1, 0, one_run, nbytes)
+        self._patterns: dict[tuple[int, int], Pattern] = {}  # of windows, by length and stride
+        self._is_timed = TIME_DIM in layout.meta.dims
+
+    def gather_usual(
+        self,
+        indices: object,
+        start: object,
+        length: int | None,
+        stride: int,
+        out: npt.NDArray[Any] | None,
+        checked: npt.NDArray[np.bool_] | None = None,
+    ) -> npt.NDArray[Any] | None:
+        """The usual `gather`, checked and copied by one call of compiled code.
+
+        With small samples the checks in Python would take longer than the copy.
+        """
+        if runs.compiled is None or self._is_read or type(indices) is not np.ndarray or indices.ndim != 1:
+            return None
+        pattern = self._pattern(length, stride) if self._is_timed else self._whole
+        if pattern is None:
+            return None
+        shape = (len(indices), *pattern.shape)
+        if out is None:
+            out = np.empty(shape, self._dtype)
+        elif type(out) is not np.ndarray or out.dtype != self._dtype or out.shape != shape:
+            return None
+        is_copied = runs.compiled.gather(
+            self._memory,
+            self.layout.meta.shape[0],
+            self.layout.stride,
+            pattern.num_starts,
+            pattern.step_nbytes,
+            pattern.within,
+            pattern.run_nbytes,
+            indices,
+            start if self._is_timed else None,
+            out,
+            checked,
+            self.layout.meta.sample_nbytes,
+        )
+        return out if is_copied else None
+
+    def _pattern(self, length: int | None, stride: int) -> Pattern | None:
+        """The pattern of whole samples or windows; None where no window is that long."""
+        if length is None:
+            return self._whole
+        known = self._patterns.get((length, stride))
+        if known is not None:
+            return known
+        num_steps = self.layout.meta.shape[self.layout.meta.dims.index(TIME_DIM)]
+        if length < 1 or stride < 1 or (length - 1) * stride >= num_steps:
+            return None
+        # A single step has no next one, and its stride may be any number.
+        pattern = window_pattern(self.layout.meta, length, stride if length > 1 else 1)
+        if len(self._patterns) < MAX_PATTERNS:
+            self._patterns[length, stride] = pattern
+        return pattern
+
+    def gather(
+        self,
+        samples: Samples,
+        window: TimeWindow | None,
+        outputs: Mapping[str, npt.NDArray[Any]] | None,
+        *,
+        num_threads: int | None = None,
+    ) -> npt.NDArray[Any]:
+        """Copy samples, or windows of them, into what is meant for them of `outputs`, else new memory."""
+        meta = self.layout.meta
+        out = target_of(meta, batch_shape(meta, len(samples), window), outputs)
+        if not out.size:
+            return out
+        if self._is_read:
+            num_reads = READS_IN_FLIGHT if num_threads is None else num_threads
+            path, descriptor = self._file.path, self._file.descriptor  # held, see there
+            read_samples(descriptor.fd, self.layout, samples, window, out, path=path, num_threads=num_reads)
+        elif num_threads is None or num_threads == 1:
+            self._copy(samples, window, out)
+        else:
+
+            def copy(rows: slice) -> None:
+                self._copy(samples[rows], None if window is None else window.of(rows), out[rows])
+
+            for_each(copy, parts_of(len(samples), num_threads), num_threads=num_threads)
+        return out
+
+    def _copy(self, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]) -> None:
+        if out.flags.c_contiguous:
+            copy_runs(self._memory, self._dtype, runs_of(self.layout, samples, window), out)
+            return
+        num_rows = max(1, BLOCK_BYTES // (out.nbytes // len(out)))
+        for first in range(0, len(out), num_rows):  # a block at a time by way of the cache
+            rows = slice(first, first + num_rows)
+            block = np.empty(out[rows].shape, self._dtype)
+            part = None if window is None else window.of(rows)
+            copy_runs(self._memory, self._dtype, runs_of(self.layout, samples[rows], part), block)
+            cast_into(block, out[rows])
+
+
+def read_samples(
+    fd: int,
+    array: ArrayLayout,
+    samples: Samples,
+    window: TimeWindow | None,
+    out: npt.NDArray[Any],
+    *,
+    path: Path,
+    num_threads: int = READS_IN_FLIGHT,
+) -> None:
+    """Read samples of one array, all valid, or windows of them, into `out`, converted if need be."""
+    if not out.size:
+        return
+    wanted, dtype = runs_of(array, samples, window), dtype_of(array.meta.dtype)
+    target = out if out.flags.c_contiguous else np.empty(out.shape, dtype)
+    rows = target.reshape(len(wanted.firsts), -1)
+    order = np.argsort(wanted.firsts, kind="stable")
+    firsts, nbytes = array.offset + wanted.firsts[order], wanted.nbytes
+
+    def read(block: slice) -> None:
+        """Read sorted runs by one call into their rows."""
+        first, end, numbers = int(firsts[block][0]), int(firsts[block][-1]) + nbytes, order[block]
+        if len(numbers) == 1 and rows.dtype == dtype:
+            read_rows(fd, first, rows[numbers[0]], path=path)
+            return
+        memory = page_aligned(end - first)
+        read_rows(fd, first, memory, path=path)
+        picked = items_of(memory, nbytes)[firsts[block] - first]
+        rows[numbers] = picked.view(dtype).reshape(len(numbers), -1)
+
+    for_each(read, _neighbours(firsts, nbytes), num_threads=num_threads)
+    if target is not out:
+        out[...] = target
+
+
+def _neighbours(firsts: npt.NDArray[np.int64], nbytes: int) -> list[slice]:
+    """Which of the sorted runs are read together."""
+    is_far = np.diff(firsts) > nbytes + _MAX_GAP_BYTES
+    neighbourhood = np.concatenate(([0], np.flatnonzero(is_far) + 1))
+    since = firsts - np.repeat(firsts[neighbourhood], np.diff([*neighbourhood, len(firsts)]))
+    is_next = is_far | (np.diff(since // _READ_BYTES) != 0)
+    edges = [0, *(np.flatnonzero(is_next) + 1).tolist(), len(firsts)]
+    return [slice(first, end) for first, end in itertools.pairwise(edges)]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import bisect
 import html
 import math
 import os
@@ -29,23 +30,101 @@ from ups_store.read.several import parts_of
 from ups_store.read.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis
 
 Array = npt.NDArray[Any]
-
 StoreLike: TypeAlias = AnyStore | str | os.PathLike[str]
-
 Where = tuple[str | None, Sequence[int]]  # path of a store, and numbers of its samples
-
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 TAKEN_KEYS = frozenset({"index", "task", "valid"})
-
 TAKEN_WINDOW_KEYS = TAKEN_KEYS | {"z0", "z1", "params", "t", "dt"}
-
 SCRATCH_BYTES = 1 << 20  # of rows before conversion: stays in the second-level cache
-
 SMALL_BYTES = 64 << 10  # below, malloc reuses memory itself, and an `index` that is kept keeps nothing else
 
 
-class StoreItems:
+class ShowsFacts:
+    """Shows what is known of it: in one line, and in notebooks as a table."""
+
+    def _facts(self) -> dict[str, object]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        facts = "; ".join(f"{key}: {value}" for key, value in self._facts().items())
+        return one_line(f"<{type(self).__name__}: {facts}>")
+
+    def _repr_html_(self) -> str:
+        facts = self._facts().items()
+        rows = (
+            f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(value))}</td></tr>" for key, value in facts
+        )
+        name = html.escape(type(self).__name__)
+        return one_line(f"<table><caption>{name}</caption>{''.join(rows)}</table>")
+
+
+class NumberedSources(ShowsFacts):
+    """Several stores whose items are numbered through.
+
+    Attributes:
+        sources: One `StoreSource` per store.
+    """
+
+    def _set_sources(self, sources: Iterable[StoreSource]) -> None:
+        self.sources = tuple(sources)
+        self._ends: Samples = np.cumsum([len(source) for source in self.sources])
+        self._firsts = [0, *self._ends[:-1].tolist()]
+
+    def _number_of(self, item: int) -> int:
+        """Which source an item is of."""
+        return bisect.bisect_right(self._firsts, item) - 1
+
+    @property
+    def stores(self) -> tuple[AnyStore, ...]:
+        """The stores that the samples lie in."""
+        return tuple(source.store for source in self.sources)
+
+    @property
+    def num_tensors(self) -> int:
+        """Arrays of a batch that are gathered."""
+        return max(len(source.fields) + len(source.ragged) for source in self.sources)
+
+    def fetch_mixed(
+        self, items: Samples, *, epoch: int, allocate: Allocate, scratch: Allocate = np.empty
+    ) -> dict[str, Any]:
+        """Copy a batch of items, numbered through over the stores, of any sources whose arrays are alike."""
+        if len(self.sources) == 1:  # `unique` takes longer than all else that doesn't copy
+            return self._fetch_source(0, items, epoch, allocate)
+        numbers = np.searchsorted(self._ends, items, side="right")
+        present = np.unique(numbers).tolist()
+        if len(present) == 1:
+            return self._fetch_source(present[0], items - self._firsts[present[0]], epoch, allocate)
+        first = self.sources[present[0]]
+        for source in (self.sources[number] for number in present):
+            if source.signature != first.signature:
+                raise SpecError(
+                    f"samples of {first.task!r} and {source.task!r} don't fit into one batch",
+                    kind="mixed",
+                    path=source.store.path,
+                    expected=first.signature,
+                    found=source.signature,
+                    hint="use make_loader, or make_batch_sampler with a DataLoader: they keep stores apart",
+                )
+        rows = [np.flatnonzero(numbers == number) for number in present]
+        batches = [
+            self._fetch_source(number, items[mine] - self._firsts[number], epoch, scratch)
+            for number, mine in zip(present, rows, strict=True)
+        ]
+        return interleave(batches, rows, allocate, first.padded)
+
+    def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Allocate) -> dict[str, Any]:
+        """Copy items of one source, with `index` and `task`."""
+        raise NotImplementedError
+
+    def where_mixed(self, items: Samples, *, epoch: int) -> Where:
+        """Path of the first store that items, numbered through, are of, and the samples of theirs there."""
+        number = self._number_of(items[0])
+        mine = items[np.searchsorted(self._ends, items, side="right") == number] - self._firsts[number]
+        return self.sources[number].where(mine, epoch=epoch)
+
+
+class StoreItems(NumberedSources):
     """The items of one or several stores, one after the other, in batches of NumPy arrays."""
 
     transform: Callable[[Any], Any] | None = None
@@ -61,8 +140,8 @@ class StoreItems:
         dtype: npt.DTypeLike | None = None,
         ragged: str | None = None,
     ) -> None:
-        given = [stores] if isinstance(stores, AnyStore | str | os.PathLike) else list(stores)
-        if not given:
+        paths = [stores] if isinstance(stores, AnyStore | str | os.PathLike) else list(stores)
+        if not paths:
             raise SpecError("no store given", kind="stores", expected="at least one", found=0)
         if state is not None and window is None:
             hint = "add a window, or choose arrays with `names`"
@@ -73,32 +152,25 @@ class StoreItems:
         if not is_window:
             expected, hint = "ups_store.Window or None", "say window=ups_store.Window(horizon=3)"
             raise SpecError("window", kind="window", expected=expected, found=repr(window), hint=hint)
-        self._options: dict[str, Any] = {
-            "names": None if names is None else names_of(names),
-            "window": window,
-            "state": state,
-            "dtype": None if dtype is None else _dtype_of(dtype),
-            "ragged": ragged,
-        }
-        self._open([store for each in given for store in _opened(each)])
+        try:
+            converted = None if dtype is None else np.dtype(dtype)
+        except TypeError as error:
+            raise SpecError("dtype", kind="dtype", expected="a dtype of NumPy", found=repr(dtype)) from error
+        chosen = None if names is None else names_of(names)
+        self._options: dict[str, Any] = {"names": chosen, "window": window, "state": state}
+        self._options |= {"dtype": converted, "ragged": ragged}
+        opened: list[AnyStore] = []
+        for path in paths:
+            store = open_any(path) if isinstance(path, str | os.PathLike) else path
+            parts = parts_of(store)  # partitions are a source each, other files of a pattern or list are one
+            opened += parts if parts[0].partition else (store,)
+        self._open(opened)
 
     def _open(self, stores: Iterable[AnyStore]) -> None:
-        self.sources = tuple(StoreSource(store, **self._options) for store in stores)
-        self._ends: Samples = np.cumsum([len(source) for source in self.sources])
-        self._firsts = [0, *self._ends[:-1].tolist()]
+        self._set_sources(StoreSource(store, **self._options) for store in stores)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    @property
-    def stores(self) -> tuple[AnyStore, ...]:
-        """The stores that the samples lie in."""
-        return tuple(source.store for source in self.sources)
-
-    @property
-    def num_tensors(self) -> int:
-        """Arrays of a batch that are gathered."""
-        return max(len(source.fields) + len(source.ragged) for source in self.sources)
 
     @property
     def first_items(self) -> list[int]:
@@ -116,18 +188,9 @@ class StoreItems:
             samples[mine], starts[mine] = self.sources[number].locate(local, epoch=self.epoch)
         return numbers, samples, starts
 
-    def make_order(
-        self, *, pad_last: bool = False, weights: Sequence[float] | None = None, **options: Any
-    ) -> DataOrder:
+    def make_order(self, **options: Any) -> DataOrder:
         """Make the order in which a loader takes the items; see `DataOrder`."""
-        sizes = [len(source) for source in self.sources]
-        return DataOrder(sizes, pad_last=pad_last, weights=weights, **options)
-
-    def __repr__(self) -> str:
-        return in_words(type(self).__name__, self._facts())
-
-    def _repr_html_(self) -> str:
-        return as_table(type(self).__name__, self._facts())
+        return DataOrder([len(source) for source in self.sources], **options)
 
     def _facts(self) -> dict[str, object]:
         window, first = self._options["window"], self.sources[0]
@@ -150,23 +213,10 @@ class StoreItems:
         values["index"] = items + self._firsts[number]
         return values
 
-    def fetch_mixed(self, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
-        """Copy a batch of items, numbered through over the stores, of any sources whose arrays are alike."""
-        numbers = np.searchsorted(self._ends, items, side="right")
-        present = np.unique(numbers).tolist()
-        if len(present) == 1:
-            return self._with_task(present[0], items, epoch, allocate)
-        self._check_alike(present)
-        rows = [np.flatnonzero(numbers == number) for number in present]
-        batches = [
-            self._with_task(number, items[mine], epoch, np.empty)
-            for number, mine in zip(present, rows, strict=True)
-        ]
-        return interleave(batches, rows, allocate, self.sources[present[0]])
-
-    def _with_task(self, number: int, items: Samples, epoch: int, allocate: Allocate) -> dict[str, Any]:
-        values = StoreItems.fetch(self, number, items - self._firsts[number], epoch=epoch, allocate=allocate)
-        return {**values, "task": self.sources[number].task}
+    def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Allocate) -> dict[str, Any]:
+        values = StoreItems.fetch(self, number, items, epoch=epoch, allocate=allocate)
+        values["task"] = self.sources[number].task
+        return values
 
     def where(self, number: int, items: Samples, *, epoch: int) -> Where:
         """Path of a source's store, and the samples there that its items are of: for messages."""
@@ -183,56 +233,26 @@ class StoreItems:
     def __getstate__(self) -> dict[str, Any]:
         left_out = ("sources", "_ends", "_firsts", "_pool")
         state = {key: value for key, value in vars(self).items() if key not in left_out}
-        return {**state, "stores": [source.store for source in self.sources]}
+        return {**state, "stores": self.stores}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         stores = state.pop("stores")
         vars(self).update(state)
         self._open(stores)
 
-    def _check_alike(self, numbers: Sequence[int]) -> None:
-        first = self.sources[numbers[0]]
-        for other in (self.sources[number] for number in numbers[1:]):
-            if other.signature != first.signature:
-                raise SpecError(
-                    f"samples of {first.task!r} and {other.task!r} don't fit into one batch",
-                    kind="mixed",
-                    path=other.store.path,
-                    expected=first.signature,
-                    found=other.signature,
-                    hint="use make_loader, or make_batch_sampler with a DataLoader: they keep stores apart",
-                )
-
-
-def _opened(store: StoreLike) -> tuple[AnyStore, ...]:
-    """Open a store: partitions are a source each, other files of a pattern or list are one."""
-    opened = open_any(store) if isinstance(store, str | os.PathLike) else store
-    stores = parts_of(opened)
-    return stores if stores[0].partition else (opened,)
-
 
 @dataclass(frozen=True)
 class Field:
-    """One array of a batch.
+    """One array of a batch."""
 
-    Attributes:
-        key: Its name in the batch, or in the batch's `params`.
-        name: Its array in the store, of dtype `stored`.
-        rows: Shape of one copied sample, time steps of a window included.
-        shape: Shape of one sample in the batch.
-        dtype: Dtype in the batch.
-        is_param: Whether it lies in `params`.
-        steps: Its time steps counted from the window's start; None where it has no time.
-    """
-
-    key: str
-    name: str
-    stored: np.dtype[Any]
-    rows: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    is_param: bool = False
-    steps: range | None = None
+    key: str  # its name in the batch, or in the batch's `params`
+    name: str  # its array in the store
+    stored: np.dtype[Any]  # of that
+    rows: tuple[int, ...]  # shape of one copied sample, time steps of a window included
+    shape: tuple[int, ...]  # of one sample in the batch
+    dtype: np.dtype[Any]  # in the batch
+    is_param: bool = False  # whether it lies in `params`
+    steps: range | None = None  # its time steps counted from the window's start; None where it has no time
 
     def put(self, values: dict[str, Any], array: Array) -> None:
         """Add its array to a batch."""
@@ -271,16 +291,65 @@ class StoreSource:
         self.ragged = tuple(self._ragged_names(names))
         self.padded = [name for name in self.ragged if ragged == "padded" and not self.is_text(name)]
         self.fields = tuple(self._make_fields(names))
-        self._check_keys()
+        taken = TAKEN_KEYS if window is None else TAKEN_WINDOW_KEYS
+        keys = [*(field.key for field in self.fields if field.key == field.name), *self.ragged]
+        if clashes := [key for key in keys if key in taken]:
+            problem, hint = "the array's name is a key of batches", "leave it out with `names`"
+            raise SpecError(problem, kind="names", path=store.path, array=clashes[0], hint=hint)
+        # Equal where samples of two stores share a batch.
+        self.signature: dict[str, tuple[tuple[int | None, ...], str]] = {
+            **{field.key: (field.shape, field.dtype.name) for field in self.fields},
+            **{name: (self.row_shape(name), self.dtype_of(name).name) for name in self.ragged},
+        }
+
+    def _ragged_names(self, names: tuple[str, ...] | None) -> Iterator[str]:
+        """Find the ragged arrays that are asked for; with windows there are none."""
+        arrays = self.store.arrays
+        for name in names if names is not None else () if self._window else arrays:
+            if name not in arrays or not arrays[name].is_ragged:
+                continue
+            if self._window is not None:
+                hint = "leave it out with `names`, or the window"
+                problem = "a ragged array beside windows"
+                raise SpecError(problem, kind="ragged", path=self.store.path, array=name, hint=hint)
+            if self._ragged_form is None and not self.is_text(name):
+                hint = 'say ragged="padded", or leave it out with `names`; with torch also ragged="nested"'
+                raise SpecError("a ragged array", kind="ragged", path=self.store.path, array=name, hint=hint)
+            yield name
+
+    def _make_fields(self, names: tuple[str, ...] | None) -> Iterator[Field]:
+        arrays = {name: spec for name, spec in self.store.arrays.items() if not spec.is_ragged}
+        if names is not None:
+            names = tuple(name for name in names if name not in self.ragged)
+        for name in names or ():
+            if name not in arrays:
+                expected = list(self.store.arrays)
+                raise ArrayNotFoundError("no such array", path=self.store.path, array=name, expected=expected)
+        window = self._window
+        if window is None or self._trajectories is None:
+            yield from (self._field(name, name) for name in (arrays if names is None else names))
+            return
+        stride, state = window.stride, self._trajectories.state
+        yield self._field("z0", state, steps=range(1))
+        yield self._field("z1", state, steps=range(stride, window.span + 1, stride))
+        static = [name for name in arrays if TIME_DIM not in self.store.dims[name]]
+        for name in static if names is None else names:
+            if name in static and name != NUM_STEPS:
+                yield self._field(name, name)
+            elif name not in (state, NUM_STEPS, TIMES):
+                check_time_axis(self.store, name)
+                yield self._field(name, name, steps=range(0, window.span + 1, stride))
+
+    def _field(self, key: str, name: str, *, steps: range | None = None) -> Field:
+        shape: tuple[int, ...] = tuple(self.store.arrays[name].shape[1:])
+        rows = shape if steps is None else (len(steps), *shape[1:])
+        stored: np.dtype[Any] = np.dtype(self.store.arrays[name].dtype)
+        is_param = self._trajectories is not None and steps is None and not shape
+        dtype = np.dtype(np.float32) if is_param else self.dtype_of(name)
+        return Field(key, name, stored, rows, rows[1:] if key == "z0" else rows, dtype, is_param, steps)
 
     def __len__(self) -> int:
         return len(self.store) if self._trajectories is None else len(self._trajectories.index)
-
-    @property
-    def signature(self) -> dict[str, tuple[tuple[int | None, ...], str]]:
-        """Shapes and dtypes by key, equal where samples of two stores share a batch."""
-        ragged = {name: (self.row_shape(name), self.dtype_of(name).name) for name in self.ragged}
-        return {field.key: (field.shape, field.dtype.name) for field in self.fields} | ragged
 
     @property
     def decodes_windows(self) -> bool:
@@ -306,6 +375,12 @@ class StoreSource:
     def row_shape(self, name: str) -> tuple[int | None, ...]:
         """Shape of a sample of a ragged array, None for its rows."""
         return (None, *self.store.arrays[name].shape[2:])
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """Dtype of an array in a batch."""
+        stored: np.dtype[Any] = np.dtype(self.store.arrays[name].dtype)
+        is_floating = stored.kind == "f" or stored.name == "bfloat16"
+        return self._dtype if self._dtype is not None and is_floating else stored
 
     def locate(self, items: Samples, *, epoch: int) -> tuple[Samples, Samples]:
         """Sample and first time step of items, each int64, shape (B,)."""
@@ -336,25 +411,6 @@ class StoreSource:
             field.put(values, array)
         for name in self.ragged:
             values |= self._fetch_ragged(name, samples, allocate)
-        return values
-
-    def view(self, item: int, *, epoch: int) -> dict[str, Any]:
-        """Give one item as views of the store's memory, by key; numbers (`params`, `t`, `dt`) are copies."""
-        samples, starts = self.locate(np.array([item]), epoch=epoch)
-        sample, start = int(samples[0]), int(starts[0])
-        values: dict[str, Any] = {}
-        if self._trajectories is not None:
-            moments = self._trajectories.moments(samples, starts)
-            values = {"params": {}, **{key: array[0, ...] for key, array in moments.items()}}
-        for field in self.fields:
-            view = writable(self.store[field.name])[sample, ...]
-            if field.steps is not None:
-                view = view[start + field.steps.start : start + field.steps.stop : field.steps.step]
-            field.put(values, view.reshape(field.shape).astype(field.dtype, copy=False))
-        for name in self.ragged:
-            fetched = self._fetch_ragged(name, samples, np.empty)
-            firsts = {key: value[0] for key, value in fetched.items()}
-            values |= {key: v if isinstance(v, str | bytes) else np.array(v) for key, v in firsts.items()}
         return values
 
     def _copy(self, field: Field, samples: Samples, starts: Samples | None, out: Array) -> None:
@@ -407,70 +463,24 @@ class StoreSource:
         padded(self.store.metas[name], views, array, lengths)
         return {name: array, name + LENGTHS: lengths}
 
-    def _ragged_names(self, names: tuple[str, ...] | None) -> Iterator[str]:
-        """Find the ragged arrays that are asked for; with windows there are none."""
-        arrays = self.store.arrays
-        for name in names if names is not None else () if self._window else arrays:
-            if name not in arrays or not arrays[name].is_ragged:
-                continue
-            if self._window is not None:
-                hint = "leave it out with `names`, or the window"
-                problem = "a ragged array beside windows"
-                raise SpecError(problem, kind="ragged", path=self.store.path, array=name, hint=hint)
-            if self._ragged_form is None and not self.is_text(name):
-                hint = 'say ragged="padded", or leave it out with `names`; with torch also ragged="nested"'
-                raise SpecError("a ragged array", kind="ragged", path=self.store.path, array=name, hint=hint)
-            yield name
-
-    def _make_fields(self, names: tuple[str, ...] | None) -> Iterator[Field]:
-        arrays = {name: spec for name, spec in self.store.arrays.items() if not spec.is_ragged}
-        window = self._window
-        if names is not None:
-            names = tuple(name for name in names if name not in self.ragged)
-        for name in names or ():
-            if name not in arrays:
-                expected = list(self.store.arrays)
-                raise ArrayNotFoundError("no such array", path=self.store.path, array=name, expected=expected)
-        if window is None or self._trajectories is None:
-            yield from (self._field(name, name) for name in (arrays if names is None else names))
-            return
-        stride, state = window.stride, self._trajectories.state
-        yield self._field("z0", state, steps=range(1))
-        yield self._field("z1", state, steps=range(stride, window.span + 1, stride))
-        static = [name for name in arrays if TIME_DIM not in self.store.dims[name]]
-        for name in static if names is None else names:
-            if name in static and name != NUM_STEPS:
-                yield self._field(name, name)
-            elif name not in (state, NUM_STEPS, TIMES):
-                check_time_axis(self.store, name)
-                yield self._field(name, name, steps=range(0, window.span + 1, stride))
-
-    def _field(self, key: str, name: str, *, steps: range | None = None) -> Field:
-        shape: tuple[int, ...] = tuple(self.store.arrays[name].shape[1:])
-        rows = shape if steps is None else (len(steps), *shape[1:])
-        stored: np.dtype[Any] = np.dtype(self.store.arrays[name].dtype)
-        is_param = self._trajectories is not None and steps is None and not shape
-        dtype = np.dtype(np.float32) if is_param else self.dtype_of(name)
-        return Field(key, name, stored, rows, rows[1:] if key == "z0" else rows, dtype, is_param, steps)
-
-    def dtype_of(self, name: str) -> np.dtype[Any]:
-        """Dtype of an array in a batch."""
-        stored: np.dtype[Any] = np.dtype(self.store.arrays[name].dtype)
-        is_floating = stored.kind == "f" or stored.name == "bfloat16"
-        return self._dtype if self._dtype is not None and is_floating else stored
-
-    def _check_keys(self) -> None:
-        taken = TAKEN_KEYS if self._trajectories is None else TAKEN_WINDOW_KEYS
-        keys = [field.key for field in self.fields if field.key == field.name]
-        clashes = [key for key in (*keys, *self.ragged) if key in taken]
-        if clashes:
-            raise SpecError(
-                "the array's name is a key of batches",
-                kind="names",
-                path=self.store.path,
-                array=clashes[0],
-                hint="leave it out with `names`",
-            )
+    def view(self, item: int, *, epoch: int) -> dict[str, Any]:
+        """Give one item as views of the store's memory, by key; numbers (`params`, `t`, `dt`) are copies."""
+        samples, starts = self.locate(np.array([item]), epoch=epoch)
+        sample, start = int(samples[0]), int(starts[0])
+        values: dict[str, Any] = {}
+        if self._trajectories is not None:
+            moments = self._trajectories.moments(samples, starts)
+            values = {"params": {}, **{key: array[0, ...] for key, array in moments.items()}}
+        for field in self.fields:
+            view = writable(self.store[field.name])[sample, ...]
+            if field.steps is not None:
+                view = view[start + field.steps.start : start + field.steps.stop : field.steps.step]
+            field.put(values, view.reshape(field.shape).astype(field.dtype, copy=False))
+        for name in self.ragged:
+            fetched = self._fetch_ragged(name, samples, np.empty)
+            firsts = {key: value[0] for key, value in fetched.items()}
+            values |= {key: v if isinstance(v, str | bytes) else np.array(v) for key, v in firsts.items()}
+        return values
 
 
 def task_of(store: AnyStore) -> str:
@@ -481,36 +491,29 @@ def task_of(store: AnyStore) -> str:
     return store.path.name.removesuffix(".zarr.zip")
 
 
-def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    try:
-        return np.dtype(dtype)
-    except TypeError as error:
-        raise SpecError("dtype", kind="dtype", expected="a dtype of NumPy", found=repr(dtype)) from error
-
-
 def split(
     batch: Mapping[str, Any], num: int, wrap: Callable[[Array], Any] = lambda array: array
 ) -> list[Any]:
     """Cut a batch into `num` consecutive ones, as views; of as many samples each, not ragged."""
-    columns = [_split(value, num, wrap) for value in batch.values()]
+
+    def cut(value: Any) -> Sequence[Any]:
+        if isinstance(value, np.ndarray):
+            return [wrap(part) for part in value.reshape(num, -1, *value.shape[1:])]
+        if isinstance(value, Mapping):
+            return split(value, num, wrap)
+        if isinstance(value, list):  # tasks, where stores are mixed
+            size = len(value) // num
+            return [one_or_all(value[i : i + size]) for i in range(0, len(value), size)]
+        return [value] * num
+
+    columns = [cut(value) for value in batch.values()]
     return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * num
 
 
-def _split(value: Any, num: int, wrap: Callable[[Array], Any]) -> Sequence[Any]:
-    if isinstance(value, np.ndarray):
-        return [wrap(part) for part in value.reshape(num, -1, *value.shape[1:])]
-    if isinstance(value, Mapping):
-        return split(value, num, wrap)
-    if isinstance(value, list):  # tasks, where stores are mixed
-        size = len(value) // num
-        return [one_or_all(value[i : i + size]) for i in range(0, len(value), size)]
-    return [value] * num
-
-
 def interleave(
-    batches: Sequence[dict[str, Any]], rows: Sequence[Samples], allocate: Allocate, source: StoreSource
+    batches: Sequence[dict[str, Any]], rows: Sequence[Samples], allocate: Allocate, grown: Sequence[str]
 ) -> dict[str, Any]:
-    """Make one batch of several."""
+    """Make one batch of several, whose rows go where `rows` says; `grown` are padded to the longest."""
     num, order = sum(map(len, rows)), np.concatenate(rows).argsort().tolist()
 
     def join(values: Sequence[Any], *, is_padded: bool = False) -> Any:
@@ -532,7 +535,7 @@ def interleave(
 
     tasks = [batch["task"] for batch in batches for _ in range(len(batch["index"]))]
     batch = {
-        key: join([batch[key] for batch in batches], is_padded=key in source.padded)
+        key: join([batch[key] for batch in batches], is_padded=key in grown)
         for key in batches[0]
         if key != "task"
     }
@@ -542,17 +545,6 @@ def interleave(
 def one_or_all(tasks: Sequence[str]) -> str | list[str]:
     """Give the task if all are the same, else the list of them."""
     return tasks[0] if len(set(tasks)) == 1 else list(tasks)
-
-
-def in_words(name: str, facts: Mapping[str, object]) -> str:
-    """Give what `repr` shows of an object of which these facts are known."""
-    return one_line(f"<{name}: {'; '.join(f'{key}: {value}' for key, value in facts.items())}>")
-
-
-def as_table(name: str, facts: Mapping[str, object]) -> str:
-    """Give the same as HTML, for notebooks."""
-    rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
-    return one_line(f"<table><caption>{html.escape(name)}</caption>{''.join(rows)}</table>")
 
 
 def allocate_any(shape: tuple[int, ...], dtype: np.dtype[Any], allocate: Allocate) -> Array:

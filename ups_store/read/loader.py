@@ -1,34 +1,45 @@
 """`make_loader`: batches of stores that threads have ready, as dictionaries of NumPy arrays; without torch.
 
 The order is one that any number of ranks agree on, and goes on in the middle of an epoch. `ups_store.torch`
-gives the same batches in the same order as tensors.
+gives the same batches in the same order as tensors. `Loader` is what the loop sees; a `Maker` is what its
+threads run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import resource
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import BatchTimeoutError
-from ups_store.read.assemble import BatchTransform, Collate, Groups, Made, Maker, Order, jobs_of
-from ups_store.read.items import BufferPool, StoreItems, StoreLike, as_table, in_words
-from ups_store.read.order import Shuffle, Step, expect
-from ups_store.read.prefetch import OnWait, Prefetch, check_timeout, deadline
-from ups_store.read.ranks import RankedOrder, Ranks, is_number, ranked_order
+from ups_store.errors import BatchTimeoutError, SpecError
+from ups_store.format.ragged import LENGTHS
+from ups_store.read.items import BufferPool, ShowsFacts, StoreItems, StoreLike, Where, split
+from ups_store.read.order import Order, Shuffle, Step, expect
+from ups_store.read.prefetch import OnWait, Prefetch, check_timeout, deadline, late
+from ups_store.read.ranks import RankedOrder, Ranks, is_number
 from ups_store.read.windows import Window
 
 NUM_WORKERS, PREFETCH_FACTOR = 2, 2  # the latter as of torch's DataLoader
-
 WAIT_SHARE = 0.05  # a loop that waits less than this is not held up by its data
-
 FAULTS_PER_S = 100.0  # major page faults, each a read from the disk
+HAND_OVER_S = 1e-3  # of work at a time: handing it from thread to thread takes up to a tenth of that
+GROUP_BYTES = 4 << 20  # that a batch keeps in memory at most, as batches of a group share it
+CALLER_S = 2e-4  # a batch that takes less is made by the loop's thread: about what a hand-over costs both
+CALLER_BYTES = 128 << 10  # of a group that it makes; above, the copy takes the time, which threads share
+_THREAD_USAGE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+
+Collate = Callable[[Sequence[Any]], Any]
+BatchTransform = Callable[[Any, Step], Any]
 
 
 def make_loader(
@@ -104,10 +115,9 @@ def make_loader(
         NotCommittedError: If a store is incomplete.
         SpecError: If no trajectory is as long as a window, or for a ragged array without `ragged`.
     """
-    check_workers(num_workers, prefetch_factor, timeout)
     items = StoreItems(stores, names=names, window=window, state=state, dtype=dtype, ragged=ragged)
     items.transform = transform
-    order = ranked_order(
+    order = RankedOrder(
         items,
         Ranks(rank, world_size),
         batch_size=batch_size,
@@ -186,7 +196,7 @@ class EpochReport:
         )
 
 
-class Loader:
+class Loader(ShowsFacts):
     """Batches of a dataset; `for batch in loader` is one epoch.
 
     Every iteration is the next epoch, also after one that was abandoned; after `load_state_dict` it is the
@@ -217,10 +227,23 @@ class Loader:
         across_epochs: bool = False,
         timeout: float | None = None,
     ) -> None:
+        expect("num_workers", is_number(num_workers, 0), "a whole number of at least 0", num_workers)
+        if prefetch_factor is not None:
+            expected = "a whole number of at least 1"
+            if not num_workers:
+                expected = "None, as num_workers=0 has nothing ready"
+            expect(
+                "prefetch_factor",
+                is_number(prefetch_factor, 1) and num_workers > 0,
+                expected,
+                prefetch_factor,
+            )
+        check_timeout(timeout)
+        fits = timeout is None or num_workers > 0
+        expect("num_workers", fits, "at least 1 with `timeout`: the loop can't wait for itself", num_workers)
         self.dataset, self.timeout = dataset, timeout
         self.on_wait: OnWait | None = None
-        self._ranked = order if isinstance(order, RankedOrder) else None
-        self._order: Order = order.order if isinstance(order, RankedOrder) else order
+        self._order = order
         self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or PREFETCH_FACTOR)
         self._collate, self._batch_transform = collate_fn, batch_transform
         self._across_epochs = across_epochs and num_workers > 0
@@ -232,10 +255,10 @@ class Loader:
         self._made_of: tuple[Any, ...] = ()  # what all its batches depend on
         self._made_next: tuple[int, int] | None = None  # epoch and position that it waits to go on from
         self._is_abandoned = False
-        self._meter = EpochReport(self._order.epoch)
+        self._meter = EpochReport(self.order.epoch)
 
-    def _new_maker(self, groups: Groups) -> Maker:
-        return Maker(self.dataset, groups, self._pool.empty, self._collate, self._batch_transform)
+    def _new_maker(self) -> Maker:
+        return Maker(self.dataset, self._pool.empty, self._collate, self._batch_transform)
 
     def _setup(self) -> Callable[[], None]:
         """Give what each thread begins with."""
@@ -244,23 +267,25 @@ class Loader:
     @property
     def order(self) -> Order:
         """Which samples each step takes, and how many have been consumed."""
-        if self._ranked is not None:
-            self._order = self._ranked.current()
-        return self._order
+        return self._order.current() if isinstance(self._order, RankedOrder) else self._order
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on all ranks."""
         return self.order.num_steps
 
-    def __repr__(self) -> str:
-        return in_words("Loader", self._facts())
-
-    def _repr_html_(self) -> str:
-        return as_table("Loader", self._facts())
+    def _facts(self) -> dict[str, object]:
+        order = self.order
+        ready = f"{self._num_workers} workers, {self._depth} batches ahead" if self._num_workers else "none"
+        return {
+            "steps": f"{order.num_steps:,} of {order.global_batch_size:,} samples over all ranks",
+            "position": f"epoch {order.epoch}, {order.consumed:,} samples consumed",
+            "workers": ready,
+            "dataset": repr(self.dataset),
+        }
 
     def __iter__(self) -> Iterator[Any]:
-        if self._ranked is not None:
-            self._ranked.begin()
+        if isinstance(self._order, RankedOrder):
+            self._order.begin()
         if self._is_abandoned:
             self.set_epoch(self.order.epoch + 1)
         meter = self._meter = EpochReport(self.order.epoch)
@@ -283,6 +308,61 @@ class Loader:
         if self._across_epochs:
             self._made_next = (meter.epoch + 1, 0)
         self.set_epoch(self.order.epoch + 1)
+
+    def _take_up(self) -> Prefetch[list[Step], list[Made | BaseException]]:
+        """Give what makes the batches from here on: the one that there is, if it goes on from here."""
+        order = self.order
+        depends_on = (os.getpid(), self.dataset, order.key)
+        goes_on = self._made_next == (order.epoch, order.consumed) and self._made_of == depends_on
+        if self._made is not None and goes_on:
+            self._made_next = None
+            return self._made
+        self.close()
+        maker = self._maker = self._new_maker()
+        self._made_of = depends_on
+        self._made = Prefetch(
+            maker.groups(order, goes_on=self._across_epochs),
+            maker,
+            depth=self._depth,
+            num_threads=self._num_workers,
+            setup=self._setup(),
+        )
+        return self._made
+
+    def _next(self, made: Prefetch[list[Step], list[Made | BaseException]], meter: EpochReport) -> Any:
+        began = time.perf_counter()
+        if not self._ready:
+            maker, on_wait, timeout = self._maker, self.on_wait, self.timeout
+            assert maker is not None, "it is what `made` runs"
+            ahead = timeout is not None or on_wait is not None or not maker.is_quick
+            if timeout is not None:
+
+                def leave() -> BatchTimeoutError:
+                    error = maker.late(timeout)
+                    made.leave()
+                    self._made = self._made_next = None
+                    return error
+
+                on_wait = deadline(timeout, leave, on_wait)
+            self._ready.extend(made.get(on_wait, ahead=ahead))
+        result = self._ready.popleft()
+        if isinstance(result, BaseException):
+            self._ready.append(result)  # again and again
+            raise result
+        meter.waited_s += time.perf_counter() - began
+        self._receive(result)
+        order = self.order
+        self._is_abandoned = True
+        order.consumed = (result.step.number + 1) * order.global_batch_size
+        meter.num_steps += 1
+        meter.num_samples += len(result.step.items)
+        meter.nbytes += result.nbytes
+        meter.assembled_s += result.seconds
+        meter.major_faults += result.major_faults
+        return result.batch
+
+    def _receive(self, made: Made) -> None:
+        """Do what remains to be done with a batch in the loop's thread."""
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration be all of epoch number `epoch`."""
@@ -327,86 +407,222 @@ class Loader:
             self._made = self._made_next = None
             self._ready.clear()
 
-    def _take_up(self) -> Prefetch[list[Step], list[Made | BaseException]]:
-        """Give what makes the batches from here on: the one that there is, if it goes on from here."""
-        wanted = (os.getpid(), self.dataset, self.order.key)
-        goes_on = self._made_next == (self.order.epoch, self.order.consumed) and self._made_of == wanted
-        if self._made is not None and goes_on:
-            self._made_next = None
-            return self._made
-        self.close()
-        groups = Groups(jobs_of(self.order, goes_on=self._across_epochs))
-        self._maker, self._made_of = self._new_maker(groups), wanted
-        self._made = Prefetch(
-            groups, self._maker, depth=self._depth, num_threads=self._num_workers, setup=self._setup()
-        )
-        return self._made
-
     def __getstate__(self) -> dict[str, Any]:
         stays_here: dict[str, Any] = dict.fromkeys(("_made", "_maker", "_made_next"))  # threads do
         return {**vars(self), **stays_here, "_ready": deque(), "_made_of": ()}
 
-    def _next(self, made: Prefetch[list[Step], list[Made | BaseException]], meter: EpochReport) -> Any:
-        began = time.perf_counter()
-        if not self._ready:
-            assert self._maker is not None, "it is what `made` runs"
-            on_wait = self.on_wait
-            ahead = self.timeout is not None or on_wait is not None or not self._maker.is_quick
-            if self.timeout is not None:
-                on_wait = deadline(self.timeout, self._left_behind(made, self.timeout), on_wait)
-            self._ready.extend(made.get(on_wait, ahead=ahead))
-        got = self._ready.popleft()
-        if isinstance(got, BaseException):
-            self._ready.append(got)  # again and again
-            raise got
-        meter.waited_s += time.perf_counter() - began
-        self._receive(got)
-        order = self._order
-        self._is_abandoned = True
-        order.consumed = (got.step.number + 1) * order.global_batch_size
-        meter.num_steps += 1
-        meter.num_samples += len(got.step.items)
-        meter.nbytes += got.nbytes
-        meter.assembled_s += got.seconds
-        meter.major_faults += got.major_faults
-        return got.batch
 
-    def _receive(self, made: Made) -> None:
-        """Do what remains to be done with a batch in the loop's thread."""
+@dataclass(slots=True)
+class Made:
+    """A batch and what it took; `copied` is the event of its copy to a device."""
 
-    def _left_behind(self, made: Prefetch[Any, Any], timeout_s: float) -> Callable[[], BatchTimeoutError]:
-        """Give what leaves the threads behind, and says what they are at."""
-        maker = self._maker
-        assert maker is not None, "it is what `made` runs"
-
-        def leave() -> BatchTimeoutError:
-            error = maker.late(timeout_s)
-            made.leave()
-            self._made = self._made_next = None
-            return error
-
-        return leave
-
-    def _facts(self) -> dict[str, object]:
-        order = self.order
-        ready = f"{self._num_workers} workers, {self._depth} batches ahead" if self._num_workers else "none"
-        return {
-            "steps": f"{order.num_steps:,} of {order.global_batch_size:,} samples over all ranks",
-            "position": f"epoch {order.epoch}, {order.consumed:,} samples consumed",
-            "workers": ready,
-            "dataset": repr(self.dataset),
-        }
+    step: Step
+    batch: Any
+    nbytes: int
+    seconds: float
+    major_faults: int
+    copied: Any = None
 
 
-def check_workers(num_workers: object, prefetch_factor: object, timeout: float | None) -> None:
-    """Refuse numbers of threads, and of batches ahead, that make no sense."""
-    expect("num_workers", is_number(num_workers, 0), "a whole number of at least 0", num_workers)
-    if prefetch_factor is not None:
-        fits = is_number(prefetch_factor, 1) and bool(num_workers)
-        expected = "a whole number of at least 1"
-        if not num_workers:
-            expected = "None, as num_workers=0 has nothing ready"
-        expect("prefetch_factor", fits, expected, prefetch_factor)
-    check_timeout(timeout)
-    fits = timeout is None or bool(num_workers)
-    expect("num_workers", fits, "at least 1 with `timeout`: the loop can't wait for itself", num_workers)
+class Maker:
+    """Makes the batches of groups of steps; called by several threads at a time.
+
+    Several small ones are gathered by one call: neither Python nor the hand-over takes longer than the copy.
+    It doesn't refer to the loader, so that dropping that ends its threads.
+    """
+
+    kind: type[dict[str, Any]] = dict  # of batches that can be split and marked
+
+    def __init__(
+        self,
+        dataset: Any,
+        allocate: Callable[..., Any],
+        collate: Collate | None = None,
+        batch_transform: BatchTransform | None = None,
+    ) -> None:
+        self._dataset, self._allocate = dataset, allocate
+        self._transform = getattr(dataset, "transform", None)
+        self._collate, self._batch_transform = collate, batch_transform
+        self._nbytes: dict[tuple[int, int], int] = {}
+        self._is_ragged = any(getattr(source, "ragged", ()) for source in getattr(dataset, "sources", ()))
+        self._in_hand: dict[int, list[Step]] = {}  # by the thread that makes them
+        changes = (self._transform, collate, batch_transform)
+        self.may_group = not self._is_ragged and all(change is None for change in changes)
+        self.is_quick = False
+        self._group_size, self._has_failed = 1, False
+
+    def groups(self, order: Order, *, goes_on: bool) -> Iterator[list[Step]]:
+        """Give the steps that haven't been consumed in groups for one thread each; at first a step each.
+
+        If it goes on, those of later epochs, too. No step is asked for before its group needs it: an order
+        may wait for what its steps are made of.
+        """
+        epoch, steps, group = order.epoch, order.steps(), list[Step]()
+        while not self._has_failed:
+            try:
+                step = next(steps, None)
+            except BaseException:
+                if group:
+                    yield group
+                raise
+            if group and (step is None or not _alike(step, group[0])):
+                yield group
+                group = []
+            if step is None:
+                if not goes_on:
+                    return
+                epoch += 1
+                steps = order.steps(epoch)
+                continue
+            group.append(step)
+            if len(group) >= self._group_size:
+                yield group
+                group = []
+
+    def __call__(self, steps: list[Step]) -> list[Made | BaseException]:
+        """Make the batches of steps, up to the first that can't be made, of which there is the error."""
+        thread = threading.get_ident()
+        self._in_hand[thread] = steps
+        try:
+            if len(steps) > 1:
+                with contextlib.suppress(Exception):  # of one of them; which, is found one by one
+                    return [*self._make(steps)]
+            made = list[Made | BaseException]()
+            for step in steps:
+                try:
+                    made += self._make([step])
+                except BaseException as error:
+                    if not made:
+                        raise
+                    self._has_failed = True
+                    return [*made, error]
+            return made
+        finally:
+            del self._in_hand[thread]
+
+    def _make(self, steps: list[Step]) -> list[Made]:
+        """Make the batches of steps of one source and length by one call of the dataset."""
+        began, faults = time.perf_counter(), _major_faults()
+        first, num = steps[0], len(steps)
+        items = first.items if num == 1 else np.concatenate([step.items for step in steps])
+        whole = self._dataset.fetch(first.source, items, epoch=first.epoch, allocate=self._allocate)
+        is_plain = isinstance(whole, self.kind)
+        # Batches of a source and a length have as many bytes, unless ragged: they are counted once.
+        nbytes = None if self._is_ragged else self._nbytes.get((first.source, len(items)))
+        if nbytes is None:
+            nbytes = self._nbytes[first.source, len(items)] = self.count(whole)
+        nbytes //= num
+        batches = [whole] if num == 1 else self.split(whole, num)
+        if self.may_group and is_plain:
+            self._adapt((time.perf_counter() - began) / num, nbytes)
+        made = []
+        for step, batch in zip(steps, batches, strict=True):
+            if step.mask is not None and is_plain:
+                self.mark(batch, step.mask)
+            if self._transform is not None or self._collate is not None:
+                batch = self.collated(batch, step)
+            if self._batch_transform is not None:
+                batch = self._batch_transform(batch, step)
+            batch, copied = self.sent(batch)
+            made.append(Made(step, batch, nbytes, 0.0, 0, copied))
+        made[0].major_faults = _major_faults() - faults
+        seconds = (time.perf_counter() - began) / num
+        for one in made:
+            one.seconds = seconds
+        return made
+
+    def _adapt(self, seconds: float, nbytes: int) -> None:
+        """Have the next groups be worth a hand-over, or be made without one, by what a batch took."""
+        self.is_quick = seconds < CALLER_S and nbytes <= CALLER_BYTES
+        limit = CALLER_BYTES if self.is_quick else GROUP_BYTES
+        fit = min(HAND_OVER_S / max(seconds, 1e-9), limit / max(nbytes, 1))
+        self._group_size = max(1, min(int(fit), 2 * self._group_size))
+
+    def late(self, timeout_s: float) -> BatchTimeoutError:
+        """Make the error of the batch that the loop waits for, of which it has waited so long."""
+        in_hand = self._in_hand.copy()
+        if not in_hand:  # the order doesn't say which samples are next
+            return late((None, ()), timeout_s=timeout_s, thread=None)
+        thread = min(in_hand, key=lambda thread: (in_hand[thread][0].epoch, in_hand[thread][0].number))
+        steps = in_hand[thread]
+        items = np.concatenate([step.items for step in steps])
+        where: Callable[..., Where] | None = getattr(self._dataset, "where", None)
+        named = (
+            (None, items.tolist()) if where is None else where(steps[0].source, items, epoch=steps[0].epoch)
+        )
+        return late(named, timeout_s=timeout_s, thread=thread)
+
+    def count(self, batch: Any) -> int:
+        """Count the bytes of a batch's arrays."""
+        if isinstance(batch, dict | list):
+            return sum(map(self.count, batch.values() if isinstance(batch, dict) else batch))
+        return batch.nbytes if isinstance(batch, np.ndarray) else 0
+
+    def split(self, batch: Any, num: int) -> Sequence[Any]:
+        """Cut a batch into so many."""
+        return split(batch, num)
+
+    def mark(self, batch: dict[str, Any], mask: npt.NDArray[np.bool_]) -> None:
+        """Say which rows only fill up the last batch."""
+        batch["valid"] = mask
+
+    def collated(self, batch: Any, step: Step) -> Any:
+        """Make a batch of a batch's samples, transformed where there is a transform."""
+        padded = self._dataset.sources[step.source].padded
+        samples: list[Any] = list(samples_of(batch, padded))
+        if self._transform is not None:
+            samples = [self._transform(sample) for sample in samples]
+        return stacked(samples, padded) if self._collate is None else self._collate(samples)
+
+    def sent(self, batch: Any) -> tuple[Any, Any]:
+        """Give the batch, and the event of its copy to a device."""
+        return batch, None
+
+
+def _alike(step: Step, other: Step) -> bool:
+    return (step.source, len(step.items)) == (other.source, len(other.items))
+
+
+def _major_faults() -> int:
+    return resource.getrusage(_THREAD_USAGE).ru_majflt
+
+
+def samples_of(batch: Mapping[str, Any], padded: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Give the samples of a batch, as views; what a ragged array was padded with is left out."""
+
+    def cut(value: Any, row: int) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(item, row) for key, item in value.items()}
+        return value[row, ...] if isinstance(value, np.ndarray) else value[row]
+
+    for row in range(len(batch["index"])):
+        sample = {key: cut(value, row) for key, value in batch.items()}
+        for name in padded:
+            sample[name] = sample[name][: int(sample[name + LENGTHS])]
+        yield sample
+
+
+def stacked(samples: Sequence[Any], padded: Sequence[str] = ()) -> Any:
+    """Make a batch of samples: arrays and numbers are stacked, other values are lists."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        if any(not isinstance(sample, Mapping) or sample.keys() != first.keys() for sample in samples):
+            problem = "samples with different arrays don't make a batch"
+            raise SpecError(problem, kind="mixed", expected=sorted(first))
+        batch = {}
+        for key in first:
+            column = [sample[key] for sample in samples]
+            if key in padded and key + LENGTHS in first:
+                rows = [np.asarray(array) for array in column]
+                longest = max(map(len, rows))
+                column = [np.pad(a, [(0, longest - len(a))] + [(0, 0)] * (a.ndim - 1)) for a in rows]
+            batch[key] = stacked(column)
+        return batch
+    if not isinstance(first, np.ndarray | np.generic | bool | int | float | complex):
+        return list(samples)
+    try:
+        return np.stack([np.asarray(sample) for sample in samples])
+    except ValueError as error:
+        shapes = sorted({np.shape(sample) for sample in samples})
+        hint = "give a `collate_fn`, or have the transform give arrays of one shape"
+        raise SpecError("arrays of other shapes", kind="mixed", found=shapes, hint=hint) from error

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,160 +29,13 @@ from ups_store.read.recovery import (
     read_is_spool,
 )
 from ups_store.read.several import PartitionedStore, files_of
-from ups_store.read.spool_store import SpoolStore
-from ups_store.read.store import Store, Verify
+from ups_store.read.store import SpoolStore, Store, Verify
 from ups_store.read.store_file import Access
 from ups_store.system import files
 from ups_store.system.files import is_in_memory
 from ups_store.system.memory import check_not_reserved, keeping
-from ups_store.system.paths import check_no_manifest, check_one_file, is_pattern, path_of
+from ups_store.system.paths import check_one_file, is_pattern, path_of
 from ups_store.system.urls import is_remote, shown_url
-
-
-def open_store(
-    path: str | os.PathLike[str],
-    *,
-    partial: bool = False,
-    access: Access = "auto",
-    verify: Verify | None = None,
-) -> Store:
-    """Open a store: reads its end, its directory and its metadata, and maps the rest.
-
-    Args:
-        path: A finished store, usually `<task>_<split>.zarr.zip`; with `partial` also a building file itself;
-            of a store in memory what its writer calls `path`.
-        partial: Whether to open what has been committed so far if there is no finished store yet.
-        access: "map" copies from a mapping, "pread" reads, "auto" reads on network file systems only. A file
-            that another program cuts ends the process with SIGBUS if that happens while mapped memory is
-            used; with "pread" it is always a `TruncatedError`, except in views (`store[name]`).
-        verify: "touch" checks a sample's CRC-32C when `sample` or `gather` use it for the first time; arrays
-            without slots and constants are checked whole, also by `store[name]`. The first use of a sample
-            takes about twice as long, a later one 3 µs more per array and batch.
-    Raises:
-        StoreNotFoundError: If there is no file; also a FileNotFoundError.
-        FormatError: If it isn't a store, is damaged in its structure, or is newer than this program; if it is
-            packed, kind "packed".
-        SpecError: For another `access` or `verify`, what can't be a path (kind "path"), or a pattern of
-            several files (kind "partitions").
-    """
-    store = _open_file(path, partial, access, verify, open_packed=None)
-    assert isinstance(store, Store)
-    return store
-
-
-def _open_file(
-    path: str | os.PathLike[str],
-    partial: bool,
-    access: Access,
-    verify: Verify | None,
-    *,
-    open_packed: Callable[[Path, int], AnyStore] | None,
-) -> AnyStore:
-    """Open one file, by one look at the path: another process may replace what is there at any moment."""
-    if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
-        found = f"access={access!r}, verify={verify!r}"
-        raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
-    target = path_of(path)
-    check_not_reserved(path)
-    check_one_file(target)
-    if is_in_memory(target):
-        return _open_in_memory(keeping(target), partial, access, verify)
-    if partial and target.name.endswith(BUILDING_SUFFIX):
-        return _open_building(target.with_name(target.name.removesuffix(BUILDING_SUFFIX)), access, verify)
-    try:
-        fd = files.open_existing(target)
-    except StoreNotFoundError as error:
-        if not files.exists(building_path(target)):
-            if error.kind == StoreNotFoundError.kind and files.exists(target):  # published this moment
-                return _open_file(path, partial, access, verify, open_packed=open_packed)
-            raise
-        if partial:
-            return _open_building(target, access, verify)
-        error.hint = "it is being built: run the build again to finish it, or open it with partial=True"
-        raise
-    try:
-        return Store(target, fd, read_finished(fd, target), access=access, verify=verify)
-    except TruncatedError as error:
-        if target.name.endswith(BUILDING_SUFFIX):
-            error.hint = "it is being built: run the same again to finish it, or open it with partial=True"
-        raise
-    except FormatError as error:
-        if error.kind != "packed" or open_packed is None:
-            raise
-        if access == "map":
-            error.hint = "leave out `access`, or unpack it with `ups-store unpack`"
-            raise
-        return open_packed(target, fd)
-    finally:
-        files.close(fd)
-
-
-def _open_in_memory(path: Path, partial: bool, access: Access, verify: Verify | None) -> Store:
-    """Open a store that has one name, under construction and after (spec 6.12)."""
-    try:
-        store = _open_building(path, access, verify)
-    except StoreNotFoundError as error:
-        error.hint = (
-            "it was in memory, and went with its writer, the path that `finish` returned, or its process"
-        )
-        raise
-    if store.is_partial and not partial:
-        store.close()
-        hint = "finish it, or open it with partial=True"
-        raise StoreNotFoundError("it is being built", path=path, hint=hint)
-    return store
-
-
-def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
-    where = building_path(path)
-    with files.opened(where) as fd:
-        found = read_building_file(fd, where)
-        building = None if found.state is State.FINISHED else found
-        options: dict[str, Any] = {"access": access, "verify": verify}
-        is_spool = building is not None and read_is_spool(fd, found.catalog.layout)
-        kind = SpoolStore if is_spool else Store
-        return kind(path, fd, found.catalog, building=building, **options)
-
-
-def reopen(
-    path: str,
-    fingerprint: str | None,
-    config_hash: str,
-    options: dict[str, Any],
-) -> AnyStore:
-    """Open again what was pickled."""
-    copy_path = options.pop("copy_path", None)
-    store: AnyStore | None = None if copy_path is None else _open_copy(Path(path), copy_path, **options)
-    if store is None:
-        store = open_any(path, **options)
-    found = store.config_hash if fingerprint is None else store.fingerprint
-    if found != (fingerprint or config_hash):
-        store.close()
-        raise StoreReplacedError(
-            "it was replaced since this object was pickled",
-            path=store.path,
-            expected=f"content {fingerprint or config_hash}",
-            found=found,
-            hint="open it again",
-        )
-    return store
-
-
-def _open_copy(
-    path: Path, copy_path: Path, *, partial: bool, access: Access, verify: Verify | None
-) -> Store | None:
-    """Open another process's copy of a store; None, and a warning, if that process is gone."""
-    assert not partial  # what is under construction isn't preloaded
-    fd = files.open_sealed(copy_path)
-    if fd is None:
-        gone = f"{path}: its copy in RAM, {copy_path}, is gone: the file is used"
-        warnings.warn(printable(gone), stacklevel=3)
-        return None
-    try:
-        options: dict[str, Any] = {"access": access, "verify": verify, "is_copy": True}
-        return Store(path, fd, read_finished(fd, path), **options)
-    finally:
-        files.close(fd)
 
 
 def open_any(
@@ -221,19 +74,28 @@ def open_any(
             partitions were not made from the same.
         SpecError: For arguments that have no meaning.
     """
-    given = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "deadline_s": deadline_s}
+    remote_options = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "deadline_s": deadline_s}
     if isinstance(path, list | tuple):
-        options: dict[str, Any] = {"access": access, "verify": verify, **given}
+        options: dict[str, Any] = {"access": access, "verify": verify, **remote_options}
         return _open_several(None, [functools.partial(open_any, each, **options) for each in path])
     where = cast("str | os.PathLike[str]", path)  # or what isn't one, which `path_of` says
     if is_remote(where):
-        return _open_url(where, access, verify, given)
-    _check_local_options(where, given)
+        if access != "auto" or verify not in (None, "touch"):
+            found, expected = f"access={access!r}, verify={verify!r}", "auto; None or touch"
+            raise SpecError("argument", path=shown_url(where), expected=expected, found=found)
+        remote = module_above("remote")
+        opened: AnyStore = remote.open_url(where, remote.RemoteOptions.of(**remote_options))
+        return opened
+    if names := " and ".join(name for name, value in remote_options.items() if value is not None):
+        problem, hint = f"{names} without effect", f"leave out {names}"
+        raise SpecError(problem, kind="no_effect", path=where, expected="a URL", found=where, hint=hint)
     pattern = path_of(where)
     if not is_pattern(pattern):
-        check_no_manifest(pattern)
-        return _open_one(where, partial, access, verify)
-    openings = [functools.partial(_open_one, each, False, access, verify) for each in files_of(pattern)]
+        return _open_file(where, partial, access, verify, is_packed_taken=True)
+    openings = [
+        functools.partial(_open_file, each, False, access, verify, is_packed_taken=True)
+        for each in files_of(pattern)
+    ]
     return _open_several(pattern, openings)
 
 
@@ -241,7 +103,7 @@ def open_any(
 open_any.__module__, open_any.__name__, open_any.__qualname__ = "ups_store", "open", "open"
 
 
-def _open_several(pattern: Path | None, openings: Sequence[Callable[[], AnyStore]]) -> PartitionedStore:
+def _open_several(pattern: Path | None, openings: Sequence[functools.partial[AnyStore]]) -> PartitionedStore:
     """Open several stores as one; of a list, which has no pattern, the first one's path stands for it."""
     if not openings:
         hint = "give at least one path"
@@ -253,32 +115,135 @@ def _open_several(pattern: Path | None, openings: Sequence[Callable[[], AnyStore
     return joined
 
 
-def _open_url(
-    path: str | os.PathLike[str], access: Access, verify: Verify | None, given: dict[str, Any]
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    partial: bool = False,
+    access: Access = "auto",
+    verify: Verify | None = None,
+) -> Store:
+    """Open a store: reads its end, its directory and its metadata, and maps the rest.
+
+    Args:
+        path: A finished store, usually `<task>_<split>.zarr.zip`; with `partial` also a building file itself;
+            of a store in memory what its writer calls `path`.
+        partial: Whether to open what has been committed so far if there is no finished store yet.
+        access: "map" copies from a mapping, "pread" reads, "auto" reads on network file systems only. A file
+            that another program cuts ends the process with SIGBUS if that happens while mapped memory is
+            used; with "pread" it is always a `TruncatedError`, except in views (`store[name]`).
+        verify: "touch" checks a sample's CRC-32C when `sample` or `gather` use it for the first time; arrays
+            without slots and constants are checked whole, also by `store[name]`. The first use of a sample
+            takes about twice as long, a later one 3 µs more per array and batch.
+    Raises:
+        StoreNotFoundError: If there is no file; also a FileNotFoundError.
+        FormatError: If it isn't a store, is damaged in its structure, or is newer than this program; if it is
+            packed, kind "packed".
+        SpecError: For another `access` or `verify`, what can't be a path (kind "path"), or a pattern of
+            several files (kind "partitions").
+    """
+    store = _open_file(path, partial, access, verify, is_packed_taken=False)
+    assert isinstance(store, Store)
+    return store
+
+
+def _open_file(
+    path: str | os.PathLike[str],
+    partial: bool,
+    access: Access,
+    verify: Verify | None,
+    *,
+    is_packed_taken: bool,
 ) -> AnyStore:
-    """Open what lies at a URL."""
-    if access != "auto" or verify not in (None, "touch"):
-        found, expected = f"access={access!r}, verify={verify!r}", "auto; None or touch"
-        raise SpecError("argument", path=shown_url(path), expected=expected, found=found)
-    remote = module_above("remote")
-    opened: AnyStore = remote.open_url(path, remote.RemoteOptions.of(**given))
-    return opened
+    """Open one file, by one look at the path: another process may replace what is there at any moment."""
+    if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
+        found = f"access={access!r}, verify={verify!r}"
+        raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
+    target = path_of(path)
+    check_not_reserved(path)
+    check_one_file(target)
+    if is_in_memory(target):
+        return _open_in_memory(keeping(target), partial, access, verify)
+    if partial and target.name.endswith(BUILDING_SUFFIX):
+        return _open_building(target.with_name(target.name.removesuffix(BUILDING_SUFFIX)), access, verify)
+    try:
+        fd = files.open_existing(target)
+    except StoreNotFoundError as error:
+        if not files.exists(building_path(target)):
+            if error.kind == StoreNotFoundError.kind and files.exists(target):  # published this moment
+                return _open_file(path, partial, access, verify, is_packed_taken=is_packed_taken)
+            raise
+        if partial:
+            return _open_building(target, access, verify)
+        error.hint = "it is being built: run the build again to finish it, or open it with partial=True"
+        raise
+    try:
+        return Store(target, fd, read_finished(fd, target), access=access, verify=verify)
+    except TruncatedError as error:
+        if target.name.endswith(BUILDING_SUFFIX):
+            error.hint = "it is being built: run the same again to finish it, or open it with partial=True"
+        raise
+    except FormatError as error:
+        if error.kind != "packed" or not is_packed_taken:
+            raise
+        if access == "map":
+            error.hint = "leave out `access`, or unpack it with `ups-store unpack`"
+            raise
+        packed: AnyStore = module_above("packed").open_descriptor(target, fd)
+        return packed
+    finally:
+        files.close(fd)
 
 
-def _check_local_options(path: str | os.PathLike[str], given: dict[str, Any]) -> None:
-    """Refuse arguments that have no effect on files of this machine."""
-    named = [name for name, value in given.items() if value is not None]
-    if named:
-        hint = f"leave out {' and '.join(named)}"
-        problem = f"{' and '.join(named)} without effect"
-        raise SpecError(problem, kind="no_effect", path=path, expected="a URL", found=path, hint=hint)
+def _open_in_memory(path: Path, partial: bool, access: Access, verify: Verify | None) -> Store:
+    """Open a store that has one name, under construction and after (spec 6.12)."""
+    try:
+        store = _open_building(path, access, verify)
+    except StoreNotFoundError as error:
+        error.hint = (
+            "it was in memory, and went with its writer, the path that `finish` returned, or its process"
+        )
+        raise
+    if store.is_partial and not partial:
+        store.close()
+        hint = "finish it, or open it with partial=True"
+        raise StoreNotFoundError("it is being built", path=path, hint=hint)
+    return store
 
 
-def _open_one(path: str | os.PathLike[str], partial: bool, access: Access, verify: Verify | None) -> AnyStore:
-    """Open one file, mapped or packed."""
+def _open_building(path: Path, access: Access, verify: Verify | None) -> Store:
+    where = building_path(path)
+    with files.opened(where) as fd:
+        building = read_building_file(fd, where)
+        catalog, is_finished = building.catalog, building.state is State.FINISHED
+        kind = Store if is_finished or not read_is_spool(fd, catalog.layout) else SpoolStore
+        unfinished = None if is_finished else building
+        return kind(path, fd, catalog, building=unfinished, access=access, verify=verify)
 
-    def open_packed(target: Path, fd: int) -> AnyStore:
-        opened: AnyStore = module_above("packed").open_descriptor(target, fd)
-        return opened
 
-    return _open_file(path, partial, access, verify, open_packed=open_packed)
+def reopen(path: str, fingerprint: str | None, config_hash: str, options: dict[str, Any]) -> AnyStore:
+    """Open again what was pickled; a copy in RAM of another process if that is still there."""
+    copy_path = options.pop("copy_path", None)
+    store: AnyStore
+    fd = None if copy_path is None else files.open_sealed(copy_path)
+    if fd is not None:
+        try:
+            del options["partial"]  # what is under construction isn't preloaded
+            store = Store(Path(path), fd, read_finished(fd, Path(path)), **options, is_copy=True)
+        finally:
+            files.close(fd)
+    else:
+        if copy_path is not None:
+            gone = f"{path}: its copy in RAM, {copy_path}, is gone: the file is used"
+            warnings.warn(printable(gone), stacklevel=2)
+        store = open_any(path, **options)
+    found = store.config_hash if fingerprint is None else store.fingerprint
+    if found != (fingerprint or config_hash):
+        store.close()
+        raise StoreReplacedError(
+            "it was replaced since this object was pickled",
+            path=store.path,
+            expected=f"content {fingerprint or config_hash}",
+            found=found,
+            hint="open it again",
+        )
+    return store

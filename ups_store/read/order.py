@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,35 +62,46 @@ class Step:
     mask: npt.NDArray[np.bool_] | None = None
 
 
-class EpochOrder:
-    """What orders of one rank have in common: arguments, position, and a state that is theirs alone.
-
-    A kind of order adds `num_steps`, the steps of an epoch, and `_steps`.
-
-    Args:
-        global_batch_size: G, items of one step over all ranks.
-        seed: From 0 to 2**64 - 1.
-        shuffle: False for the order of the store; True; "block" to keep neighbours close (cold files).
-        rank: This process, 0 <= rank < `world_size`.
-        world_size: Number of processes that share a batch.
-        block_size: Samples of a block, with shuffle="block".
-        blocks_per_window: Blocks that are mixed, with shuffle="block".
-        keeps_shuffle: Whether a loaded state decides between True and "block".
+class Order(Protocol):
+    """Which samples each step takes: a `DataOrder`, or one that depends on what there is.
 
     Attributes:
         epoch: Number of the current epoch.
-        consumed: What the training loop has been given of it: steps times G.
+        consumed: Samples of it that the training loop has been given: steps times `global_batch_size`.
         num_steps: Steps of an epoch, equal on all ranks.
+        global_batch_size: Samples of a whole step over all ranks.
+    """
 
-    Raises:
-        ConfigError: For arguments out of range; its `kind` is the argument's name, for both batch sizes
-            "batch_size".
+    epoch: int
+    consumed: int
+    num_steps: int
+    global_batch_size: int
+
+    @property
+    def key(self) -> object:
+        """What the steps of all epochs depend on: batches that were made before it changed are stale."""
+
+    def steps(self, epoch: int | None = None) -> Iterator[Step]:
+        """The steps of the current epoch that haven't been consumed; all of `epoch`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What continues from here."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue where `state_dict` was called."""
+
+
+class EpochOrder:
+    """What orders of one rank have in common: arguments, position, and a state that is theirs alone.
+
+    A kind of order adds `num_steps`, and `_steps`, which gives the steps of an epoch from a number on.
     """
 
     num_steps: int
 
     def __init__(
         self,
+        sizes: Sequence[int],
         *,
         global_batch_size: int,
         seed: int = 0,
@@ -105,17 +116,15 @@ class EpochOrder:
         numbers |= {"block_size": block_size, "blocks_per_window": blocks_per_window}
         for name, number in numbers.items():
             expect(name, isinstance(number, int | np.integer), "a whole number", number)
-        expect("world_size", world_size >= 1, "at least 1", world_size)
+            if name not in ("seed", "rank"):
+                expect(name, number >= 1, "at least 1", number)
+        expect("sizes", min(sizes, default=0) >= 1, "at least one item in every source", list(sizes))
         expect("rank", 0 <= rank < world_size, f"0 <= rank < {world_size}", rank)
-        expect("batch_size", global_batch_size >= 1, "at least 1", global_batch_size)
-        divides = global_batch_size % world_size == 0
-        expect(
-            "batch_size", divides, f"the global one a multiple of the {world_size} ranks", global_batch_size
-        )
+        multiple = f"the global one a multiple of the {world_size} ranks"
+        expect("batch_size", global_batch_size % world_size == 0, multiple, global_batch_size)
         expect("seed", 0 <= seed < 1 << 64, "0 <= seed < 2**64", seed)
         expect("shuffle", shuffle in (True, False, "block"), "True, False or 'block'", shuffle)
-        expect("block_size", block_size >= 1, "at least 1", block_size)
-        expect("blocks_per_window", blocks_per_window >= 1, "at least 1", blocks_per_window)
+        self.sizes = tuple(int(size) for size in sizes)
         self.global_batch_size, self.rank, self.world_size = int(global_batch_size), rank, world_size
         self.seed = int(seed)
         self.shuffle: Shuffle = "block" if shuffle == "block" else bool(shuffle)
@@ -151,7 +160,30 @@ class EpochOrder:
         """
         saved = state.get("shuffle")
         shuffle: Shuffle = saved if self.keeps_shuffle and saved in (True, "block") else self.shuffle
-        self._check_settings(state, self._settings(shuffle))
+        settings = self._settings(shuffle)
+        for name, setting in settings.items():
+            if state.get(name, setting) != setting:
+                hint, ranks = f"{name}={state[name]!r} goes on with the same batches", ""
+                if name == "global_batch_size":
+                    hint, ranks = f"{hint}, on any ranks that divide it", f", on {self.world_size} ranks"
+                elif name == "block_size":
+                    hint = "a loader's blocks follow from the bytes of an item: names, dtype and window"
+                raise ConfigError(
+                    f"the state is of another {name.replace('_', ' ')}",
+                    kind="state",
+                    expected=f"{setting!r}{ranks}",
+                    found=state[name],
+                    hint=hint,
+                )
+        keys = [*settings, "epoch", "consumed"]
+        if missing := [key for key in keys if key not in state]:
+            raise ConfigError(
+                f"the state lacks {', '.join(missing)}",
+                kind="state",
+                expected=f"the keys {', '.join(keys)}",
+                found=sorted(state),
+                hint="if an older version saved it, add what that run was made with",
+            )
         epoch, consumed = int(state["epoch"]), int(state["consumed"])
         total = self.num_steps * self.global_batch_size
         fits = epoch >= 0 and 0 <= consumed <= total and consumed % self.global_batch_size == 0
@@ -165,37 +197,7 @@ class EpochOrder:
         blocks = {"block_size": self.block_size, "blocks_per_window": self.blocks_per_window}
         return settings | blocks if shuffle == "block" else settings
 
-    def _check_settings(self, state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        """Refuse a state of another order, which would go on with other batches, and one that lacks a key."""
-        ranks = f", on {self.world_size} ranks"
-        for name, own in settings.items():
-            found = state.get(name, own)
-            if found != own:
-                hint = f"{name}={found!r} goes on with the same batches"
-                if name == "global_batch_size":
-                    hint += ", on any ranks that divide it"
-                elif name == "block_size":
-                    hint = "a loader's blocks follow from the bytes of an item: names, dtype and window"
-                raise ConfigError(
-                    f"the state is of another {name.replace('_', ' ')}",
-                    kind="state",
-                    expected=f"{own!r}{ranks if name == 'global_batch_size' else ''}",
-                    found=found,
-                    hint=hint,
-                )
-        keys = [*settings, "epoch", "consumed"]
-        missing = [key for key in keys if key not in state]
-        if missing:
-            raise ConfigError(
-                f"the state lacks {', '.join(missing)}",
-                kind="state",
-                expected=f"the keys {', '.join(keys)}",
-                found=sorted(state),
-                hint="if an older version saved it, add what that run was made with",
-            )
-
     def _steps(self, epoch: int, begin: int) -> Iterator[Step]:
-        """The steps of an epoch from number `begin` on."""
         raise NotImplementedError
 
     def _permutation(self, size: int, *key: int) -> Callable[[Samples, Samples | int], Samples]:
@@ -204,13 +206,6 @@ class EpochOrder:
             block, window = self.block_size, self.blocks_per_window
             return BlockPermutation(size, *key, block_size=block, blocks_per_window=window)
         return Permutation(size, *key) if self.shuffle else in_order
-
-
-def sizes_of(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Numbers of items of sources, each at least one."""
-    fits = min(sizes, default=0) >= 1
-    expect("sizes", fits, "at least one item in every source", list(sizes))
-    return tuple(int(size) for size in sizes)
 
 
 class DataOrder(EpochOrder):
@@ -229,7 +224,14 @@ class DataOrder(EpochOrder):
         drop_last: Whether to leave out a last batch that isn't full.
         pad_last: Whether to fill it up with items of the epoch's beginning; a mask says which rows those are.
         weights: Shares of the steps, one per source; by default every item is taken once.
-        options: Of `EpochOrder`, which has the other attributes, too.
+        options: seed, 0 <= seed < 2**64; shuffle: False for the order of the store, True, or "block" to keep
+            neighbours close (cold files), with block_size and blocks_per_window; rank and world_size;
+            keeps_shuffle: whether a loaded state decides between True and "block".
+
+    Attributes:
+        epoch: Number of the current epoch.
+        consumed: What the training loop has been given of it: steps times G.
+        num_steps: Steps of an epoch, equal on all ranks.
 
     Raises:
         ConfigError: For arguments out of range; its `kind` is the argument's name, for both batch sizes
@@ -246,30 +248,17 @@ class DataOrder(EpochOrder):
         weights: Sequence[float] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(global_batch_size=global_batch_size, **options)
-        expect(
-            "pad_last",
-            not (drop_last and pad_last),
-            "False beside drop_last, which leaves out a last batch that isn't full",
-            pad_last,
-        )
-        self.sizes, self.drop_last, self.pad_last = sizes_of(sizes), drop_last, pad_last
+        super().__init__(sizes, global_batch_size=global_batch_size, **options)
+        full = "False beside drop_last, which leaves out a last batch that isn't full"
+        expect("pad_last", not (drop_last and pad_last), full, pad_last)
+        self.drop_last, self.pad_last = drop_last, pad_last
         self.weights = None if weights is None else tuple(map(float, weights))
-        smallest = min(self.sizes)
-        fits = global_batch_size <= smallest or not drop_last
-        expect("batch_size", fits, f"at most {smallest}, the items of the smallest source", global_batch_size)
-        self._last_rows = [(size - 1) % self.global_batch_size + 1 for size in self.sizes]
-        if not (drop_last or pad_last):
-            self._check_last()
-        whole = [size // self.global_batch_size for size in self.sizes]
-        self._pass_steps = np.array(whole if drop_last else [-(-n // global_batch_size) for n in self.sizes])
-        self._share = _steps_by_source(self._pass_steps, weights)
-        self.num_steps = int(self._share.sum())
-
-    def _check_last(self) -> None:
-        """Every rank has an item of each source's last batch."""
+        size, smallest = self.global_batch_size, min(self.sizes)
+        fits = size <= smallest or not drop_last
+        expect("batch_size", fits, f"at most {smallest}, the items of the smallest source", size)
+        self._last_rows = [(num - 1) % size + 1 for num in self.sizes]
         least = min(self._last_rows)
-        if least < self.world_size:
+        if least < self.world_size and not (drop_last or pad_last):
             raise ConfigError(
                 f"the last batch has {least} items for {self.world_size} ranks: "
                 "drop_last=True leaves it out, pad_last=True fills it up",
@@ -277,6 +266,12 @@ class DataOrder(EpochOrder):
                 expected=f"at least {self.world_size} items, one for each rank",
                 found=least,
             )
+        self._pass_steps = np.array([num // size if drop_last else -(-num // size) for num in self.sizes])
+        self._share: Samples = self._pass_steps
+        if weights is not None:
+            shares = checked_weights(len(self.sizes), weights)
+            self._share = np.rint(self._pass_steps.sum() * shares / shares.sum()).astype(np.int64).clip(min=1)
+        self.num_steps = int(self._share.sum())
 
     def _steps(self, epoch: int, begin: int) -> Iterator[Step]:
         size = self.global_batch_size
@@ -301,7 +296,9 @@ class DataOrder(EpochOrder):
                 items[mine] = sequences[source](positions.ravel(), tweak).reshape(positions.shape)
             for row, (number, source) in enumerate(zip(numbers.tolist(), sources.tolist(), strict=True)):
                 if is_short[row]:
-                    yield self._short_step(epoch, number, source, items[row])
+                    share, num = self._share_of_last(source), self._last_rows[source]
+                    mask = np.array(share) < num if self.pad_last else None
+                    yield Step(epoch, number, source, items[row, : len(share)], share.start, num, mask)
                 else:
                     mask = np.ones(rows, bool) if self.pad_last else None
                     yield Step(epoch, number, source, items[row], first, size, mask)
@@ -310,14 +307,8 @@ class DataOrder(EpochOrder):
         """This rank's rows of the last batch of a pass over a source, which isn't full."""
         num, ranks = self._last_rows[source], self.world_size
         if self.pad_last:
-            first = self.rank * (self.global_batch_size // ranks)
-            return range(first, first + self.global_batch_size // ranks)
+            num = self.global_batch_size
         return range(num * self.rank // ranks, num * (self.rank + 1) // ranks)
-
-    def _short_step(self, epoch: int, number: int, source: int, items: Samples) -> Step:
-        mine, num = self._share_of_last(source), self._last_rows[source]
-        mask = np.array(mine) < num if self.pad_last else None
-        return Step(epoch, number, source, items[: len(mine)], mine.start, num, mask)
 
     def _schedule(self, epoch: int, chunk: int) -> Iterator[tuple[Samples, Samples, Samples]]:
         """Chunks of steps: their numbers, their sources, and how many batches each source gave before."""
@@ -344,15 +335,6 @@ def _by_source(sources: Samples) -> Iterator[tuple[int, slice | npt.NDArray[np.b
         yield source, sources == source
 
 
-def _steps_by_source(pass_steps: Samples, weights: Sequence[float] | None) -> Samples:
-    """Steps of an epoch by source: one pass over each, or as many steps in the shares of `weights`."""
-    if weights is None:
-        return pass_steps
-    shares = checked_weights(len(pass_steps), weights)
-    steps: Samples = np.rint(pass_steps.sum() * shares / shares.sum()).astype(np.int64)
-    return steps.clip(min=1)
-
-
 class MixedOrder(EpochOrder):
     """The batches of one rank where every batch mixes sources, epoch after epoch.
 
@@ -374,8 +356,8 @@ class MixedOrder(EpochOrder):
         drop_last: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(global_batch_size=global_batch_size, **options)
-        self.sizes, self.drop_last = sizes_of(sizes), drop_last
+        super().__init__(sizes, global_batch_size=global_batch_size, **options)
+        self.drop_last = drop_last
         shares = checked_weights(len(self.sizes), self.sizes if weights is None else weights)
         self.weights: tuple[float, ...] = tuple((shares / shares.sum()).tolist())
         self.epoch_size = sum(self.sizes) if epoch_size is None else epoch_size
@@ -388,7 +370,10 @@ class MixedOrder(EpochOrder):
         expect("epoch_size", fits, expected, self.epoch_size)
         self._ends = np.rint(np.cumsum(self.weights) * _WHOLE).astype(np.int64)
         self._ends[-1] = _WHOLE
-        self._stride = _coprime(self.num_steps)
+        # Coprime to their number, it leads through all steps of an epoch, neighbours far apart.
+        self._stride = max(1, self.num_steps * _GOLDEN // 1_000_000)
+        while math.gcd(self._stride, self.num_steps) > 1:
+            self._stride += 1
         self._spreads: dict[tuple[int, ...], tuple[Samples, Samples]] = {}
         self.counts = self._taken(self.num_steps)
 
@@ -398,6 +383,7 @@ class MixedOrder(EpochOrder):
 
     def _steps(self, epoch: int, begin: int) -> Iterator[Step]:
         rows = self.global_batch_size // self.world_size
+        mine = slice(self.rank * rows, (self.rank + 1) * rows)
         chunk = max(1, BLOCK_POSITIONS // rows)
         orders = [self._permutation(n, self.seed, 0, 2, i) for i, n in enumerate(self.sizes)]
         firsts = np.cumsum([0, *self.sizes[:-1]])
@@ -407,14 +393,18 @@ class MixedOrder(EpochOrder):
             counts = self._counts(numbers)
             before = taken + np.cumsum(counts, axis=0) - counts
             taken = before[-1] + counts[-1]
-            sources, positions = self._rows(counts, before)
+            # Source of each of this rank's rows, and which of all items drawn from it; shape (n, rows).
+            spreads = [self._spread(tuple(row)) for row in counts.tolist()]
+            sources = np.stack([sources[mine] for sources, _ in spreads])
+            positions = np.stack([earlier[mine] for _, earlier in spreads])
+            positions += np.take_along_axis(before, sources, axis=1)
             items = np.empty_like(positions)
             for source, order in enumerate(orders):
-                mine = sources == source
-                passes, within = np.divmod(positions[mine], self.sizes[source])
-                items[mine] = firsts[source] + order(within, passes)
+                where = sources == source
+                passes, within = np.divmod(positions[where], self.sizes[source])
+                items[where] = firsts[source] + order(within, passes)
             for number, row in zip(numbers.tolist(), items, strict=True):
-                yield Step(epoch, number, 0, row, self.rank * rows, self.global_batch_size)
+                yield Step(epoch, number, 0, row, mine.start, self.global_batch_size)
 
     def _counts(self, numbers: Samples) -> Samples:
         """Rows of each source in these steps, int64, shape (n, K); G together."""
@@ -431,33 +421,16 @@ class MixedOrder(EpochOrder):
             taken += self._counts(np.arange(first, min(first + _COUNTED, num_steps))).sum(0)
         return taken
 
-    def _rows(self, counts: Samples, before: Samples) -> tuple[Samples, Samples]:
-        """Source of each of this rank's rows, and which of all items drawn from it; shape (n, rows)."""
-        rows = self.global_batch_size // self.world_size
-        mine = slice(self.rank * rows, (self.rank + 1) * rows)
-        spreads = [self._spread(tuple(row)) for row in counts.tolist()]
-        sources = np.stack([sources[mine] for sources, _ in spreads])
-        numbers = np.stack([numbers[mine] for _, numbers in spreads])
-        return sources, numbers + np.take_along_axis(before, sources, axis=1)
-
     def _spread(self, counts: tuple[int, ...]) -> tuple[Samples, Samples]:
         """Source of each row of a batch with these counts, evenly spread, and how many of it came before."""
         spread = self._spreads.get(counts)
         if spread is None:
             sources = np.repeat(np.arange(len(counts)), counts)
-            numbers = np.concatenate([np.arange(count) for count in counts])
-            places = (numbers + 0.5) / np.repeat(np.maximum(counts, 1), counts)
+            earlier = np.concatenate([np.arange(count) for count in counts])
+            places = (earlier + 0.5) / np.repeat(np.maximum(counts, 1), counts)
             order = np.lexsort((sources, places))
-            spread = self._spreads[counts] = sources[order], numbers[order]
+            spread = self._spreads[counts] = sources[order], earlier[order]
         return spread
-
-
-def _coprime(num_steps: int) -> int:
-    """A number of steps that leads through all steps of an epoch, neighbours far apart."""
-    stride = max(1, num_steps * _GOLDEN // 1_000_000)
-    while math.gcd(stride, num_steps) > 1:
-        stride += 1
-    return stride
 
 
 def mix(values: Bits) -> Bits:
@@ -530,11 +503,7 @@ class BlockPermutation:
         self.within = Permutation(self.window_size, *key, 1)
         self.within_last = Permutation(size % self.window_size, *key, 2)
         self.shift = int(round_keys(1, *key, 3)[0]) % size
-        self._known: tuple[int, int, Samples] = (
-            -1,
-            0,
-            np.empty(0, np.int64),
-        )  # tweak, first, where blocks go
+        self._known = -1, 0, np.empty(0, np.int64)  # tweak, first, where blocks go
 
     def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
         """Where `positions` go; arguments as for `Permutation`."""

@@ -28,14 +28,10 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 OnWait = Callable[[], None]
-
 Outcome = tuple[Any, BaseException | None]  # a result, or the error in its place
 
 POLL_S = 0.2  # between two calls of `on_wait`
-
 _SHOWN = 4  # samples in a message
-
-_HINT = "look whether its disk or server answers; `load_state_dict`, or the same command, goes on from there"
 
 
 class Prefetch(Generic[Job, Result]):
@@ -156,9 +152,8 @@ class _Shared(Generic[Job, Result]):
 
     def close(self, num_threads: int) -> None:
         self._is_over = True
-        self.last = StoreClosedError(
-            "the iterator was closed", hint="a loader has one iterator at a time: the newest"
-        )
+        hint = "a loader has one iterator at a time: the newest"
+        self.last = StoreClosedError("the iterator was closed", hint=hint)
         with contextlib.suppress(Empty):
             while True:
                 self.begun.get_nowait()
@@ -226,13 +221,16 @@ def late(where: Where, *, timeout_s: float, thread: int | None) -> BatchTimeoutE
     if frame is not None:
         calls = traceback.extract_stack(frame)
         stack = "".join(calls.format())
-        file = os.path.basename(calls[-1].filename)
         more = f" and {len(samples) - _SHOWN} more" if len(samples) > _SHOWN else ""
-        shown = ", ".join(map(str, samples[:_SHOWN])) + more
-        found = f"samples {shown}, in {calls[-1].name} ({file}:{calls[-1].lineno})"
-    problem = f"a batch hasn't come for {timeout_s:g} s"
+        file, line = os.path.basename(calls[-1].filename), calls[-1].lineno
+        found = f"samples {', '.join(map(str, samples[:_SHOWN]))}{more}, in {calls[-1].name} ({file}:{line})"
     error = BatchTimeoutError(
-        problem, path=path, sample=samples[0] if samples else None, found=found, hint=_HINT
+        f"a batch hasn't come for {timeout_s:g} s",
+        path=path,
+        sample=samples[0] if samples else None,
+        found=found,
+        hint="look whether its disk or server answers; "
+        "`load_state_dict`, or the same command, goes on from there",
     )
     error.samples, error.stack = tuple(samples), stack
     if stack:

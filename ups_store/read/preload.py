@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from ups_store import module_above
-from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreReplacedError
+from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreError, StoreReplacedError
 from ups_store.printable import printable
 from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
 from ups_store.read.store_file import StoreFile, cut, read_failed, read_into
@@ -34,21 +34,15 @@ from ups_store.system.files import Progress
 from ups_store.system.memory import available_bytes
 
 Mode: TypeAlias = Literal["auto", "page-cache", "copy", "device"]
-
 Outcome: TypeAlias = Literal["page-cache", "copy", "device", "mapped", "mixed"]
-
 ReadCatalog: TypeAlias = Callable[[int, Path], Catalog]
 
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.1  # share of the available memory that is left to others
-
 NUM_THREADS = 4  # reads in flight, which a disk needs more of than there may be processors
-
 STEP_BYTES = 64 << 20  # between two steps progress is called and Ctrl-C is heard
-
 PIECE_BYTES = 4 << 20  # of one call; a step is a whole number of them
-
 _USED_BY = {  # arguments that have an effect in some modes only
     "device": ("auto", "device"),
     "samples": ("device",),
@@ -56,7 +50,6 @@ _USED_BY = {  # arguments that have an effect in some modes only
 }
 
 _INSTEAD = {"pinned": 'write "device", or "copy" for memory of the host'}  # of modes that there were
-
 _NO_FILES_IN_MEMORY = (errno.ENOSYS, errno.EPERM)  # no memfd: another system, or a sandbox that forbids it
 
 
@@ -72,53 +65,91 @@ class Request:
     num_threads: int | None = None
     progress: Progress | None = None
 
-    def check(self, num_samples: int, *, path: Path) -> None:
-        """Refuse what has no meaning for a store of `num_samples`."""
-        if self.mode not in get_args(Mode):
-            hint = _INSTEAD.get(self.mode)
-            raise _wrong("mode", f"one of {', '.join(get_args(Mode))}", self.mode, path, hint)
-        for name, modes in _USED_BY.items():
-            if getattr(self, name) and self.mode not in modes:
-                raise _wrong(name, f"mode {' or '.join(modes)}, where it has an effect", self.mode, path)
-        if not 0 <= self.margin < 1:
-            raise _wrong("margin", "0 <= margin < 1", self.margin, path)
-        if self.num_threads is not None and self.num_threads < 1:
-            raise _wrong("num_threads", "at least 1", self.num_threads, path)
-        part = self.samples
-        if part is not None and (part.step != 1 or not 0 <= part.start < part.stop <= num_samples):
-            raise _wrong("samples", f"a range of step 1 within 0..{num_samples}", part, path)
+    def check(self, num_samples: int, *, path: Path, lock: object = False) -> None:
+        """Refuse what has no meaning for a store of `num_samples`, and `lock`, which there was."""
 
+        def expect(name: str, fits: bool, expected: str, found: object, hint: str | None = None) -> None:
+            if not fits:
+                problem = f"preload argument {name!r}"
+                raise SpecError(problem, kind=name, path=path, expected=expected, found=found, hint=hint)
 
-def refuse_lock(lock: object, *, path: Path) -> None:
-    """Refuse the argument `lock`, which there was."""
-    if lock:
         hint = 'leave it out; preload("copy", shared=True) keeps what the page cache may give back'
-        raise _wrong("lock", "none: pages aren't locked any more", lock, path, hint)
-
-
-def _wrong(name: str, expected: str, found: object, path: Path, hint: str | None = None) -> SpecError:
-    problem = f"preload argument {name!r}"
-    return SpecError(problem, kind=name, path=path, expected=expected, found=found, hint=hint)
+        expect("lock", not lock, "none: pages aren't locked any more", lock, hint)
+        modes, hint = get_args(Mode), _INSTEAD.get(self.mode, "")
+        expect("mode", self.mode in modes, f"one of {', '.join(modes)}", self.mode, hint)
+        for name, useful in _USED_BY.items():
+            fits = self.mode in useful or not getattr(self, name)
+            expect(name, fits, f"mode {' or '.join(useful)}, where it has an effect", self.mode)
+        expect("margin", 0 <= self.margin < 1, "0 <= margin < 1", self.margin)
+        fits = self.num_threads is None or self.num_threads >= 1
+        expect("num_threads", fits, "at least 1", self.num_threads)
+        part = self.samples
+        fits = part is None or (part.step == 1 and 0 <= part.start < part.stop <= num_samples)
+        expect("samples", fits, f"a range of step 1 within 0..{num_samples}", part)
 
 
 @dataclass(frozen=True)
 class PreloadJob:
-    """A request and what it is about."""
+    """A request and what it is about; `fd` reads the file, as the mapping can't be read from."""
 
     file: StoreFile
     catalog: Catalog
     fd: int
     request: Request
 
-    def read(self, nbytes: int, *, first: int = 0, target: memoryview | None = None) -> Iterator[int]:
-        """Read part of the file as `read_steps` does, and report each step once it was handled."""
-        path, num_threads = self.file.path, self.request.num_threads or NUM_THREADS
-        steps = read_steps(self.fd, nbytes, first=first, target=target, num_threads=num_threads, path=path)
-        with closing(steps):
-            for length in steps:
+    def read(
+        self, nbytes: int, *, first: int = 0, target: memoryview | None = None
+    ) -> Generator[int, None, None]:
+        """Read part of the file, and report each step once it was handled; closing it ends the threads.
+
+        Threads read on in large calls, which let go of the interpreter lock, while the caller handles a step.
+        """
+        path, scratches = self.file.path, threading.local()
+
+        def read(offset: int) -> None:
+            length = min(PIECE_BYTES, nbytes - offset)
+            if target is not None:
+                block = target[offset : offset + length]
+            else:
+                if not hasattr(scratches, "block"):  # of one thread, used again and again
+                    scratches.block = memory.page_aligned(PIECE_BYTES).data
+                block = scratches.block[:length]
+            got = read_into(self.fd, first + offset, block)
+            if got < length:
+                raise cut(path, first + nbytes, first + offset + got)
+
+        offsets = range(0, nbytes, PIECE_BYTES)
+        pool = ThreadPoolExecutor(self.request.num_threads or NUM_THREADS, "ups-store-preload")
+        try:
+            try:
+                blocks = pool.map(read, offsets)
+            except RuntimeError:  # limits leave no room for the stacks of threads
+                pool.shutdown(cancel_futures=True)
+                blocks = map(read, offsets)
+            for step in range(0, nbytes, STEP_BYTES):
+                length = min(STEP_BYTES, nbytes - step)
+                for _ in range(0, length, PIECE_BYTES):
+                    next(blocks)
                 yield length
                 if self.request.progress is not None:
                     self.request.progress(length)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def populate(self, mapping: mmap.mmap, first: int, nbytes: int) -> None:
+        """Enter pages of a mapping in the page table, by touching one byte of each where the kernel can't."""
+        try:
+            if not memory.populate(mapping, first, nbytes):
+                np.frombuffer(mapping, np.uint8)[first : first + nbytes : mmap.PAGESIZE].max()
+        except OSError as error:
+            if error.errno != errno.EFAULT:
+                raise
+            length = files.size(self.fd)
+            if length < self.file.nbytes:
+                raise cut(self.file.path, self.file.nbytes, length) from error
+            # What would have been SIGBUS; which of the pages, and what the disk said, isn't known.
+            failed = OSError(errno.EIO, os.strerror(errno.EIO))
+            raise read_failed(failed, self.fd, first, nbytes) from error
 
 
 @dataclass(frozen=True)
@@ -187,6 +218,13 @@ class Budget:
         )
 
 
+def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
+    """Compute the budget for RAM; new memory must fit into this process's address space too (`ulimit -v`)."""
+    left = memory.address_space_left() if is_new and needed_bytes else None
+    available = available_bytes()
+    return Budget(needed_bytes, available if left is None else min(available, left))
+
+
 def plan_preload(needed_bytes: int, mode: str = "auto", *, margin: float = MARGIN) -> tuple[Outcome, str]:
     """Say what preloading so many bytes into RAM would come to now: "mapped" if `auto` finds no room.
 
@@ -206,228 +244,138 @@ def plan_preload(needed_bytes: int, mode: str = "auto", *, margin: float = MARGI
     except MemoryLimitError as error:
         if mode != "auto":
             raise
-        return "mapped", _refused("page-cache", error)
+        return "mapped", refused("page-cache", error)
     return outcome, f"{outcome}: {budget}"
 
 
-def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
-    """Compute the budget for RAM; new memory must fit into this process's address space too (`ulimit -v`)."""
-    left = memory.address_space_left() if is_new and needed_bytes else None
-    available = available_bytes()
-    return Budget(needed_bytes, available if left is None else min(available, left))
+def refused(mode: str, error: StoreError) -> str:
+    """Say which mode didn't fit, and why."""
+    return f"{mode} refused ({error.problem}: {error.found})"
 
 
 def preload(
     file: StoreFile, catalog: Catalog, request: Request, *, read_catalog: ReadCatalog = read_finished
 ) -> PreloadReport:
-    """Bring a finished store into memory; see `Store.preload`."""
+    """Bring a finished store into memory; see `Store.preload`.
+
+    "auto" takes the fastest mode that fits; one that takes more memory only if an argument asks for it.
+    """
     file.check_open()
     request.check(catalog.layout.num_samples, path=file.path)
     if file.is_copy and request.mode != "device":
         why = "the store gathers from a copy in RAM already"
         return PreloadReport(file.path, "copy", why, file.nbytes, 0.0)
-    fd = _open_again(file, catalog, read_catalog)
-    files.advise_sequential(fd)  # threads that share a descriptor confuse the kernel's own guess
+    modes: list[Outcome] = ["page-cache" if request.mode == "auto" else request.mode]
+    if request.mode == "auto" and request.shared:
+        modes.insert(0, "copy")
+    if request.mode == "auto" and request.device:
+        modes.insert(0, "device")
+    report, refusals = None, list[str]()
+    fd = files.open_existing(file.path)
     try:
+        if fingerprint_of(read_catalog(fd, file.path)) != fingerprint_of(catalog):
+            problem = "the file was replaced since it was opened"
+            raise StoreReplacedError(problem, path=file.path, hint="open it again")
+        files.advise_sequential(fd)  # threads that share a descriptor confuse the kernel's own guess
         job = PreloadJob(file, catalog, fd, request)
-        report = _load_first(job) if request.mode == "auto" else _load(job, request.mode)
+        for mode in modes:
+            try:
+                report = _load(job, mode)
+                break
+            except (MemoryLimitError, DeviceError, SpecError) as error:
+                is_refusal = not isinstance(error, SpecError) or error.kind == "unsupported"
+                if request.mode != "auto" or not is_refusal:
+                    raise
+                refusals.append(refused(mode, error))
     finally:
         files.close(fd)
+    if report is None:
+        report = PreloadReport(file.path, "mapped", "; ".join(refusals), 0, 0.0)
+    elif refusals:
+        report = replace(report, why="; ".join([*refusals, report.why]))
     done = f"{file.path}: preload mode {report.mode} in {report.seconds:.2f} s: {report.why}"
     logger.info(printable(done))
     return report
 
 
-def _load_first(job: PreloadJob) -> PreloadReport:
-    """Take the fastest mode that fits; one that takes more memory only if an argument asks for it."""
-    modes: list[Outcome] = ["device"] if job.request.device else []
-    modes += ["copy", "page-cache"] if job.request.shared else ["page-cache"]
-    refusals: list[str] = []
-    for mode in modes:
-        try:
-            report = _load(job, mode)
-        except (MemoryLimitError, DeviceError) as error:
-            refusals.append(_refused(mode, error))
-        except SpecError as error:
-            if error.kind != "unsupported":
-                raise
-            refusals.append(_refused(mode, error))
-        else:
-            return replace(report, why="; ".join([*refusals, report.why]))
-    return PreloadReport(job.file.path, "mapped", "; ".join(refusals), 0, 0.0)
-
-
-def _refused(mode: str, error: Any) -> str:
-    return f"{mode} refused ({error.problem}: {error.found})"
-
-
-def _load(job: PreloadJob, mode: Any) -> PreloadReport:
+def _load(job: PreloadJob, mode: Outcome) -> PreloadReport:
     started, file, on_device = time.perf_counter(), job.file, None
-    device = module_above("device") if mode == "device" else None
-    budget = _budget(job, mode) if device is None else device.budget(job)
+    if mode == "device":
+        device = module_above("device")
+        budget = device.budget(job)
+    elif mode == "copy":
+        budget = ram_budget(file.nbytes, is_new=True)
+    else:  # the page cache needs nothing where all of it is there
+        is_resident = memory.resident_nbytes(file.mapping(), file.nbytes) == file.nbytes
+        budget = ram_budget(0 if is_resident else file.nbytes, is_new=False)
     budget.check(mode, margin=job.request.margin, path=file.path)
-    if device is not None:
+    if mode == "device":
         on_device = device.load(job)
-    elif mode == "page-cache":
-        _fill_page_cache(job)
-    else:
+    elif mode == "copy":
         _copy(job)
+    else:
+        first, mapping = 0, file.mapping() if file.access == "map" else None
+        with closing(job.read(file.nbytes)) as steps:
+            for length in steps:
+                file.check_length()
+                if mapping is not None:  # this process's page table has the pages then, too
+                    job.populate(mapping, first, length)
+                first += length
     seconds = time.perf_counter() - started
     nbytes = file.nbytes if on_device is None else on_device.nbytes
     return PreloadReport(file.path, mode, f"{mode}: {budget}", nbytes, seconds, on_device)
 
 
-def _budget(job: PreloadJob, mode: str) -> Budget:
-    """Compute what a mode needs: the file's length; the page cache nothing if all of it is there already."""
-    nbytes = job.file.nbytes
-    if mode == "copy":
-        return ram_budget(nbytes, is_new=True)
-    is_resident = memory.resident_nbytes(job.file.mapping(), nbytes) == nbytes
-    return ram_budget(0 if is_resident else nbytes, is_new=False)
-
-
-def _open_again(file: StoreFile, catalog: Catalog, read_catalog: ReadCatalog) -> int:
-    """Open the file for reading: the mapping, which needs no descriptor of ours, can't be read from."""
-    fd = files.open_existing(file.path)
-    try:
-        if fingerprint_of(read_catalog(fd, file.path)) != fingerprint_of(catalog):
-            raise StoreReplacedError(
-                "the file was replaced since it was opened", path=file.path, hint="open it again"
-            )
-    except BaseException:
-        files.close(fd)
-        raise
-    return fd
-
-
-def _fill_page_cache(job: PreloadJob) -> None:
-    """Read the file, and enter its pages in this process's page table."""
-    file, first = job.file, 0
-    mapping = file.mapping() if file.access == "map" else None
-    for length in job.read(file.nbytes):
-        file.check_length()
-        if mapping is not None:
-            _populate(mapping, first, length, job=job)
-        first += length
-
-
 def _copy(job: PreloadJob) -> None:
-    """Copy the file, and have the store gather from the copy."""
-    path = job.file.path
+    """Copy the file, and have the store gather from the copy.
+
+    One that is shared is a sealed file in RAM: others map it, and it goes with the last process that does.
+    """
+    file, nbytes = job.file, job.file.nbytes
     try:
-        _copy_shared(job) if job.request.shared else _copy_private(job)
+        if not job.request.shared:
+            copy = memory.new_memory(nbytes, kind=mmap.mmap)
+            _read_all(job, copy)
+            file.use_copy(copy)
+            return
+        fd = files.create_anonymous("ups_store")
+        try:
+            files.truncate(fd, nbytes)
+            copy = memory.map_to_fill(fd, nbytes)
+            _read_all(job, copy)
+            copy.close()  # nothing is sealed while somebody could write
+            files.seal(fd)
+            mapping = memory.map_private(fd, nbytes)
+            for first in range(0, nbytes, STEP_BYTES):
+                job.populate(mapping, first, min(STEP_BYTES, nbytes - first))
+            file.use_copy(mapping, fd=fd)
+        finally:
+            files.close(fd)
     except OSError as error:
         if error.errno in _NO_FILES_IN_MEMORY and job.request.shared:
             raise SpecError(
                 "no copy that processes share",
                 kind="unsupported",
-                path=path,
+                path=file.path,
                 expected="Linux, with memfd_create allowed",
                 found=os.strerror(error.errno),
                 hint='preload with mode="page-cache", which processes share, too',
             ) from error
         if error.errno != errno.ENOMEM:
             raise
-        needed = _budget(job, "copy")
+        budget = ram_budget(nbytes, is_new=True)
         raise MemoryLimitError(
             "the system refuses the memory for a copy of the store",
-            needed_bytes=needed.needed_bytes,
-            available_bytes=needed.available_bytes,
-            path=path,
-            expected=f"{needed.needed_bytes:,} bytes",
-            found=f"{needed.available_bytes:,} available by its own account",
+            needed_bytes=nbytes,
+            available_bytes=budget.available_bytes,
+            path=file.path,
+            expected=f"{nbytes:,} bytes",
+            found=f"{budget.available_bytes:,} available by its own account",
             hint='look at `ulimit -a` and the control group, or preload with mode="page-cache"',
         ) from error
 
 
-def _copy_private(job: PreloadJob) -> None:
-    copy = memory.new_memory(job.file.nbytes, kind=mmap.mmap)
-    for _ in job.read(job.file.nbytes, target=memoryview(copy)):
-        pass
-    job.file.use_copy(copy)
-
-
-def _copy_shared(job: PreloadJob) -> None:
-    """Fill a file in RAM, and seal it: others map it too, and it goes with the last process that does."""
-    file, nbytes = job.file, job.file.nbytes
-    fd = files.create_anonymous("ups_store")
-    try:
-        files.truncate(fd, nbytes)
-        writable = memory.map_to_fill(fd, nbytes)
-        with memoryview(writable) as target:
-            for _ in job.read(nbytes, target=target):
-                pass
-        writable.close()  # nothing is sealed while somebody could write
-        files.seal(fd)
-        mapping = memory.map_private(fd, nbytes)
-        for first in range(0, nbytes, STEP_BYTES):
-            _populate(mapping, first, min(STEP_BYTES, nbytes - first), job=job)
-        file.use_copy(mapping, fd=fd)
-    finally:
-        files.close(fd)
-
-
-def read_steps(
-    fd: int,
-    nbytes: int,
-    *,
-    first: int = 0,
-    target: memoryview | None = None,
-    num_threads: int,
-    path: Path,
-) -> Generator[int, None, None]:
-    """Read part of a file; threads read on while the caller handles a step. Closing it ends them.
-
-    They read in large calls that let go of the interpreter lock.
-    """
-    own = threading.local()
-
-    def read(offset: int) -> None:
-        length = min(PIECE_BYTES, nbytes - offset)
-        if target is not None:
-            block = target[offset : offset + length]
-        else:
-            if not hasattr(own, "scratch"):  # memory of one thread, used again and again
-                own.scratch = memory.page_aligned(PIECE_BYTES).data
-            block = own.scratch[:length]
-        got = read_into(fd, first + offset, block)
-        if got < length:
-            raise cut(path, first + nbytes, first + offset + got)
-
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ups-store-preload")
-    try:
-        blocks = _map(pool, read, range(0, nbytes, PIECE_BYTES))
-        for step in range(0, nbytes, STEP_BYTES):
-            length = min(STEP_BYTES, nbytes - step)
-            for _ in range(0, length, PIECE_BYTES):
-                next(blocks)
-            yield length
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _map(
-    pool: ThreadPoolExecutor, function: Callable[[int], None], arguments: Iterable[int]
-) -> Iterator[None]:
-    """Call by threads; one after the other in this one where limits leave no room for their stacks."""
-    try:
-        return pool.map(function, arguments)
-    except RuntimeError:  # can't start new thread
-        pool.shutdown(cancel_futures=True)
-        return map(function, arguments)
-
-
-def _populate(mapping: mmap.mmap, first: int, nbytes: int, *, job: PreloadJob) -> None:
-    """Enter pages of a mapping in the page table, by touching one byte of each where the kernel can't."""
-    try:
-        if not memory.populate(mapping, first, nbytes):
-            np.frombuffer(mapping, np.uint8)[first : first + nbytes : mmap.PAGESIZE].max()
-    except OSError as error:
-        if error.errno != errno.EFAULT:
-            raise
-        length = files.size(job.fd)
-        if length < job.file.nbytes:
-            raise cut(job.file.path, job.file.nbytes, length) from error
-        # What would have been SIGBUS; which of the pages, and what the disk said, isn't known.
-        failed = OSError(errno.EIO, os.strerror(errno.EIO))
-        raise read_failed(failed, job.fd, first, nbytes) from error
+def _read_all(job: PreloadJob, copy: mmap.mmap) -> None:
+    with memoryview(copy) as target, closing(job.read(len(target), target=target)) as steps:
+        for _ in steps:
+            pass

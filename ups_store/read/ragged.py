@@ -19,8 +19,16 @@ from ups_store.format.layout import RaggedLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import LENGTHS, Offsets, first_flaw, wrong_extents
 from ups_store.read.chunks import HOW_TO_MEND, chunk_of
-from ups_store.read.gather import TIME_DIM, Indices, Samples, WindowArguments, check_indices, check_output
-from ups_store.read.store_file import READS_IN_FLIGHT, StoreFile, read_at, read_bytes, read_rows
+from ups_store.read.gather import (
+    READS_IN_FLIGHT,
+    TIME_DIM,
+    Indices,
+    Samples,
+    WindowArguments,
+    check_indices,
+    check_output,
+)
+from ups_store.read.store_file import StoreFile, read_at, read_bytes, read_rows
 from ups_store.system.parallel import for_each
 
 Form: TypeAlias = Literal["views", "padded"]
@@ -290,15 +298,6 @@ def check_no_window(metas: Sequence[ArrayMeta], window: WindowArguments, *, path
             problem = "windows over time aren't cut out of a ragged array"
             hint = "gather whole samples, which are views, and cut them"
             raise SpecError(problem, kind="unsupported", path=path, array=meta.name, hint=hint)
-
-
-def in_form(form: Form, meta: ArrayMeta, views: list[Any], out: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What `gather` gives of a ragged array whose samples are these."""
-    if form == "views":
-        return {meta.name: views}
-    given, name = out or {}, meta.name
-    values, lengths = padded(meta, views, given.get(name), given.get(name + LENGTHS))
-    return {name: values, name + LENGTHS: lengths}
 
 
 def padded(

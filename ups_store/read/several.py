@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root import RootMeta, config_hash, describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
-from ups_store.read.gather import Samples, WindowArguments, check_indices, check_output, window_of
+from ups_store.read.gather import Samples, WindowArguments, check_indices, target_of, window_of
 from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.verify import Report
 from ups_store.system.paths import find_partitions, partition_of
@@ -44,23 +44,25 @@ class PartitionedStore(AnyStore):
 
     def __init__(self, pattern: Path, partitions: Sequence[AnyStore]) -> None:
         self.partitions: tuple[AnyStore, ...] = tuple(partitions)
-        document = self._document(pattern, self.partitions)
+        is_split = any(store.identity_document.get("partition") for store in self.partitions)
+        document = (_whole_identity if is_split else _common_identity)(pattern, self.partitions)
         attrs = common_attrs([partition.attrs for partition in self.partitions])
         self._ends = np.cumsum([len(partition) for partition in self.partitions])
+        self._firsts = (self._ends - [len(partition) for partition in self.partitions]).tolist()
         num_samples = int(self._ends[-1])
+        metas = []
+        for name, meta in self.partitions[0].metas.items():
+            length = num_samples
+            if meta.is_ragged:
+                length = sum(partition.metas[name].shape[0] for partition in self.partitions)
+            metas.append(meta if meta.is_constant else replace(meta, shape=(length, *meta.sample_shape)))
         version = max(partition.version for partition in self.partitions)
         root = RootMeta(version, config_hash(document), document, attrs)
-        super().__init__(pattern, root, _whole_metas(self.partitions, num_samples), num_samples)
+        super().__init__(pattern, root, metas, num_samples)
         self.nbytes = sum(partition.nbytes for partition in self.partitions)
         self.network = next(filter(None, (partition.network for partition in self.partitions)), None)
         codecs = {partition.codec for partition in self.partitions}
         self.codec = codecs.pop() if len(codecs) == 1 else "mixed"
-
-    @staticmethod
-    def _document(path: Path, partitions: Sequence[AnyStore]) -> dict[str, Any]:
-        """The identity document of all together."""
-        is_split = any(store.identity_document.get("partition") for store in partitions)
-        return _whole_identity(path, partitions) if is_split else _common_identity(path, partitions)
 
     def _summary(self) -> list[str]:
         kind = "partition" if self.partitions[0].partition else "store"
@@ -97,7 +99,7 @@ class PartitionedStore(AnyStore):
         self.check_open()
         sample = int(check_indices([index], len(self), path=self.path)[0])
         number = int(np.searchsorted(self._ends, sample, side="right"))
-        return self.partitions[number].sample(sample - self._first(number))
+        return self.partitions[number].sample(sample - self._firsts[number])
 
     def _gather(
         self,
@@ -113,21 +115,22 @@ class PartitionedStore(AnyStore):
         present = np.unique(numbers).tolist() or [int(np.argmax(np.diff(self._ends, prepend=0) > 0))]
         if len(present) == 1:
             number: int = present[0]
-            partition, local = self.partitions[number], samples - self._first(number)
+            partition, local = self.partitions[number], samples - self._firsts[number]
             return partition.gather(local, names, **window._asdict(), out=out, num_threads=num_threads)
         windows = [window_of(meta, len(samples), window) for meta in metas]
-        found = next((each for each in windows if each is not None), None)
+        times = next((each for each in windows if each is not None), None)
         result: dict[str, npt.NDArray[Any]] = {}
         for number in present:
             rows = np.flatnonzero(numbers == number)
-            if found is not None:
-                window = window._replace(start=found.start[rows], length=found.length)
-            partition, local = self.partitions[number], samples[rows] - self._first(number)
+            if times is not None:
+                window = window._replace(start=times.start[rows], length=times.length)
+            partition, local = self.partitions[number], samples[rows] - self._firsts[number]
             batch = partition.gather(local, names, **window._asdict(), num_threads=num_threads)
-            for name, values in batch.items():
-                if name not in result:
-                    result[name] = _output(name, values, len(samples), out)
-                result[name][rows] = values
+            for meta in metas:
+                values = batch[meta.name]
+                if meta.name not in result:
+                    result[meta.name] = target_of(meta, (len(samples), *values.shape[1:]), out)
+                result[meta.name][rows] = values
         return result
 
     def _lengths_of(self, name: str) -> Samples:
@@ -140,9 +143,9 @@ class PartitionedStore(AnyStore):
         views: list[Any] = [None] * len(samples)
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
-            local = samples[rows] - self._first(number)
-            part = self.partitions[number]._views_of(name, local, decode=decode, num_threads=num_threads)
-            for row, view in zip(rows.tolist(), part, strict=True):
+            local = samples[rows] - self._firsts[number]
+            partial = self.partitions[number]._views_of(name, local, decode=decode, num_threads=num_threads)
+            for row, view in zip(rows.tolist(), partial, strict=True):
                 views[row] = view
         return views
 
@@ -166,8 +169,7 @@ class PartitionedStore(AnyStore):
         reports = [
             partition.verify(num_threads=num_threads, progress=progress) for partition in self.partitions
         ]
-        firsts = [self._first(number) for number in range(len(self.partitions))]
-        return Report.joined(self.path, reports, firsts)
+        return Report.joined(self.path, reports, self._firsts)
 
     def check_open(self) -> None:
         """Fail after `close`, with `StoreClosedError`."""
@@ -182,66 +184,41 @@ class PartitionedStore(AnyStore):
         # Each partition checks that it is still the same.
         return type(self), (self.path, self.partitions)
 
-    def _first(self, number: int) -> int:
-        return int(self._ends[number]) - len(self.partitions[number])
-
 
 def parts_of(store: AnyStore) -> tuple[AnyStore, ...]:
     """The stores that are one file each: the partitions, or the store itself."""
     return store.partitions if isinstance(store, PartitionedStore) else (store,)
 
 
-def _whole_metas(partitions: Sequence[AnyStore], num_samples: int) -> Iterator[ArrayMeta]:
-    """The arrays of the first partition with the samples of all."""
-    for name, meta in partitions[0].metas.items():
-        length = num_samples
-        if meta.is_ragged:
-            length = sum(partition.metas[name].shape[0] for partition in partitions)
-        yield meta if meta.is_constant else replace(meta, shape=(length, *meta.sample_shape))
-
-
-def _output(
-    name: str, values: npt.NDArray[Any], num_samples: int, out: Mapping[str, npt.NDArray[Any]] | None
-) -> npt.NDArray[Any]:
-    """Memory for the whole batch of an array of which `values` is a part."""
-    shape = (num_samples, *values.shape[1:])
-    if out is None or name not in out:
-        return np.empty(shape, values.dtype)
-    check_output(name, values.dtype, shape, out[name])
-    return out[name]
-
-
 def _whole_identity(pattern: Path, partitions: Sequence[AnyStore]) -> dict[str, Any]:
-    """The identity document of all together; they must be made from the same, in the right order."""
-    whole = _without_partition(partitions[0])
-    num_samples = sum(map(len, partitions))
+    """Make the identity document of a split; its partitions must be of the same, in the right order."""
+    documents = [dict(partition.identity_document) for partition in partitions]
+    numbers = [document.pop("partition", None) for document in documents]
+    num, num_samples = len(partitions), sum(map(len, partitions))
     for number, partition in enumerate(partitions):
-        where, num = partition.path, len(partitions)
-
-        def bad(problem: str, hint: str, where: Path = where, **values: Any) -> FormatError:
-            return FormatError(problem, path=where, kind="partitions", clause="2.4", hint=hint, **values)
-
-        found = partition.identity_document.get("partition")
-        if found != [number, num]:
-            hint = "give every file the name that it was built under"
-            expected = f"partition {[number, num]} by its identity"
-            raise bad("partition of a store", hint, expected=expected, found=found)
         hint = f"build the partitions of {pattern.name} again with one configuration"
-        differing = differences(_without_partition(partition), whole)
-        if differing:
+        end, first = num_samples * (number + 1) // num, num_samples * number // num
+        problem, values = "", dict[str, Any]()
+        if numbers[number] != [number, num]:
+            hint = "give every file the name that it was built under"
+            problem = "partition of a store"
+            values = {"expected": f"partition {[number, num]} by its identity", "found": numbers[number]}
+        elif differing := differences(documents[number], documents[0]):
             problem = f"not made from the same as partition 0:\n{describe_differences(differing)}"
-            raise bad(problem, hint)
-        wanted = num_samples * (number + 1) // num - num_samples * number // num
-        if len(partition) != wanted:
-            raise bad("number of samples", hint, expected=wanted, found=len(partition))
-    return whole
+        elif len(partition) != end - first:
+            problem, values = "number of samples", {"expected": end - first, "found": len(partition)}
+        if problem:
+            path = partition.path
+            raise FormatError(problem, path=path, kind="partitions", clause="2.4", hint=hint, **values)
+    return documents[0]
 
 
 def _common_identity(pattern: Path, stores: Sequence[AnyStore]) -> dict[str, Any]:
-    """The identity document of stores of the same arrays: theirs if all are equal, else one of its own."""
-    first = dict(stores[0].identity_document)
-    for store in stores[1:]:
-        differing = differences(_geometry(store), _geometry(stores[0]))
+    """Make the identity document of stores of the same arrays: theirs if all are equal, else its own."""
+    keys = ("arrays", "constants")
+    geometries = [{key: store.identity_document.get(key) for key in keys} for store in stores]
+    for store, geometry in zip(stores, geometries, strict=True):
+        differing = differences(geometry, geometries[0])
         if differing:
             raise FormatError(
                 f"other arrays than in the first store:\n{describe_differences(differing)}",
@@ -249,12 +226,9 @@ def _common_identity(pattern: Path, stores: Sequence[AnyStore]) -> dict[str, Any
                 kind="partitions",
                 hint=f"move it away: {pattern.name} names stores of the same arrays and constants",
             )
+    first = dict(stores[0].identity_document)
     hashes = list(dict.fromkeys(store.config_hash for store in stores))
     return first if len(hashes) == 1 else {**first, "content": {"kind": "stores", "parents": hashes}}
-
-
-def _geometry(store: AnyStore) -> dict[str, Any]:
-    return {key: store.identity_document.get(key) for key in ("arrays", "constants")}
 
 
 def files_of(pattern: Path) -> list[Path]:
@@ -273,8 +247,3 @@ def common_attrs(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in documents[0].items()
         if all(key in other and other[key] == value for other in documents[1:])
     }
-
-
-def _without_partition(store: AnyStore) -> dict[str, Any]:
-    """The identity document of the whole that a partition is of."""
-    return {key: value for key, value in store.identity_document.items() if key != "partition"}

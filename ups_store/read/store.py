@@ -1,8 +1,9 @@
-"""`Store`: an open store; views without copying, batches into reused buffers (spec 7)."""
+"""`Store`: an open mapped store; views without copying, batches into reused buffers (spec 7)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -10,41 +11,32 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import NotCommittedError
-from ups_store.format.layout import ArrayLayout
-from ups_store.format.metadata import ArrayMeta, dtype_of
+from ups_store.format.layout import ArrayLayout, RaggedLayout
+from ups_store.format.metadata import ArrayMeta
+from ups_store.format.ragged import Offsets
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, fingerprint_of
 from ups_store.read.chunks import TouchChecks
 from ups_store.read.gather import (
     TIME_DIM,
     Indices,
-    Pattern,
+    SampledArray,
     Samples,
-    TimeWindow,
     WindowArguments,
-    batch_shape,
     check_indices,
-    check_output,
     names_of,
-    runs_of,
-    whole_pattern,
     window_of,
-    window_pattern,
 )
 from ups_store.read.ragged import Form, RaggedArray, RaggedReader, check_form, check_not_ragged
 from ups_store.read.recovery import Building, read_commits, read_committed
-from ups_store.read.store_file import READS_IN_FLIGHT, Access, StoreFile, read_samples
-from ups_store.system import files, memory, runs
-from ups_store.system.parallel import for_each, parts_of
-from ups_store.system.runs import BLOCK_BYTES, cast_into, copy_runs
+from ups_store.read.store_file import Access, StoreFile, read_bytes
+from ups_store.system import files, memory
 
 if TYPE_CHECKING:
     from ups_store.read.preload import PreloadReport, Request
     from ups_store.read.verify import Report
 
 Verify: TypeAlias = Literal["touch"]
-
-MAX_PATTERNS = 64  # that are kept of an array: a loop uses a few lengths and strides
 
 
 class Store(AnyStore):
@@ -114,7 +106,7 @@ class Store(AnyStore):
         """Which samples are there, bool, shape (N,); of a store under construction as of now."""
         if self._building is None or self._building.header is None:
             return super().committed
-        fd = self._file.fd
+        fd = self._file.descriptor.fd
         committed, _ = read_commits(fd, self._catalog.layout, self._building.header)
         if files.size(fd) == self.nbytes:  # finished meanwhile, so all were, and the table is cut off
             committed[:] = True
@@ -136,8 +128,8 @@ class Store(AnyStore):
         """
         array = self._layout(name)
         self.check_length()
-        if not array.meta.is_constant:
-            self._require(np.arange(len(self) if self.is_partial else 0))
+        if self.is_partial and not array.meta.is_constant:
+            self._require(np.arange(len(self)))
         if array.meta.is_ragged:
             return RaggedArray(self._reader(name))
         view = self._view(name)
@@ -216,8 +208,7 @@ class Store(AnyStore):
             times = window_of(meta, len(samples), window)
             if self._checks is not None:
                 self._check(array.layout, samples)
-            target = None if out is None else out.get(meta.name)
-            batch[meta.name] = array.gather(samples, times, target, num_threads=num_threads)
+            batch[meta.name] = array.gather(samples, times, out, num_threads=num_threads)
         return batch
 
     def _views_of(
@@ -304,7 +295,7 @@ class Store(AnyStore):
         """Check every byte of the file; see `AnyStore.verify`."""
         from ups_store.read.verify import verify_file
 
-        if self.is_partial and files.size(self._file.fd) != self.nbytes:
+        if self.is_partial and files.size(self._file.descriptor.fd) != self.nbytes:
             hint = "finish it first; `ups-store doctor` says which committed samples are intact"
             raise NotCommittedError("it is under construction", path=self.path, kind="building", hint=hint)
         # of a store under construction it is made when that is finished
@@ -370,10 +361,10 @@ class Store(AnyStore):
     def _require(self, samples: Samples) -> None:
         if self._building is None or self._building.header is None or not len(samples):
             return
-        fd = self._file.fd
-        asked, places = np.unique(samples, return_inverse=True)
+        fd = self._file.descriptor.fd
+        asked, rows = np.unique(samples, return_inverse=True)
         committed = read_committed(fd, self._catalog.layout, self._building.header, asked)
-        missing = samples[~committed[places]]
+        missing = samples[~committed[rows]]
         if len(missing) and files.size(fd) != self.nbytes:  # else finished meanwhile, as for `committed`
             raise NotCommittedError(
                 f"{len(missing)} of the samples are not committed yet, the first of them",
@@ -383,129 +374,52 @@ class Store(AnyStore):
             )
 
 
-class SampledArray:
-    """An array with a sample axis; what every batch needs of it is worked out once.
+class SpoolStore(Store):
+    """What is committed of a store whose number of samples isn't known yet (spec 6.13).
+
+    The first samples, as many as were committed when this was opened; open it again to see more.
 
     Attributes:
-        layout: Its layout.
+        nbytes: What the file took on the disk then.
     """
 
-    def __init__(self, layout: ArrayLayout, file: StoreFile) -> None:
-        self.layout = layout
-        self._file = file
-        self._dtype = dtype_of(layout.meta.dtype)
-        self._sample_shape = layout.meta.sample_shape
-        self._is_read = file.access == "pread" or layout.entry is None
-        if not self._is_read:
-            nbytes = layout.meta.shape[0] * layout.stride
-            self._memory = np.ndarray((nbytes,), np.uint8, file.mapping(), layout.offset)
-        self._whole = whole_pattern(layout.meta)
-        self._patterns: dict[tuple[int, int], Pattern] = {}  # of windows, by length and stride
-        self._is_timed = TIME_DIM in layout.meta.dims
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._num_samples = int(np.argmin(np.append(super().committed, False)))
+        self.nbytes = files.allocated_bytes(self._file.descriptor.fd)
+        num_rows = {name: int(self._offsets(name)[-1]) for name in self._ragged}
+        for name, meta in self.metas.items():
+            if not meta.is_constant:
+                shape = (num_rows.get(name, len(self)), *meta.shape[1:])
+                self.metas[name] = replace(meta, shape=shape)
 
-    def gather_usual(
-        self,
-        indices: object,
-        start: object,
-        length: int | None,
-        stride: int,
-        out: npt.NDArray[Any] | None,
-        checked: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[Any] | None:
-        """The usual `gather`, checked and copied by one call of compiled code.
+    @property
+    def committed(self) -> npt.NDArray[np.bool_]:
+        """Which samples are there: all."""
+        return np.ones(len(self), bool)
 
-        With small samples the checks in Python would take longer than the copy.
-        """
-        if runs.compiled is None or self._is_read or type(indices) is not np.ndarray or indices.ndim != 1:
-            return None
-        pattern = self._pattern(length, stride) if self._is_timed else self._whole
-        if pattern is None:
-            return None
-        shape = (len(indices), *pattern.shape)
-        if out is None:
-            out = np.empty(shape, self._dtype)
-        elif type(out) is not np.ndarray or out.dtype != self._dtype or out.shape != shape:
-            return None
-        is_copied = runs.compiled.gather(
-            self._memory,
-            self.layout.meta.shape[0],
-            self.layout.stride,
-            pattern.num_starts,
-            pattern.step_nbytes,
-            pattern.within,
-            pattern.run_nbytes,
-            indices,
-            start if self._is_timed else None,
-            out,
-            checked,
-            self.layout.meta.sample_nbytes,
-        )
-        return out if is_copied else None
+    def whole(self, name: str) -> Any:
+        """The array as a view, of the samples that are there; see `Store.whole`."""
+        array, meta = super().whole(name), self._meta(name)
+        return array if meta.is_constant or meta.is_ragged else array[: len(self)]
 
-    def _pattern(self, length: int | None, stride: int) -> Pattern | None:
-        """The pattern of whole samples or windows; None where no window is that long."""
-        if length is None:
-            return self._whole
-        known = self._patterns.get((length, stride))
-        if known is not None:
-            return known
-        num_steps = self.layout.meta.shape[self.layout.meta.dims.index(TIME_DIM)]
-        if length < 1 or stride < 1 or (length - 1) * stride >= num_steps:
-            return None
-        # A single step has no next one, and its stride may be any number.
-        pattern = window_pattern(self.layout.meta, length, stride if length > 1 else 1)
-        if len(self._patterns) < MAX_PATTERNS:
-            self._patterns[length, stride] = pattern
-        return pattern
+    def _lengths_of(self, name: str) -> Samples:
+        self.check_length()
+        return np.diff(self._offsets(name))
 
-    def gather(
-        self,
-        samples: Samples,
-        window: TimeWindow | None,
-        out: npt.NDArray[Any] | None,
-        *,
-        num_threads: int | None = None,
-    ) -> npt.NDArray[Any]:
-        """Copy samples, or windows of them, into `out`, by default into new memory."""
-        shape = (len(samples), *self._sample_shape)
-        if window is not None:
-            shape = batch_shape(self.layout.meta, len(samples), window)
-        if out is None:
-            out = np.empty(shape, self._dtype)
-        else:
-            check_output(self.layout.meta.name, self._dtype, shape, out)
-        if not out.size:
-            return out
-        if self._is_read:
-            num_reads = READS_IN_FLIGHT if num_threads is None else num_threads
-            path, descriptor = self._file.path, self._file.descriptor  # held, see there
-            read_samples(descriptor.fd, self.layout, samples, window, out, path=path, num_threads=num_reads)
-        elif num_threads is None or num_threads == 1:
-            self._copy(samples, window, out)
-        else:
-            self._copy_in_threads(samples, window, out, num_threads)
-        return out
+    def _offsets(self, name: str) -> Offsets:
+        layout = self._catalog.layout.ragged[name]
+        return read_offsets_of_spool(self._file.descriptor.fd, layout, path=self.path)[: len(self) + 1]
 
-    def _copy(self, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]) -> None:
-        if out.flags.c_contiguous:
-            copy_runs(self._memory, self._dtype, runs_of(self.layout, samples, window), out)
-        else:
-            self._copy_in_blocks(samples, window, out)
+    def _reader(self, name: str) -> RaggedReader:
+        reader = super()._reader(name)
+        reader.num_samples = len(self)
+        return reader
 
-    def _copy_in_blocks(self, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]) -> None:
-        num_rows = max(1, BLOCK_BYTES // (out.nbytes // len(out)))
-        for first in range(0, len(out), num_rows):
-            rows = slice(first, first + num_rows)
-            block = np.empty(out[rows].shape, self._dtype)
-            part = None if window is None else window.of(rows)
-            copy_runs(self._memory, self._dtype, runs_of(self.layout, samples[rows], part), block)
-            cast_into(block, out[rows])
+    def _summary(self) -> list[str]:
+        return [f"{self.nbytes:,} bytes", "under construction, its number of samples not known yet"]
 
-    def _copy_in_threads(
-        self, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any], num_threads: int
-    ) -> None:
-        def copy(rows: slice) -> None:
-            part = None if window is None else window.of(rows)
-            self._copy(samples[rows], part, out[rows])
 
-        for_each(copy, parts_of(len(samples), num_threads), num_threads=num_threads)
+def read_offsets_of_spool(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
+    """All offsets of a ragged array of a spool, as they stand there: they grow, and have no checksum yet."""
+    return np.frombuffer(read_bytes(fd, layout.offsets.offset, layout.offsets.meta.nbytes, path=path), "<i8")

@@ -1,14 +1,12 @@
 """`StoreFile`: the file of an open store, mapped or read through a descriptor (spec 7.4, 7.5).
 
 Read calls are for network file systems, and for files that others may cut: a read that finds less than it
-should is an error, where touching a mapping would end the process. Neighbours are read together, and several
-reads are under way at once, since each may wait for a disk or a server.
+should is an error, where touching a mapping would end the process.
 """
 
 from __future__ import annotations
 
 import errno
-import itertools
 import math
 import mmap
 import weakref
@@ -23,17 +21,9 @@ from ups_store.format.checksum import Bytes
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
 from ups_store.format.zip_records import END_BYTES, ROOT_NAME, Entry, may_be_store
-from ups_store.read.gather import Samples, TimeWindow, runs_of
 from ups_store.system import files, memory
-from ups_store.system.memory import page_aligned
-from ups_store.system.parallel import for_each
-from ups_store.system.runs import Runs, items_of
 
 Access: TypeAlias = Literal["auto", "map", "pread"]
-
-READS_IN_FLIGHT = 8
-_MAX_GAP_BYTES = 64 << 10  # between runs: less is read along, sooner than another request is answered
-_READ_BYTES = 4 << 20  # of neighbours together
 
 
 class Descriptor:
@@ -77,12 +67,6 @@ class StoreFile:
         self._descriptor = Descriptor(files.duplicate(fd)) if keeps_fd else None
 
     @property
-    def fd(self) -> int:
-        """The descriptor, for a single call; -1 where the mapping is enough."""
-        self.check_open()
-        return -1 if self._descriptor is None else self._descriptor.fd
-
-    @property
     def descriptor(self) -> Descriptor:
         """The descriptor of a file that is read, to be held as long as the reading takes."""
         descriptor = self._descriptor
@@ -124,7 +108,7 @@ class StoreFile:
             return
         mapping = self._mapping
         if mapping is None:
-            descriptor = self.descriptor
+            descriptor = self.descriptor  # held while it is used
             nbytes = files.size(descriptor.fd)
         else:
             nbytes = memory.mapped_file_nbytes(mapping)
@@ -140,13 +124,20 @@ class StoreFile:
 
     def view(self, array: ArrayLayout) -> npt.NDArray[Any]:
         """The whole array, read-only: over the mapping, or a constant that was read."""
-        if self.access == "pread" and array.meta.is_constant and array.entry:
+        meta, dtype = array.meta, dtype_of(array.meta.dtype)
+        if array.entry is None:
+            view = np.zeros(meta.shape, dtype)
+        elif self.access == "pread" and meta.is_constant:
             descriptor = self.descriptor
             view = read_constant(descriptor.fd, array, path=self.path)
-        elif array.entry is None:
-            view = np.zeros(array.meta.shape, dtype_of(array.meta.dtype))
         else:
-            view = _mapped(self.mapping(), array)
+            shape = meta.sample_shape
+            strides = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+            if meta.is_committed:
+                strides = (array.stride, *strides)  # one strided array where there are slots (spec 5.5)
+            elif not meta.is_constant:
+                strides = (dtype.itemsize,)  # offsets of a ragged array
+            view = np.ndarray(meta.shape, dtype, self.mapping(), array.offset, strides)
         view.flags.writeable = False
         return view
 
@@ -154,17 +145,6 @@ class StoreFile:
         """Let go of mapping and descriptor; a read under way ends. Closing twice is allowed."""
         self._mapping = self._descriptor = None
         self._copy_fd = -1
-
-
-def _mapped(mapping: mmap.mmap, array: ArrayLayout) -> npt.NDArray[Any]:
-    """The array over the mapping: one strided array where there are slots (spec 5.5)."""
-    dtype, shape = dtype_of(array.meta.dtype), array.meta.sample_shape
-    strides = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    if array.meta.is_committed:
-        strides = (array.stride, *strides)
-    elif not array.meta.is_constant:
-        strides = (dtype.itemsize,)  # offsets of a ragged array
-    return np.ndarray(array.meta.shape, dtype, mapping, array.offset, strides)
 
 
 def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
@@ -186,57 +166,6 @@ def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
             found="no limit of the process" if left is None else f"{left:,} bytes left by `ulimit -v`",
             hint='raise that limit, or open it with access="pread"',
         ) from error
-
-
-def read_samples(
-    fd: int,
-    array: ArrayLayout,
-    samples: Samples,
-    window: TimeWindow | None,
-    out: npt.NDArray[Any],
-    *,
-    path: Path,
-    num_threads: int = READS_IN_FLIGHT,
-) -> None:
-    """Read samples of one array, all valid, or windows of them, into `out`, converted if need be."""
-    if not out.size:
-        return
-    runs, dtype = runs_of(array, samples, window), dtype_of(array.meta.dtype)
-    target = out if out.flags.c_contiguous else np.empty(out.shape, dtype)
-    rows = target.reshape(len(runs.firsts), -1)
-    order = np.argsort(runs.firsts, kind="stable")
-    firsts = array.offset + runs.firsts[order]
-
-    def read(block: slice) -> None:
-        _read_block(fd, Runs(firsts[block], runs.nbytes), dtype, rows, order[block], path)
-
-    for_each(read, _blocks(firsts, runs.nbytes), num_threads=num_threads)
-    if target is not out:
-        out[...] = target
-
-
-def _blocks(firsts: npt.NDArray[np.int64], nbytes: int) -> list[slice]:
-    """Which of the sorted runs are read together."""
-    is_far = np.diff(firsts) > nbytes + _MAX_GAP_BYTES
-    neighbourhood = np.concatenate(([0], np.flatnonzero(is_far) + 1))
-    since = firsts - np.repeat(firsts[neighbourhood], np.diff([*neighbourhood, len(firsts)]))
-    is_next = is_far | (np.diff(since // _READ_BYTES) != 0)
-    edges = [0, *(np.flatnonzero(is_next) + 1).tolist(), len(firsts)]
-    return [slice(first, end) for first, end in itertools.pairwise(edges)]
-
-
-def _read_block(
-    fd: int, runs: Runs, dtype: np.dtype[Any], rows: npt.NDArray[Any], numbers: Samples, path: Path
-) -> None:
-    """Read sorted runs by one call into the rows of these numbers."""
-    first, end = int(runs.firsts[0]), int(runs.firsts[-1]) + runs.nbytes
-    if len(numbers) == 1 and rows.dtype == dtype:
-        read_rows(fd, first, rows[numbers[0]], path=path)
-        return
-    block = page_aligned(end - first)
-    read_rows(fd, first, block, path=path)
-    picked = items_of(block, runs.nbytes)[runs.firsts - first]
-    rows[numbers] = picked.view(dtype).reshape(len(numbers), -1)
 
 
 def read_constant(fd: int, array: ArrayLayout, *, path: Path) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -189,15 +189,8 @@ def verify_catalog(
     return _MappedVerifier(read, path, catalog, progress, fd).run(num_threads)
 
 
-@dataclass(frozen=True)
-class Checked:
-    """Consecutive bytes of an entry's data that were checked.
-
-    Attributes:
-        crc: Their CRC-32.
-        nbytes: How many.
-        problems: What is wrong with them.
-    """
+class Checked(NamedTuple):
+    """Consecutive bytes of an entry's data that were checked: their CRC-32, how many, what is wrong."""
 
     crc: int
     nbytes: int
@@ -213,14 +206,17 @@ class Sums:
         self._decoder = codecs.getincrementaldecoder("utf-8")() if meta.encoding == "utf-8" else None
         self._text_error = ""
 
-    def add(self, block: Bytes) -> None:
+    def add(self, block: Bytes, *, is_last: bool = False) -> None:
         """Take the next bytes."""
         self.crc32, self.crc32c = crc32(block, self.crc32), crc32c(block, self.crc32c)
         self.nbytes += len(block)
         if self._is_bool:
             self._has_wrong_bool |= bool((np.frombuffer(block, np.uint8) > 1).any())
-        if self._decoder is not None:
-            self._decode(block, final=False)
+        if self._decoder is not None and not self._text_error:
+            try:
+                self._decoder.decode(block, is_last)
+            except UnicodeDecodeError as error:
+                self._text_error = error.reason
 
     def join(self, later: Sums) -> None:
         """Take what another one has of the bytes behind, of an array that isn't text."""
@@ -230,17 +226,9 @@ class Sums:
         self.nbytes += later.nbytes
         self._has_wrong_bool |= later._has_wrong_bool
 
-    def _decode(self, block: Bytes, *, final: bool) -> None:
-        if self._decoder is None or self._text_error:
-            return
-        try:
-            self._decoder.decode(block, final)
-        except UnicodeDecodeError as error:
-            self._text_error = error.reason
-
     def problems(self, chunk: Chunk, stored: int) -> Iterator[Problem]:
         """Say what is wrong with the chunk, all of which was added."""
-        self._decode(b"", final=True)
+        self.add(b"", is_last=True)
         name, sample, where = chunk.array, chunk.sample, (chunk.first, chunk.end)
         if stored != self.crc32c:
             detail = f"crc32c stored {stored:08x}, computed {self.crc32c:08x}"
@@ -274,23 +262,28 @@ class Verifier:
         raise NotImplementedError
 
     def check_documents(
-        self, entries: Sequence[Entry], crcs: Sequence[int], texts: Iterable[bytes]
+        self,
+        entries: Sequence[Entry],
+        crcs: Sequence[int],
+        metas: Sequence[ArrayMeta],
+        texts: Iterable[bytes],
     ) -> list[Problem]:
-        """Check the `zarr.json` documents, which have exactly one text (spec 4.1)."""
+        """Check the `zarr.json` documents, root first, which have exactly one text (spec 4.1).
+
+        The root's has the digests of constants without elements.
+        """
         problems: list[Problem] = []
-        for entry, crc, text in zip(entries, crcs, texts, strict=False):
+        for entry, crc, text in zip(entries, crcs, [self.root.to_json(), *texts], strict=False):
             problems += self.check_header(entry, crc)
             problems += self.compare(entry.data_offset, text, "metadata_text", "4.1")
+        for meta in metas:
+            if meta.is_constant and not meta.nbytes:
+                problems += self.check_constant(meta.name, b"", (entries[0].data_offset, entries[0].end))
         return problems
 
     def check_header(self, entry: Entry, crc: int) -> list[Problem]:
         """Check a local header (spec 3.3)."""
         return self.compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
-
-    def check_empty_constants(self, metas: Iterable[ArrayMeta], where: tuple[int, int]) -> list[Problem]:
-        """Check the digests of constants without elements, in the root's document, which lies at `where`."""
-        empty = [meta.name for meta in metas if meta.is_constant and not meta.nbytes]
-        return [problem for name in empty for problem in self.check_constant(name, b"", where)]
 
     def check_constant(self, name: str, payload: bytes, where: tuple[int, int]) -> list[Problem]:
         """Compare a constant's bytes, which lie at `where`, with the digest in the identity (spec 8.1)."""
@@ -360,27 +353,25 @@ class _MappedVerifier(Verifier):
     def check(self) -> list[Problem]:
         layout = self.layout
         arrays = layout.arrays.values()
-        texts = [self.root.to_json(), *(array.meta.to_json() for array in arrays)]
-        problems = self.check_documents(layout.metadata, self.crcs, texts)
-        root = layout.metadata[0]
-        problems += self.check_empty_constants((array.meta for array in arrays), (root.data_offset, root.end))
+        metas = [array.meta for array in arrays]
+        problems = self.check_documents(layout.metadata, self.crcs, metas, (meta.to_json() for meta in metas))
         crcs = dict(zip(layout.entries, self.crcs, strict=True))
         for array in arrays:
-            if array.entry is not None:
-                problems += self.check_header(array.entry, crcs[array.entry])
-                checked = self._check_data(array, array.entry)
-                problems += self.check_entry(array.meta.name, array.entry, crcs[array.entry], checked)
-            elif array.meta.is_ragged:  # no rows, but offsets and checksums that must say so
-                problems += [problem for part in self._check_rows(array) for problem in part.problems]
+            name, entry = array.meta.name, array.entry
+            if array.meta.is_ragged:
+                checked = self._check_rows(array)
+            elif entry is None:
+                continue
+            else:
+                is_sharded = array.meta.is_sharded
+                checked = self._check_slots(array) if is_sharded else self._check_plain(array, entry)
+            if entry is None:  # no rows, but offsets and checksums that must say so
+                problems += [problem for part in checked for problem in part.problems]
+            else:
+                problems += self.check_header(entry, crcs[entry])
+                problems += self.check_entry(name, entry, crcs[entry], checked)
         self.progress(layout.file_nbytes - layout.directory_offset)  # compared when it was opened
         return problems
-
-    def _check_data(self, array: ArrayLayout, entry: Entry) -> list[Checked]:
-        if array.meta.is_ragged:
-            return self._check_rows(array)
-        if array.meta.is_sharded:
-            return self._check_slots(array)
-        return self._check_plain(array, entry)
 
     def _check_slots(self, array: ArrayLayout) -> list[Checked]:
         """Check every slot of a shard, then its index."""
@@ -452,23 +443,27 @@ class _MappedVerifier(Verifier):
         offsets: Offsets = np.frombuffer(raw, "<i8")
         flaw = next(offset_flaws(offsets, ragged), None)
         if flaw is None:
-            check = partial(self._check_row_block, ragged, offsets)
-            checked = list(self.in_order(check, _row_blocks(offsets * ragged.rows.stride)))
+            # Runs of samples of about a block, by the byte at which each begins.
+            begins, first, blocks = offsets * ragged.rows.stride, 0, list[tuple[int, int]]()
+            while first < self.layout.num_samples:
+                end = int(np.searchsorted(begins, begins[first] + _BLOCK_BYTES, side="right")) - 1
+                end = min(max(end, first + 1), self.layout.num_samples, first + _MAX_SAMPLES)
+                blocks.append((first, end))
+                first = end
+            checked = list(self.in_order(partial(self._check_row_block, ragged, offsets), blocks))
         else:  # it isn't known where samples begin
             at = ragged.offsets.offset + 8 * flaw[0]
             problem = Problem("offsets", "14.5", (at, at + 16), meta.name, flaw[0], f"found {flaw[1]}")
-            sums, rows = (
-                self._sums(meta, array.offset, meta.nbytes),
-                Chunk(meta.name, None, array.offset, meta.nbytes, 0),
-            )
+            sums = self._sums(meta, array.offset, meta.nbytes)
+            rows = Chunk(meta.name, None, array.offset, meta.nbytes, 0)
             wrong_bool = [each for each in sums.problems(rows, sums.crc32c) if each.kind == "bool_value"]
             self.progress(meta.nbytes)
             checked = [Checked(sums.crc32, meta.nbytes, (problem, *wrong_bool))]
         self.num_chunks += self.layout.num_samples
         if array.entry is None:
             return checked
-        end, num_fill = array.offset + meta.nbytes, meta.row_geometry.fill_nbytes
-        return [*checked, self._check_trailer(array, end, array.pack_index(), num_fill)]
+        past, num_fill = array.offset + meta.nbytes, meta.row_geometry.fill_nbytes
+        return [*checked, self._check_trailer(array, past, array.pack_index(), num_fill)]
 
     def _check_row_block(self, ragged: RaggedLayout, offsets: Offsets, block: tuple[int, int]) -> Checked:
         """Check consecutive samples, together at most a block unless it is one."""
@@ -520,13 +515,3 @@ def _suspects(array: ArrayLayout, slots: Memory) -> list[int]:
         wrong |= (slots[:, :nbytes] > 1).any(axis=1)
     suspects: list[int] = np.flatnonzero(wrong).tolist()
     return suspects
-
-
-def _row_blocks(begins: Offsets) -> Iterator[tuple[int, int]]:
-    """Cut samples into runs of about `_BLOCK_BYTES`, by the byte at which each begins."""
-    num_samples, first = len(begins) - 1, 0
-    while first < num_samples:
-        end = int(np.searchsorted(begins, begins[first] + _BLOCK_BYTES, side="right")) - 1
-        end = min(max(end, first + 1), num_samples, first + _MAX_SAMPLES)
-        yield first, end
-        first = end

@@ -13,6 +13,10 @@ from ups_store.read.base import AnyStore
 from ups_store.read.gather import TIME_DIM, Samples
 from ups_store.read.order import below, mix, round_keys
 
+STATE_NAMES = ("latent", "fields")  # what windows are taken of unless it is named: the first that exists
+
+NUM_STEPS, TIMES = "num_steps", "t"  # arrays that say how long a trajectory is, and when its steps are
+
 
 @dataclass(frozen=True)
 class Window:
@@ -76,80 +80,58 @@ class WindowIndex:
         return self.samples[rows], (items % draws * num_windows + within) // draws
 
 
-STATE_NAMES = ("latent", "fields")  # what windows are taken of unless it is named: the first that exists
-
-NUM_STEPS, TIMES = "num_steps", "t"  # arrays that say how long a trajectory is, and when its steps are
-
-
 class Trajectories:
-    """The trajectories of one store, cut into windows."""
+    """The trajectories of one store, cut into windows of the array `state`."""
 
     def __init__(self, store: AnyStore, window: Window, *, state: str | None) -> None:
-        self._store, self._window = store, window
-        self.state = self._find_state(state)
-        self._num_times = int(store.arrays[self.state].shape[1])
-        self.index = self._make_index()
-        self._times = self._make_times()
+        arrays, path = store.arrays, store.path
+        name = state or next((name for name in STATE_NAMES if name in arrays), None)
+        if name is None or name not in arrays:
+            raise ArrayNotFoundError(
+                "no array to take windows of",
+                path=path,
+                array=name,
+                expected="`state`, one of " + ", ".join(arrays) if name else " or ".join(STATE_NAMES),
+            )
+        check_time_axis(store, name)
+        self.state, self._window, num_times = name, window, int(arrays[name].shape[1])
+
+        def read(name: str) -> npt.NDArray[Any]:
+            """Give a whole array, checked or read as the store was opened for."""
+            return store.gather(slice(None), [name])[name] if name in arrays else store[name]
+
+        num_steps = np.full(len(store), num_times)
+        if NUM_STEPS in arrays:
+            num_steps = read(NUM_STEPS).astype(np.int64).clip(0, num_times)
+        self.index = WindowIndex(window, num_steps)
+        if not len(self.index):
+            raise SpecError(
+                f"horizon {window.horizon} with stride {window.stride}",
+                kind="window",
+                path=path,
+                array=name,
+                expected=f"trajectories of at least {window.span + 1} time steps",
+                found=f"at most {int(num_steps.max(initial=0))}",
+                hint="take a shorter horizon or a smaller stride",
+            )
+        # Time of every step, (T,) or (N, T); numbers of the steps where the store has no times.
+        times = read(TIMES) if TIMES in store else np.arange(num_times)
+        self._times = times.astype(np.float64)
+        if times.shape not in ((num_times,), (len(store), num_times)):
+            raise SpecError(
+                "times of the steps",
+                kind="times",
+                path=path,
+                array=TIMES,
+                expected=f"{num_times} of them, as {name!r} has",
+                found=times.shape,
+            )
 
     def moments(self, samples: Samples, starts: Samples) -> dict[str, npt.NDArray[Any]]:
         """Time `t` of the first states, (B,), and `dt` from each state to the next, (B, H); float32."""
         steps = starts[:, None] + np.arange(self._window.horizon + 1) * self._window.stride
         times = self._times[samples[:, None], steps] if self._times.ndim == 2 else self._times[steps]
-        first, between = times[:, 0].astype(np.float32), np.diff(times).astype(np.float32)
-        return {"t": first, "dt": between}
-
-    def _find_state(self, named: str | None) -> str:
-        arrays = self._store.arrays
-        name = named or next((name for name in STATE_NAMES if name in arrays), None)
-        if name is None or name not in arrays:
-            raise ArrayNotFoundError(
-                "no array to take windows of",
-                path=self._store.path,
-                array=name,
-                expected="`state`, one of " + ", ".join(arrays) if name else " or ".join(STATE_NAMES),
-            )
-        check_time_axis(self._store, name)
-        return name
-
-    def _make_index(self) -> WindowIndex:
-        num_steps = np.full(len(self._store), self._num_times)
-        if NUM_STEPS in self._store.arrays:
-            num_steps = self._read(NUM_STEPS).astype(np.int64).clip(0, self._num_times)
-        index = WindowIndex(self._window, num_steps)
-        if not len(index):
-            raise SpecError(
-                f"horizon {self._window.horizon} with stride {self._window.stride}",
-                kind="window",
-                path=self._store.path,
-                array=self.state,
-                expected=f"trajectories of at least {self._window.span + 1} time steps",
-                found=f"at most {int(num_steps.max(initial=0))}",
-                hint="take a shorter horizon or a smaller stride",
-            )
-        return index
-
-    def _make_times(self) -> npt.NDArray[np.float64]:
-        """Time of every step, (T,) or (N, T); numbers of the steps where the store has no times."""
-        if TIMES not in self._store:
-            return np.arange(self._num_times, dtype=np.float64)
-        times = self._read(TIMES).astype(np.float64)
-        if times.shape not in ((self._num_times,), (len(self._store), self._num_times)):
-            raise SpecError(
-                "times of the steps",
-                kind="times",
-                path=self._store.path,
-                array=TIMES,
-                expected=f"{self._num_times} of them, as {self.state!r} has",
-                found=times.shape,
-            )
-        return times
-
-    def _read(self, name: str) -> npt.NDArray[Any]:
-        """A whole array, checked or read as the store was opened for."""
-        if name in self._store.arrays:
-            values: npt.NDArray[Any] = self._store.gather(slice(None), [name])[name]
-            return values
-        return self._store[name]
+        return {"t": times[:, 0].astype(np.float32), "dt": np.diff(times).astype(np.float32)}
 
 
 def check_time_axis(store: AnyStore, name: str) -> None:

@@ -7,8 +7,7 @@ Not zarr-python's own data sets: those know neither partitions, views of a mappe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from ups_store.errors import (
 )
 from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
-from ups_store.read.gather import Samples
 from ups_store.read.ragged import RaggedArray
 from ups_store.system.urls import is_remote
 
@@ -40,8 +38,6 @@ CHUNK_BYTES = 64 << 20  # of the largest array, in a chunk of Dask: its schedule
 
 _SUFFIX = ".zarr.zip"
 _FOREIGN = ("foreign", "no_end_record", "not_a_file", "manifest")
-
-Key = tuple[Any, ...]
 
 
 class StoreBackend(BackendEntrypoint):
@@ -84,12 +80,11 @@ class StoreBackend(BackendEntrypoint):
         dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())
         store = open_any(filename_or_obj, **options)
         try:
-            variables = _variables_of(store)
+            variables = {name: value for name, value in _variables_of(store) if name not in dropped}
         except BaseException:
             store.close()
             raise
-        kept = {name: value for name, value in variables.items() if name not in dropped}
-        dataset = xr.Dataset(kept, attrs=dict(store.attrs))
+        dataset = xr.Dataset(variables, attrs=dict(store.attrs))
         dataset.set_close(store.close)
         return dataset
 
@@ -112,125 +107,102 @@ class StoreBackend(BackendEntrypoint):
 def dataset_of(store: AnyStore, names: Iterable[str] | None = None) -> xr.Dataset:
     """Make the data set of an open store; see `AnyStore.to_xarray`."""
     variables = {}
-    for name, variable in _variables_of(store, names).items():
+    for name, variable in _variables_of(store, names):
         # As `xr.open_dataset` does: assigning changes a copy in memory, of all that the variable holds.
         lazy = indexing.CopyOnWriteArray(variable._data)
         variables[name] = xr.Variable(variable.dims, lazy, attrs=variable.attrs, encoding=variable.encoding)
     return xr.Dataset(variables, attrs=dict(store.attrs))
 
 
-def _variables_of(store: AnyStore, names: Iterable[str] | None = None) -> dict[str, xr.Variable]:
+def _variables_of(store: AnyStore, names: Iterable[str] | None = None) -> Iterator[tuple[str, xr.Variable]]:
+    """Arrays as variables; of a ragged one its rows and its offsets, text as an array of `str`."""
     store.check_open()
     if store.access == "device":
         hint = "make the data set of the store that was preloaded"
         raise SpecError("a device's memory in xarray", kind="unsupported", path=store.path, hint=hint)
     if not store.committed.all():
         raise NotCommittedError("the store is unfinished", path=store.path, hint="finish its build first")
-    chosen = list(store.metas if names is None else names)
+    chosen, metas = list(store.metas if names is None else names), store.metas.values()
     if unknown := [name for name in chosen if name not in store.metas]:
         expected = f"one of {', '.join(store.metas)}"
         raise ArrayNotFoundError(f"no array {unknown[0]!r}", path=store.path, expected=expected)
-    metas = store.metas.values()
     largest = max((m.sample_nbytes for m in metas if not (m.is_constant or m.is_ragged)), default=0)
     # Data sets want chunks of as many samples in all arrays.
     chunk = max(1, min(len(store), CHUNK_BYTES // max(1, largest)))
-    return {name: var for array in chosen for name, var in _variables(store, store.metas[array], chunk)}
-
-
-def _variables(store: AnyStore, meta: ArrayMeta, chunk: int) -> Iterator[tuple[str, xr.Variable]]:
-    """An array as a variable; of a ragged one its rows and its offsets, text as an array of `str`."""
-    if meta.encoding is not None:
-        dims: tuple[str, ...] = (SAMPLE_DIM,)
-        array = _LazyArray((len(store),), object, partial(_texts, store, meta.name))
-    else:
-        dims, array = meta.dims, _LazyArray(meta.shape, dtype_of(meta.dtype), partial(_values, store, meta))
-    encoding = {"preferred_chunks": {SAMPLE_DIM: chunk}} if SAMPLE_DIM in dims else {}
-    lazy = indexing.LazilyIndexedArray(array)
-    variable = xr.Variable(dims, lazy, attrs=dict(meta.attrs), encoding=encoding)
-    if str(meta.attrs.get("units", "")).startswith("nanoseconds"):  # times, as `write` keeps them
-        variable = xr.conventions.decode_cf_variable(meta.name, variable, decode_timedelta=True)
-    yield meta.name, variable
-    if meta.is_ragged and meta.encoding is None:
-        name = companion_names(meta.name)["offsets"]
-        offsets = _LazyArray((len(store) + 1,), np.int64, partial(_offsets_at, store, meta.name))
-        yield name, xr.Variable((f"{name}_dim_0",), indexing.LazilyIndexedArray(offsets))
+    for name in chosen:
+        meta, num = store.metas[name], len(store)
+        is_text = meta.encoding is not None
+        dims: tuple[str, ...] = (SAMPLE_DIM,) if is_text else meta.dims
+        array = _LazyArray(store, meta, (num,), object) if is_text else _LazyArray(store, meta)
+        encoding = {"preferred_chunks": {SAMPLE_DIM: chunk}} if SAMPLE_DIM in dims else {}
+        lazy = indexing.LazilyIndexedArray(array)
+        variable = xr.Variable(dims, lazy, attrs=dict(meta.attrs), encoding=encoding)
+        if str(meta.attrs.get("units", "")).startswith("nanoseconds"):  # times, as `write` keeps them
+            variable = xr.conventions.decode_cf_variable(name, variable, decode_timedelta=True)
+        yield name, variable
+        if meta.is_ragged and not is_text:
+            companion = companion_names(name)["offsets"]
+            offsets = indexing.LazilyIndexedArray(_LazyArray(store, meta, (num + 1,), np.int64))
+            yield companion, xr.Variable((f"{companion}_dim_0",), offsets)
 
 
 class _LazyArray(BackendArray):
     """What a variable holds in place of values; picklable as the store is, which it refers to.
 
     Args:
-        shape: Its shape.
-        dtype: Its dtype.
-        read: Gives the values at a key with a number, a slice, or an array of numbers for every axis, each
-            axis by itself.
+        store: The store.
+        meta: The array that is read.
+        shape: None for the values of the array, else that of its samples as text, or of its offsets.
+        dtype: Then what these are.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: npt.DTypeLike, read: Callable[[Key], npt.NDArray[Any]]
+        self, store: AnyStore, meta: ArrayMeta, shape: tuple[int, ...] | None = None, dtype: Any = None
     ) -> None:
-        self.shape, self.dtype, self._read = shape, np.dtype(dtype), read
+        self._store, self._meta, self._is_other = store, meta, shape is not None
+        self.shape = meta.shape if shape is None else shape
+        self.dtype = dtype_of(meta.dtype) if shape is None else np.dtype(dtype)
 
     def __getitem__(self, key: Any) -> Any:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
+    def _read(self, key: tuple[Any, ...]) -> npt.NDArray[Any]:
+        """Read the values at a number, a slice, or an array of numbers for every axis, each by itself."""
+        store, meta, name = self._store, self._meta, self._meta.name
+        is_text = self.dtype == object
+        if self._is_other and not is_text:
+            return _outer(self._offsets(), key)
+        if not is_text and (meta.is_constant or store.has_views):
+            whole: Any = store[name]
+            return _outer(whole.rows if isinstance(whole, RaggedArray) else whole, key)
+        first, is_slice = key[0], isinstance(key[0], slice)
+        numbers = np.arange(*first.indices(self.shape[0])) if is_slice else np.atleast_1d(first)
+        if is_text:
+            samples = store.gather(numbers, [name])[name]
+            values = np.empty(len(samples), object)
+            values[:] = samples
+        elif not meta.is_ragged:
+            values = store.gather(numbers, [name])[name]
+        elif not len(numbers):
+            values = np.empty((0, *meta.sample_shape), self.dtype)
+        else:  # rows: out of the samples from that of the first to that of the last of them
+            numbers, offsets = numbers % self.shape[0], self._offsets()
+            begin, last = np.searchsorted(offsets, [numbers.min(), numbers.max()], side="right") - 1
+            rows = np.concatenate(store.gather(np.arange(begin, last + 1), [name])[name])
+            values = rows[numbers - offsets[begin]]
+        is_number = not isinstance(first, slice | np.ndarray)
+        return _outer(values, (0 if is_number else slice(None), *key[1:]))
 
-def _values(store: AnyStore, meta: ArrayMeta, key: Key) -> npt.NDArray[Any]:
-    """Values of an array, or rows of a ragged one: a view of a mapped store where the key has no arrays."""
-    if meta.is_constant or store.has_views:
-        whole: Any = store[meta.name]
-        return _outer(whole.rows if isinstance(whole, RaggedArray) else whole, key)
-    numbers = _numbers(key[0], meta.shape[0])
-    rows = _rows(store, meta, numbers) if meta.is_ragged else store.gather(numbers, [meta.name])[meta.name]
-    return _outer(rows, (0 if _is_number(key[0]) else slice(None), *key[1:]))
-
-
-def _rows(store: AnyStore, meta: ArrayMeta, numbers: Samples) -> npt.NDArray[Any]:
-    """Rows of a ragged array by their numbers, out of the samples from the first to the last of them."""
-    if not len(numbers):
-        return np.empty((0, *meta.sample_shape), dtype_of(meta.dtype))
-    offsets = _offsets(store, meta.name)
-    first, last = np.searchsorted(offsets, [numbers.min(), numbers.max()], side="right") - 1
-    views = store.gather(np.arange(first, last + 1), [meta.name])[meta.name]
-    rows: npt.NDArray[Any] = np.concatenate(views)[numbers - offsets[first]]
-    return rows
-
-
-def _texts(store: AnyStore, name: str, key: Key) -> npt.NDArray[Any]:
-    samples = store.gather(_numbers(key[0], len(store)), [name])[name]
-    texts = np.empty(len(samples), object)
-    texts[:] = samples
-    return _outer(texts, (0 if _is_number(key[0]) else slice(None),))
-
-
-def _offsets(store: AnyStore, name: str) -> Samples:
-    return np.concatenate([[0], np.cumsum(store.lengths(name))])
+    def _offsets(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(self._store.lengths(self._meta.name))])
 
 
-def _offsets_at(store: AnyStore, name: str, key: Key) -> npt.NDArray[Any]:
-    return _outer(_offsets(store, name), key)
-
-
-def _outer(values: npt.NDArray[Any], key: Key) -> npt.NDArray[Any]:
+def _outer(values: npt.NDArray[Any], key: tuple[Any, ...]) -> npt.NDArray[Any]:
     """Index every axis by itself; a view unless there are arrays of numbers."""
-    view, numbers = values, []
-    for axis, index in enumerate(key):
-        if _is_number(index):
-            numbers.append(axis)
-            index = slice(number := range(values.shape[axis])[index], number + 1)
-        if isinstance(index, slice):
-            view = view[(slice(None),) * axis + (index,)]
-    for axis, index in enumerate(key):
+    basic = [slice(None) if isinstance(index, np.ndarray) else index for index in key]
+    view, axis = values[(*basic, ...)], 0
+    for index in key:
         if isinstance(index, np.ndarray):
             view = np.take(view, index, axis)
-    return view.squeeze(tuple(numbers))
-
-
-def _numbers(index: Any, size: int) -> Samples:
-    if isinstance(index, slice):
-        return np.arange(*index.indices(size))
-    return np.atleast_1d(np.asarray(index, np.int64))
-
-
-def _is_number(index: Any) -> bool:
-    return isinstance(index, int | np.integer)
+        axis += isinstance(index, slice | np.ndarray)
+    return view

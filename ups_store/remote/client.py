@@ -78,17 +78,7 @@ class RemoteObject:
 
     Safe to read from several threads. After a fork a child makes a client of its own, which works only if
     its parent had none: `obstore` doesn't survive a fork, so what would hang is a `RemoteError` instead.
-
-    Args:
-        url: Where it is.
-        deadline_s: Seconds until a request, with all its attempts, is a `RemoteError`.
-        version: The version to read; by default the one that the first request finds.
-
-    Attributes:
-        url: Where it is.
-        deadline_s: See above.
-        num_requests: Answers with bytes so far, for reports.
-        num_bytes: Their bytes.
+    Requests, with all their attempts, end by the deadline; `num_requests` and `num_bytes` count answers.
     """
 
     def __init__(self, url: Url, *, deadline_s: float = DEADLINE_S, version: Version | None = None) -> None:
@@ -99,11 +89,7 @@ class RemoteObject:
 
     @property
     def version(self) -> Version:
-        """The version that is read; asks for it if nothing was read yet.
-
-        Raises:
-            StoreNotFoundError: If there is no such object; what else `read` raises.
-        """
+        """The version that is read; asks for it if nothing was read yet."""
         if self._version is None:
             self._pin(self._ask(self._head))
         assert self._version is not None
@@ -247,17 +233,10 @@ def put_file(
     deadline_s: float = DEADLINE_S,
     progress: Callable[[int], object] = lambda num: None,
 ) -> bool:
-    """Put a file where there is no object yet; False if there is one.
+    """Put a file where there is no object yet, or in the place of one; False if it may not replace it.
 
     What takes one request is created by it. A larger one takes several, and then of two that are put there at
     the same time the last stays.
-
-    Args:
-        path: The file.
-        url: Where.
-        replace: Whether to replace what is there.
-        deadline_s: Seconds for each request.
-        progress: Hears of bytes that are sent.
     """
     import obstore
 
@@ -278,9 +257,11 @@ def put_file(
                 part_bytes = max(PUT_BYTES, -(-size // _MAX_PARTS))
                 obstore.put(client, url.key, chunks(), chunk_size=part_bytes, max_concurrency=4)
 
-        try:
-            if size > PUT_BYTES and not replace and is_there(url, deadline_s=deadline_s):
+        if size > PUT_BYTES and not replace:
+            with contextlib.suppress(StoreNotFoundError):
+                RemoteObject(url, deadline_s=deadline_s).version  # noqa: B018 (asks whether it is there)
                 return False
+        try:
             ask(put, url=url, deadline_s=deadline_s)
         except PreconditionFailed:
             return False
@@ -293,14 +274,6 @@ def remove_object(url: Url, *, deadline_s: float = DEADLINE_S) -> None:
 
     with contextlib.suppress(StoreNotFoundError):
         ask(lambda: obstore.delete(client_of(url, deadline_s), url.key), url=url, deadline_s=deadline_s)
-
-
-def is_there(url: Url, *, deadline_s: float = DEADLINE_S) -> bool:
-    """Say whether there is such an object; raises what else `RemoteObject.read` raises."""
-    try:
-        return RemoteObject(url, deadline_s=deadline_s).version.nbytes >= 0
-    except StoreNotFoundError:
-        return False
 
 
 class PreconditionFailed(Exception):  # noqa: N818 (a condition that a caller set, not an error yet)
@@ -317,15 +290,6 @@ def ask(work: Callable[[], Result], *, url: Url, deadline_s: float = DEADLINE_S)
     The client itself makes a request again that fails in ways that may pass, by the options of `_client`;
     here is one made again whose answer isn't what was asked for. No attempt begins in the second half of
     the deadline, and one that takes half of it is given up, so an answer or an error is there in time.
-
-    Args:
-        work: Makes the request by the client of `client_of` with the same deadline.
-        url: For messages.
-        deadline_s: Seconds for all attempts.
-    Raises:
-        PreconditionFailed: If the condition of a request isn't met.
-        StoreNotFoundError: If there is no such object.
-        RemoteError: If it isn't allowed, or failed until the deadline.
     """
     with needs("s3"):
         import obstore  # noqa: F401
@@ -361,8 +325,7 @@ def _is_without_ranges(error: Exception) -> bool:
 
 
 def _is_of_nothing(error: Exception) -> bool:
-    """Say whether no byte was in a range, as of an object without bytes."""
-    return "status code: 416" in str(error)
+    return "status code: 416" in str(error)  # no byte in the range, as of an object without bytes
 
 
 def _explained(error: Exception, url: Url, took_s: float, deadline_s: float) -> Exception:
@@ -416,12 +379,7 @@ _pid: int | None = None  # of the process whose threads serve obstore's requests
 
 
 def client_of(url: Url, deadline_s: float = DEADLINE_S) -> Any:
-    """Give the client for the bucket of an object, an `obstore` store; one for all objects in it.
-
-    Raises:
-        RemoteError: Kind "forked", if this process was forked from one that had a client.
-        MissingExtraError: Without obstore.
-    """
+    """Give the client for the bucket of an object, an `obstore` store; one for all objects in it."""
     global _pid
     if _pid is None:
         _pid = os.getpid()

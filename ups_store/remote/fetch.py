@@ -17,8 +17,8 @@ import pickle
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -28,7 +28,6 @@ from ups_store.errors import (
     RemoteError,
     SourceError,
     StoreError,
-    StoreNotFoundError,
     StoreReplacedError,
 )
 from ups_store.remote.client import DEADLINE_S, RemoteObject, Version, list_objects
@@ -51,7 +50,7 @@ _SYNC_BYTES = 256 << 20  # the most that a power cut costs
 _FIRST_PAUSE_S = 0.5  # before another attempt; it doubles
 _LOCK_POLL_S = 0.05
 _LOCK_AT = 1 << 62  # a byte that no copy has, so that the lock is of the file and not of its bytes
-_DIGITS = {"sha256": 64, "md5": 32}
+_DIGITS = {"": 0, "sha256": 64, "md5": 32}
 _SUFFIXES = (".h5", ".hdf5")
 _MAX_DEPTH = 5  # names of folders and of the file, as where a folder of this machine is looked through
 _MAX_LISTED_BYTES = 150_000  # what an answer of a reader may hold
@@ -68,123 +67,80 @@ class Progress(Protocol):
 
     def doing(self, what: str) -> None:
         """Something else is done from now on, such as "copying"."""
-        ...
 
     def progressed(self, num: int = 0) -> None:
         """It gets on, by so many bytes."""
-        ...
 
 
 class Original(Protocol):
-    """What is copied. Methods raise `OSError` and `StoreError`."""
+    """What is copied. Methods raise `OSError` and `StoreError`.
 
-    @property
-    def location(self) -> str:
-        """What it is called in messages, without secrets."""
-        ...
+    Attributes:
+        location: What it is called in messages, without secrets.
+        key: What tells it from others: the expected digest, if there is one, else where it is.
+        digest: What it has to be, such as "sha256:9f86..."; "" if nothing says it.
+    """
 
-    @property
-    def key(self) -> str:
-        """What tells it from others: the expected digest, if there is one, else where it is."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """What it has to be, such as "sha256:9f86..."; "" if nothing says it."""
-        ...
+    location: str
+    key: str
+    digest: str
 
     def look(self) -> Version | None:
         """Find out what is there; None if nothing is."""
-        ...
 
     def read(self, start: int, version: Version) -> Body:
         """Give its bytes from there on, or from 0 where there is no other beginning; or `ChangedError`."""
         ...
 
 
-@dataclass(frozen=True)
 class LocalFile:
     """A file of another file system of this machine, such as a network mount."""
 
-    path: Path
     digest = ""
 
-    @property
-    def location(self) -> str:
-        """Its path."""
-        return str(self.path)
-
-    @property
-    def key(self) -> str:
-        """Its path."""
-        return os.path.abspath(self.path)
+    def __init__(self, path: Path) -> None:
+        self.path, self.location, self.key = path, str(path), os.path.abspath(path)
 
     def look(self) -> Version | None:
         """Find out its size and time of modification."""
         try:
-            status = os.stat(self.path)
-        except FileNotFoundError:
+            with _told_apart(self.location):
+                status = os.stat(self.path)
+        except ChangedError:
             return None
-        except PermissionError as error:
-            raise self._unreadable(error) from error
         return Version(status.st_size, f"mtime_ns {status.st_mtime_ns}", self.path.name, status.st_mtime)
 
     def read(self, start: int, version: Version) -> Body:
         """Read on; that a read doesn't return is noticed by the reader's supervisor."""
-        return start, self._chunks(start)
 
-    def _chunks(self, start: int) -> Iterator[bytes]:
-        try:
-            with files.opened(self.path) as fd:
+        def chunks(offset: int) -> Iterator[bytes]:
+            with _told_apart(self.location), files.opened(self.path) as fd:
                 files.advise_sequential(fd)
-                while chunk := files.read_at(fd, start, _CHUNK_BYTES):
+                while chunk := files.read_at(fd, offset, _CHUNK_BYTES):
                     yield chunk
-                    start += len(chunk)
-        except FileNotFoundError:
-            raise ChangedError from None
-        except PermissionError as error:
-            raise self._unreadable(error) from error
+                    offset += len(chunk)
 
-    def _unreadable(self, error: OSError) -> SourceError:
-        problem = f"source can't be read ({error.strerror})"
-        return SourceError(problem, kind="unreadable", path=self.path, hint="check its permissions")
+        return start, chunks(start)
 
 
-@dataclass(frozen=True)
 class RemoteFile:
-    """An object behind a URL.
+    """An object behind a URL; its copy is called as is said here, else as the URL or the server says."""
 
-    Attributes:
-        url: Where it is, without fragment.
-        digest: See `Original`.
-        name: What its copy is called; "": as the URL or the server says.
-        deadline_s: Of each request.
-    """
-
-    url: Url
-    digest: str = ""
-    name: str = ""
-    deadline_s: float = DEADLINE_S
-
-    @property
-    def location(self) -> str:
-        """The URL without secrets."""
-        return str(self.url.path)
-
-    @property
-    def key(self) -> str:
-        """The digest that is expected, or the place; one of a URL whose query may hold a secret."""
-        if self.digest or not self.url.is_http:
-            return self.digest or self.location
-        parts = urlsplit(self.url.text)
-        url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        return f"url {hashlib.sha256(url.encode()).hexdigest()}"
+    def __init__(self, url: Url, digest: str = "", name: str = "", *, deadline_s: float = DEADLINE_S) -> None:
+        self.url, self.digest, self.name, self.deadline_s = url, digest, name, deadline_s
+        self.location = str(url.path)
+        self.key = digest or self.location
+        if url.is_http and not digest:  # its query tells objects apart, and may hold a secret
+            parts = urlsplit(url.text)
+            text = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+            self.key = f"url {hashlib.sha256(text.encode()).hexdigest()}"
 
     def look(self) -> Version | None:
         """Find out its size, ETag and name."""
         try:
-            version = RemoteObject(self.url, deadline_s=self.deadline_s).version
-        except StoreNotFoundError:
+            with _told_apart(self.location):
+                version = RemoteObject(self.url, deadline_s=self.deadline_s).version
+        except ChangedError:
             return None
         ending = PurePosixPath(self.url.key).name
         is_said = self.name or ending.endswith(_SUFFIXES) or not version.name
@@ -193,59 +149,60 @@ class RemoteFile:
 
     def read(self, start: int, version: Version) -> Body:
         """Read several ranges at a time; all of it where the server knows no ranges."""
+        from concurrent.futures import ThreadPoolExecutor
+
         remote = RemoteObject(self.url, deadline_s=self.deadline_s, version=version)
-        ranges = [
-            (offset, min(_RANGE_BYTES, version.nbytes - offset))
-            for offset in range(start, version.nbytes, _RANGE_BYTES)
-        ]
+        end = version.nbytes
+        ranges = [(at, min(_RANGE_BYTES, end - at)) for at in range(start, end, _RANGE_BYTES)]
+
+        def stream() -> Iterator[memoryview]:
+            with _told_apart(self.location):
+                yield from remote.stream()
+
+        def others() -> Iterator[memoryview]:
+            with (
+                _told_apart(self.location),
+                ThreadPoolExecutor(_RANGES_IN_FLIGHT, thread_name_prefix="ups_store fetch") as pool,
+            ):
+                yield from in_order(
+                    pool, lambda each: remote.read(*each), ranges[1:], ahead=_RANGES_IN_FLIGHT
+                )
+
         try:
-            first = remote.read(*ranges[0]) if ranges else memoryview(b"")
+            with _told_apart(self.location):
+                first = remote.read(*ranges[0]) if ranges else memoryview(b"")
         except RemoteError as error:
             if error.kind != "no_ranges":
                 raise
-            return 0, self._of_version(remote.stream())
-        except (StoreReplacedError, StoreNotFoundError):
-            raise ChangedError from None
-        return start, itertools.chain([first], self._of_version(_in_order(remote.read, ranges[1:])))
-
-    @staticmethod
-    def _of_version(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
-        try:
-            yield from chunks
-        except (StoreReplacedError, StoreNotFoundError):
-            raise ChangedError from None
+            return 0, stream()
+        return start, itertools.chain([first], others())
 
 
-def _in_order(read: Callable[[int, int], memoryview], ranges: list[tuple[int, int]]) -> Iterator[memoryview]:
-    """Read ranges in order, while the next ones are on their way."""
-    from concurrent.futures import ThreadPoolExecutor
+@contextlib.contextmanager
+def _told_apart(location: str) -> Iterator[None]:
+    """Inside, an original that went or is another one is a `ChangedError`, one that may not be read ours."""
+    try:
+        yield
+    except (StoreReplacedError, FileNotFoundError):
+        raise ChangedError from None
+    except PermissionError as error:
+        problem, hint = f"source can't be read ({error.strerror})", "check its permissions"
+        raise SourceError(problem, kind="unreadable", path=location, hint=hint) from error
 
-    with ThreadPoolExecutor(_RANGES_IN_FLIGHT, thread_name_prefix="ups_store fetch") as pool:
-        yield from in_order(pool, lambda each: read(*each), ranges, ahead=_RANGES_IN_FLIGHT)
 
+def original_of(text: str, *, deadline_s: float = DEADLINE_S) -> RemoteFile:
+    """Give what a URL names.
 
-def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original:
-    """Give what a path or a URL names.
-
-    What follows "#" in a URL isn't sent: `#sha256=...` or `#md5=...` says what the file has to be, and
-    `#name=...` what it is called.
-
-    Raises:
-        ConfigError: If it isn't one of these; kind "unknown_scheme", "bad_fragment".
-        MissingExtraError: Where obstore isn't installed.
+    What follows "#" isn't sent: `#sha256=...` or `#md5=...` says what the file has to be, and `#name=...`
+    what it is called.
     """
-    if isinstance(text, Path):
-        return LocalFile(text)
     address, _, fragment = text.partition("#")
     url = checked_url(address)
     words = dict(parse_qsl(fragment, keep_blank_values=True))
     name = words.pop("name", "")
-    digests = [
-        f"{kind}:{value.lower()}"
-        for kind, value in words.items()
-        if kind in _DIGITS and re.fullmatch(rf"[0-9a-fA-F]{{{_DIGITS[kind]}}}", value)
-    ]
-    if len(words) > 1 or len(digests) < len(words) or (fragment and not (words or name)):
+    kind, value = next(iter(words.items()), ("", ""))
+    is_digest = kind in _DIGITS and re.fullmatch(rf"[0-9a-fA-F]{{{_DIGITS[kind]}}}", value)
+    if len(words) > 1 or not is_digest or (fragment and not (kind or name)):
         raise ConfigError(
             "what follows # in the URL of a source",
             kind="bad_fragment",
@@ -255,7 +212,8 @@ def original_of(text: str | Path, *, deadline_s: float = DEADLINE_S) -> Original
         )
     if name:
         checked_name(name, location=str(url.path))
-    return RemoteFile(url, "".join(digests), name, deadline_s)
+    digest = f"{kind}:{value.lower()}" if kind else ""
+    return RemoteFile(url, digest, name, deadline_s=deadline_s)
 
 
 def checked_url(text: str) -> Url:
@@ -269,21 +227,12 @@ def checked_url(text: str) -> Url:
 
 
 def checked_name(name: str, *, location: str) -> str:
-    """Give the name, if a copy of this machine may have it: no path, and not that of a record beside copies.
-
-    Raises:
-        SourceError: Kind "bad_name".
-    """
+    """Give the name, unless it is a path, or that of a record beside copies: kind "bad_name"."""
     is_plain = "/" not in name and name.isprintable() and len(os.fsencode(name)) <= _MAX_NAME_BYTES
     taken = (_RECORD, _GROWING_RECORD, _GROWING)
     if not name or not is_plain or name.startswith(".") or name.endswith(taken):
-        raise SourceError(
-            "it has no name that a copy can have",
-            kind="bad_name",
-            path=location,
-            found=repr(name),
-            hint="say one: add #name=burgers1d_train.h5",
-        )
+        problem, hint = "it has no name that a copy can have", "say one: add #name=burgers1d_train.h5"
+        raise SourceError(problem, kind="bad_name", path=location, found=repr(name), hint=hint)
     return name
 
 
@@ -295,10 +244,7 @@ def folder_of_copy(folder: Path, original: Original) -> Path:
 def find_copy(folder: Path, original: Original, version: Version | None = None) -> Path | None:
     """Find the copy in the folder made for it, if it is whole, untouched, and of that version.
 
-    Args:
-        folder: Where it would lie.
-        original: What it is of.
-        version: What that is now; None: any, for one whose digest is expected.
+    Any version will do where None is given: of an original whose digest is expected.
     """
     record = _read_json(folder / _RECORD)
     try:
@@ -327,28 +273,12 @@ def forget_copy(folder: Path) -> None:
 
 
 def fetch(
-    original: Original,
-    version: Version,
-    folder: Path,
-    *,
-    retries: int = RETRIES,
-    progress: Progress,
+    progress: Progress, original: Original, version: Version, folder: Path, retries: int = RETRIES
 ) -> int:
-    """Have a whole copy in a folder of its own; one that another process makes is waited for.
+    """Have a whole copy in a folder of its own, and count the bytes that this call fetched.
 
-    Args:
-        original: What to copy.
-        version: What `look` has found.
-        folder: Its folder, which is made.
-        retries: Attempts after the first one, each time that none has brought a byte.
-        progress: Hears how it goes, in bytes.
-    Returns:
-        Bytes that were fetched by this call.
-    Raises:
-        SourceError: Kind "cut_short", "wrong_digest", "wrong_length", "unreachable".
-        SourceError: As the original; kind "source_changed", if it changes time and again.
-        RemoteError: As the client; kind "unreachable", if nothing came for too long, time and again.
-        DiskFullError: If there is no room.
+    One that another process makes is waited for. After `retries` more attempts that bring no byte it is a
+    `SourceError`, or a `RemoteError`; what changes time and again is a `SourceError`.
     """
     files.make_folder(folder, hint="check data.stage_dir")
     files.check_no_link(folder)
@@ -359,6 +289,25 @@ def fetch(
             return 0
         progress.doing("copying")
         return _Fetch(original, version, growing, fd, retries, progress).run()
+
+
+@contextlib.contextmanager
+def _claimed(growing: Path, progress: Progress) -> Iterator[tuple[Path, int]]:
+    """Open and lock an unfinished copy; while another process has it, that has to get on."""
+    progress.doing("waiting")
+    size = -1
+    while True:
+        fd = files.open_or_create(growing)
+        try:
+            if locks.try_lock(fd, _LOCK_AT) and files.is_file_at(fd, growing):
+                yield growing, fd
+                return
+            if (now := files.size(fd)) != size:
+                size = now
+                progress.progressed()
+        finally:
+            files.close(fd)
+        time.sleep(_LOCK_POLL_S)
 
 
 class _Fetch:
@@ -374,40 +323,59 @@ class _Fetch:
 
     def run(self) -> int:
         """Fetch what is missing, look at it, and give it its name."""
-        self._resume()
-        was_resumed = self._offset > 0
-        self._get_rest()
-        try:
-            self._check_digest()
-        except SourceError:
-            self._start_again()
-            if not was_resumed:
-                raise
-            self._get_rest()  # the beginning was of something else, though nothing showed it
-            self._check_digest()
-        self._publish()
+        kind, _, expected = self._original.digest.partition(":")
+        for is_last in (not self._resume(), True):
+            self._get_rest()
+            digest = self._hashers[kind].hexdigest() if kind else ""
+            if digest == expected:
+                break
+            self._start_again()  # where it was resumed: the beginning was of something else, unnoticed
+            if is_last:
+                raise SourceError(
+                    f"its {kind} isn't the one that was expected",
+                    kind="wrong_digest",
+                    path=self._original.location,
+                    expected=expected,
+                    found=digest,
+                    hint="check the digest, and that nothing on the way changes what is fetched",
+                )
+        with files.disk_full_as_error(self._growing, 0):
+            files.sync(self._fd)  # else the name could come to stand for a copy with holes
+        record = {
+            "key": self._original.key,
+            "location": self._original.location,
+            **self._of(),
+            "sha256": self._hashers["sha256"].hexdigest(),
+            "md5": self._hashers["md5"].hexdigest() if "md5" in self._hashers else "",
+            "state": files.last_write(self._growing),
+        }
+        replace_text(self._folder / _RECORD, json.dumps(record, indent=1), follow=False)
+        files.rename(self._growing, self._folder / self._version.name)
+        files.remove(self._folder / _GROWING_RECORD)
+        files.sync_folder(self._folder)
         return self._num_fetched
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
         """Go on with what an earlier run has left, if it is of this version."""
         record = _read_json(self._folder / _GROWING_RECORD)
         synced = record.get("synced")
-        synced = synced if isinstance(synced, int) else 0
-        kept = files.size(self._fd)
+        self._synced = synced if isinstance(synced, int) else 0
+        size = files.size(self._fd)
         if record.get("boot_id") != files.boot_id().hex():  # what wasn't synced may be zeros
-            kept = min(kept, synced)
-        self._synced = synced
+            size = min(size, self._synced)
         is_same = record.get("key") == self._original.key and record.get("version") == self._of()
         # A record of more bytes than there are is one whose copy went: it must not vouch for those to come.
-        if not (is_same and self._is_known() and synced <= kept <= self._version.nbytes):
+        if not (is_same and self._is_known and self._synced <= size <= self._version.nbytes):
             self._start_again()
-            return
+            return False
         self._hashers = self._new_hashers()
-        files.truncate(self._fd, kept)
+        files.truncate(self._fd, size)
         self._record()
-        while self._offset < kept:
-            self._took(files.read_at(self._fd, self._offset, min(_CHUNK_BYTES, kept - self._offset)))
+        while self._offset < size:
+            self._took(files.read_at(self._fd, self._offset, min(_CHUNK_BYTES, size - self._offset)))
+        return size > 0
 
+    @property
     def _is_known(self) -> bool:
         """Whether anything would show that a rest is of another version than the beginning."""
         return bool(self._version.tag or self._original.digest)
@@ -453,10 +421,13 @@ class _Fetch:
                     if self._original.look() == self._version:
                         return
                     raise ChangedError  # since the first byte
-            except ChangedError:
-                num_changed += 1
-                self._follow(is_last=num_changed > self._retries)
-                furthest = 0
+            except ChangedError:  # begin again with what is there now
+                num_changed, furthest = num_changed + 1, 0
+                version = self._original.look()
+                if num_changed > self._retries or version is None:
+                    raise changed(self._original.location) from None
+                self._version = replace(version, name=self._version.name)
+                self._start_again()
                 continue
             except RemoteError as error:
                 if error.kind != "unreachable" or self._offset <= furthest:  # it was tried again already
@@ -469,9 +440,16 @@ class _Fetch:
             num_failed = 0 if self._offset > furthest else num_failed + 1
             furthest = max(furthest, self._offset)
             if num_failed > self._retries:
-                raise self._given_up(failure)
+                raise SourceError(
+                    f"it can't be fetched ({failure})" if failure else "the bytes end early, time and again",
+                    kind="unreachable" if failure else "cut_short",
+                    path=self._original.location,
+                    expected=f"{self._version.nbytes:,} bytes",
+                    found=f"{self._offset:,}",
+                    hint="check the network and the place, and run again to go on from there",
+                )
             time.sleep(_FIRST_PAUSE_S * 2 ** max(0, num_failed - 1) * random.uniform(0.5, 1.0))
-            if not self._is_known():
+            if not self._is_known:
                 self._start_again()
 
     def _take(self, start: int, chunks: Iterable[bytes | memoryview]) -> None:
@@ -497,73 +475,6 @@ class _Fetch:
                     files.sync_data(self._fd)
                 self._synced = self._offset
                 self._record()
-
-    def _follow(self, *, is_last: bool) -> None:
-        """Begin again with what is there now."""
-        version = self._original.look()
-        if is_last or version is None:
-            raise changed(self._original.location)
-        self._version = replace(version, name=self._version.name)
-        self._start_again()
-
-    def _given_up(self, failure: Exception | None) -> SourceError:
-        return SourceError(
-            f"it can't be fetched ({failure})" if failure else "the bytes end early, time and again",
-            kind="unreachable" if failure else "cut_short",
-            path=self._original.location,
-            expected=f"{self._version.nbytes:,} bytes",
-            found=f"{self._offset:,}",
-            hint="check the network and the place, and run again to go on from there",
-        )
-
-    def _check_digest(self) -> None:
-        kind, _, expected = self._original.digest.partition(":")
-        if kind and (digest := self._hashers[kind].hexdigest()) != expected:
-            raise SourceError(
-                f"its {kind} isn't the one that was expected",
-                kind="wrong_digest",
-                path=self._original.location,
-                expected=expected,
-                found=digest,
-                hint="check the digest, and that nothing on the way changes what is fetched",
-            )
-
-    def _publish(self) -> None:
-        """Give the copy its name, once all of its bytes are durable: what has its name is whole."""
-        with files.disk_full_as_error(self._growing, 0):
-            files.sync(self._fd)  # else the name could come to stand for a copy with holes
-        digests = {kind: hasher.hexdigest() for kind, hasher in self._hashers.items()}
-        record = {
-            "key": self._original.key,
-            "location": self._original.location,
-            **self._of(),
-            "sha256": digests["sha256"],
-            "md5": digests.get("md5", ""),
-            "state": files.last_write(self._growing),
-        }
-        replace_text(self._folder / _RECORD, json.dumps(record, indent=1), follow=False)
-        files.rename(self._growing, self._folder / self._version.name)
-        files.remove(self._folder / _GROWING_RECORD)
-        files.sync_folder(self._folder)
-
-
-@contextlib.contextmanager
-def _claimed(growing: Path, progress: Progress) -> Iterator[tuple[Path, int]]:
-    """Open and lock an unfinished copy; while another process has it, that has to get on."""
-    progress.doing("waiting")
-    size = -1
-    while True:
-        fd = files.open_or_create(growing)
-        try:
-            if locks.try_lock(fd, _LOCK_AT) and files.is_file_at(fd, growing):
-                yield growing, fd
-                return
-            if (now := files.size(fd)) != size:
-                size = now
-                progress.progressed()
-        finally:
-            files.close(fd)
-        time.sleep(_LOCK_POLL_S)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -603,10 +514,3 @@ def list_sources(progress: Progress, root: Url, deadline_s: float) -> list[tuple
             hint="name a folder further below by data.root, or files by data.files",
         )
     return sources
-
-
-def fetch_in_reader(
-    progress: Progress, original: Original, version: Version, folder: Path, retries: int
-) -> int:
-    """Fetch; see `fetch`."""
-    return fetch(original, version, folder, retries=retries, progress=progress)

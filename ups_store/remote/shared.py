@@ -11,24 +11,30 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ups_store.errors import FormatError, RemoteError, SpecError, StoreNotFoundError, check_installed
+from ups_store.errors import (
+    FormatError,
+    RemoteError,
+    SpecError,
+    StoreNotFoundError,
+    check_installed,
+)
 from ups_store.format.zip_records import ROOT_NAME
 from ups_store.read.catalog import read_directory, read_root
 from ups_store.read.open import open_any
-from ups_store.remote.client import (
-    DEADLINE_S,
-    RemoteObject,
-    list_objects,
-    put_file,
-    remove_object,
+from ups_store.remote.client import DEADLINE_S, RemoteObject, list_objects, put_file, remove_object
+from ups_store.remote.fetch import (
+    LocalFile,
+    Original,
+    Progress,
+    RemoteFile,
 )
-from ups_store.remote.fetch import LocalFile, Original, Progress, RemoteFile
 from ups_store.system import files
 from ups_store.system.paths import partition_of, path_of
 from ups_store.system.urls import SCHEMES, Url, instead_of_rclone, shown_url, url_of
@@ -36,7 +42,7 @@ from ups_store.system.urls import SCHEMES, Url, instead_of_rclone, shown_url, ur
 SUFFIX = ".zarr.zip"
 EXPECTED = "s3://BUCKET/PREFIX, gs://..., az://... , https://... (read only), or a folder"
 
-_KEY = re.compile(rf"(?P<hash>[0-9a-f]{{64}})/(?P<name>[^/]+{re.escape(SUFFIX)})")
+_KEY = re.compile(rf"[0-9a-f]{{64}}/[^/]+{re.escape(SUFFIX)}")
 _GROWING = re.compile(rf"{_KEY.pattern}\.[0-9a-f]{{16}}")
 _COPY_BYTES = 8 << 20  # at a time: what the file system copies by itself, such as an NFS server
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -44,44 +50,40 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 @dataclass(frozen=True)
 class SharedFile:
-    """A file in a shared cache.
+    """A file in a shared cache: of a store, or whatever else lies there.
 
     Attributes:
-        config_hash: Of the whole store's identity, by its key: what it really is, the file says.
-        name: Of the file.
+        key: What it is called in the cache.
         nbytes: Its length.
         modified_s: When it was written, in seconds since the epoch.
-    """
-
-    config_hash: str
-    name: str
-    nbytes: int
-    modified_s: float
-
-    @property
-    def key(self) -> str:
-        """What it is called in the cache."""
-        return f"{self.config_hash}/{self.name}"
-
-
-@dataclass(frozen=True)
-class Stray:
-    """What lies in a shared cache and is no store.
-
-    Attributes:
-        key: What it is called.
-        nbytes: Its length.
-        modified_s: When it was last written, in seconds since the epoch.
-        is_temporary: Whether a push has left it, or is writing it.
     """
 
     key: str
     nbytes: int
     modified_s: float
-    is_temporary: bool
+
+    @property
+    def config_hash(self) -> str:
+        """Of the whole store's identity, by its key: what it really is, the file says."""
+        return self.key.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def is_of_store(self) -> bool:
+        """Whether it is a store's by its key."""
+        return bool(_KEY.fullmatch(self.key))
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether a push has left it, or is writing it."""
+        return bool(_GROWING.fullmatch(self.key))
 
 
-class SharedCache(Protocol):
+class SharedCache(ABC):
     """Holds shared stores. All methods raise `StoreError` and `OSError`.
 
     Attributes:
@@ -90,49 +92,46 @@ class SharedCache(Protocol):
     """
 
     location: str
-    is_read_only: bool
+    is_read_only = False
 
     def look(self, config_hash: str, names: Sequence[str]) -> list[SharedFile]:
         """Find the files of a hash; where nothing can be listed, those of these names."""
-        ...
+        return [file for file in self._files(f"{config_hash}/") if file.is_of_store]
 
-    def entries(self) -> tuple[list[SharedFile], list[Stray]]:
+    def entries(self) -> tuple[list[SharedFile], list[SharedFile]]:
         """List all files of stores, and all others."""
-        ...
+        entries, strays = list[SharedFile](), list[SharedFile]()
+        for file in self._files(""):
+            (entries if file.is_of_store else strays).append(file)
+        return entries, strays
 
+    @abstractmethod
+    def _files(self, prefix: str) -> Iterable[SharedFile]:
+        """List what has such a key."""
+
+    @abstractmethod
     def original(self, key: str) -> Original:
         """Give what a pull copies."""
-        ...
 
+    @abstractmethod
     def fingerprint(self, key: str) -> str:
         """Read the fingerprint of a store's file; see `Store.fingerprint`."""
-        ...
 
+    @abstractmethod
     def create(self, key: str, path: Path, *, replace: bool, progress: Progress) -> bool:
         """Copy a file of this machine there in one step; False, and nothing is done, if the key is taken."""
-        ...
 
+    @abstractmethod
     def remove(self, key: str) -> None:
         """Remove what is at a key; nothing happens if there is none."""
-        ...
 
 
-class FolderCache:
-    """See `SharedCache`: a folder that several machines see, which has to be there."""
-
-    is_read_only = False
+class FolderCache(SharedCache):
+    """A folder that several machines see, which has to be there."""
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder)
         self._folder = folder
-
-    def look(self, config_hash: str, names: Sequence[str]) -> list[SharedFile]:
-        """See `SharedCache`."""
-        return _sorted_out(self._files(self._folder / config_hash))[0]
-
-    def entries(self) -> tuple[list[SharedFile], list[Stray]]:
-        """See `SharedCache`."""
-        return _sorted_out(self._files(self._folder))
 
     def original(self, key: str) -> Original:
         """See `SharedCache`."""
@@ -150,10 +149,18 @@ class FolderCache:
         if files.exists(target) and not replace:
             return False
         temporary = target.with_name(f"{target.name}.{files.build_id()[:8].hex()}")
+        progress.doing("copying")
         try:
             os.makedirs(target.parent, exist_ok=True)
-            with _created(temporary) as fd:
-                _copy(path, fd, target, progress)
+            with contextlib.ExitStack() as stack:
+                source, fd = stack.enter_context(files.opened(path)), files.create_new(temporary)
+                stack.callback(files.close, fd)
+                size = files.size(source)
+                for offset in range(0, size, _COPY_BYTES):
+                    num = min(_COPY_BYTES, size - offset)
+                    with files.disk_full_as_error(target, size - offset):
+                        files.copy_range(source, offset, fd, offset, num)
+                    progress.progressed(num)
                 files.sync(fd)  # else a power cut could leave the name without the content
             is_first = _take_name(temporary, target, replace=replace)
         except PermissionError as error:
@@ -180,41 +187,22 @@ class FolderCache:
             hint = "check the path and the mount, or make it"
             raise StoreNotFoundError("no such folder", path=self._folder, kind="no_cache", hint=hint)
 
-    def _files(self, folder: Path) -> Iterator[tuple[str, int, float]]:
-        """Key, length and time of regular files."""
+    def _files(self, prefix: str) -> Iterator[SharedFile]:
+        """List regular files."""
 
         def fail(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):
                 raise error
 
         self._check_there()
-        for at, _, names in os.walk(folder, onerror=fail):
+        for at, _, names in os.walk(self._folder / prefix, onerror=fail):
             for name in sorted(names):
                 path = Path(at, name)
                 with contextlib.suppress(FileNotFoundError):  # removed since
                     status = path.stat()
                     if stat.S_ISREG(status.st_mode):
-                        yield path.relative_to(self._folder).as_posix(), status.st_size, status.st_mtime
-
-
-@contextlib.contextmanager
-def _created(path: Path) -> Iterator[int]:
-    fd = files.create_new(path)
-    try:
-        yield fd
-    finally:
-        files.close(fd)
-
-
-def _copy(path: Path, fd: int, target: Path, progress: Progress) -> None:
-    progress.doing("copying")
-    with files.opened(path) as source:
-        size = files.size(source)
-        for offset in range(0, size, _COPY_BYTES):
-            num = min(_COPY_BYTES, size - offset)
-            with files.disk_full_as_error(target, size - offset):
-                files.copy_range(source, offset, fd, offset, num)
-            progress.progressed(num)
+                        key = path.relative_to(self._folder).as_posix()
+                        yield SharedFile(key, status.st_size, status.st_mtime)
 
 
 def _take_name(temporary: Path, target: Path, *, replace: bool) -> bool:
@@ -235,12 +223,10 @@ def _take_name(temporary: Path, target: Path, *, replace: bool) -> bool:
     return True
 
 
-class ObjectCache:
-    """See `SharedCache`: a prefix of a bucket; or behind a web server, which lists and takes nothing.
+class ObjectCache(SharedCache):
+    """A prefix of a bucket; or behind a web server, which lists and takes nothing.
 
-    Args:
-        url: Of its root; a query, such as a signature, goes with every request.
-        deadline_s: For one request, with all its attempts.
+    A query of its URL, such as a signature, goes with every request.
     """
 
     def __init__(self, url: Url, deadline_s: float) -> None:
@@ -252,29 +238,20 @@ class ObjectCache:
     def look(self, config_hash: str, names: Sequence[str]) -> list[SharedFile]:
         """See `SharedCache`."""
         if not self._url.is_http:
-            return self._listed(f"{config_hash}/")[0]
+            return super().look(config_hash, names)
         entries = []
-        for name in names:
-            url = self._url.below(f"{config_hash}/{name}")
+        for key in (f"{config_hash}/{name}" for name in names):
             with contextlib.suppress(StoreNotFoundError):
-                version = RemoteObject(url, **self._deadline).version
-                entries.append(SharedFile(config_hash, name, version.nbytes, version.modified_s))
+                version = RemoteObject(self._url.below(key), **self._deadline).version
+                entries.append(SharedFile(key, version.nbytes, version.modified_s))
         return entries
-
-    def entries(self) -> tuple[list[SharedFile], list[Stray]]:
-        """See `SharedCache`."""
-        if self._url.is_http:
-            hint = "name a store by its hash and name, as `ups-store pull URL HASH/NAME`"
-            problem = "a web server lists nothing"
-            raise RemoteError(problem, kind="not_listed", path=self.location, hint=hint)
-        return self._listed("")
 
     def original(self, key: str) -> Original:
         """See `SharedCache`."""
         return RemoteFile(self._url.below(key), name=key.rpartition("/")[2], **self._deadline)
 
     def fingerprint(self, key: str) -> str:
-        """See `SharedCache`."""
+        """See `SharedCache`; of a packed store, which isn't opened by URL, as its root says it."""
         url = self._url.below(key)
         try:
             with open_any(url.text, **self._deadline) as store:
@@ -303,9 +280,13 @@ class ObjectCache:
         self._check_writable()
         remove_object(self._url.below(key), **self._deadline)
 
-    def _listed(self, prefix: str) -> tuple[list[SharedFile], list[Stray]]:
-        objects = list_objects(self._url, prefix, **self._deadline)
-        return _sorted_out((key, version.nbytes, version.modified_s) for key, version in objects)
+    def _files(self, prefix: str) -> Iterator[SharedFile]:
+        if self._url.is_http:
+            problem = "a web server lists nothing"
+            hint = "name a store by its hash and name, as `ups-store pull URL HASH/NAME`"
+            raise RemoteError(problem, kind="not_listed", path=self.location, hint=hint)
+        for key, version in list_objects(self._url, prefix, **self._deadline):
+            yield SharedFile(key, version.nbytes, version.modified_s)
 
     def _check_writable(self) -> None:
         if self._url.is_http:
@@ -313,57 +294,31 @@ class ObjectCache:
             raise RemoteError("https is read only", kind="read_only", path=self.location, hint=hint)
 
 
-def _sorted_out(objects: Iterator[tuple[str, int, float]]) -> tuple[list[SharedFile], list[Stray]]:
-    """Tell files of stores from others by their keys."""
-    entries, strays = [], []
-    for key, nbytes, modified_s in objects:
-        if match := _KEY.fullmatch(key):
-            entries.append(SharedFile(match["hash"], match["name"], nbytes, modified_s))
-        else:
-            strays.append(Stray(key, nbytes, modified_s, is_temporary=bool(_GROWING.fullmatch(key))))
-    return entries, strays
-
-
 def open_shared(location: str | Path, *, deadline_s: float = DEADLINE_S) -> SharedCache:
-    """Give the shared cache at a URL or in a folder; nothing is asked yet.
-
-    Args:
-        location: See `EXPECTED`.
-        deadline_s: For one request to a server, with all its attempts.
-    Raises:
-        SpecError: For another kind of URL.
-        MissingExtraError: For an object store, where obstore isn't installed.
-    """
-    url = _url_of(location)
-    if url is None:
-        return FolderCache(_folder(location))
+    """Give the shared cache at a URL or in a folder, see `EXPECTED`; nothing is asked yet."""
+    place = _place_of(location)
+    if isinstance(place, Path):
+        return FolderCache(place)
     check_installed("obstore", extra="s3")
-    return ObjectCache(url, deadline_s)
+    return ObjectCache(place, deadline_s)
 
 
 def check_location(location: str) -> str:
-    """Check that it can name a shared cache; returns it, a folder absolute.
-
-    Raises:
-        SpecError: Kind "url".
-    """
-    return location if _url_of(location) else str(_folder(location))
+    """Check that it can name a shared cache, else `SpecError`; returns it, a folder absolute."""
+    place = _place_of(location)
+    return str(place) if isinstance(place, Path) else location
 
 
-def _url_of(location: str | Path) -> Url | None:
-    """Give the URL of a location; None for a folder, also for one that is given as file:///..."""
-    text = url_of(location)
-    if text is None or text.lower().startswith("file:"):
-        return None
-    url = Url(text)
-    if url.scheme not in SCHEMES or not urlsplit(text).netloc:
-        raise SpecError("shared cache", kind="url", path=shown_url(location), expected=EXPECTED)
-    return url
-
-
-def _folder(location: str | Path) -> Path:
+def _place_of(location: str | Path) -> Url | Path:
+    """Give the URL of a location, or the folder that it is, also where that is given as file:///..."""
     text = os.fspath(location)
-    if text.lower().startswith("file:"):
+    url = url_of(text)
+    if url is not None and not url.lower().startswith("file:"):
+        place = Url(url)
+        if place.scheme not in SCHEMES or not urlsplit(url).netloc:
+            raise SpecError("shared cache", kind="url", path=shown_url(location), expected=EXPECTED)
+        return place
+    if url is not None:
         text = unquote(urlsplit(text).path)
     elif hint := instead_of_rclone(text):
         raise SpecError("shared cache", kind="rclone", path=text, expected=EXPECTED, hint=hint)
@@ -371,12 +326,7 @@ def _folder(location: str | Path) -> Path:
 
 
 def files_of_store(entries: Sequence[SharedFile], name: str) -> list[SharedFile]:
-    """Choose those of the entries, all of one hash, that together hold a store; empty if it isn't there.
-
-    Args:
-        entries: What there is.
-        name: The store's file name, `NAME.zarr.zip`; its partitions will do, if they are complete.
-    """
+    """Choose those of one hash that together hold a store: its file, or all of its partitions, else none."""
     by_count: dict[int, dict[int, SharedFile]] = {}
     for entry in entries:
         if entry.name == name:

@@ -13,6 +13,7 @@ cache, any order by last use would find nothing. Every 16th new chunk takes the 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import threading
@@ -57,19 +58,9 @@ class Places:
 class SlotCache:
     """The chunks of one store that lie on this machine. For any thread; a forked child shares it.
 
-    Whatever its disk does, reading goes on: an error of it ends the cache, with a warning.
-
-    Args:
-        folder: Of all stores; made if it isn't there.
-        limit_bytes: That the folder may take on its disk; a little more where several processes write.
-        fingerprint: Of the store's content.
-        file_nbytes: Length of the object.
-        num_chunks: How many chunks the store has.
-        places: Where those are that may be given back one by one.
-
-    Attributes:
-        path: The file.
-        limit_bytes: See above.
+    Whatever its disk does, reading goes on: an error of it ends the cache, with a warning. Its folder takes a
+    little more than the limit where several processes write. `places` are those of chunks that may be given
+    back one by one.
     """
 
     def __init__(
@@ -88,22 +79,26 @@ class SlotCache:
         self._random = random.Random()
         self._lock = threading.Lock()
         self._descriptor: Descriptor | None = None
-        with _failures_as_warning(self):
+        try:
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = Descriptor(_open_shared(self.path))
             if files.size(self._descriptor.fd) < self._flags + num_chunks + len(_MARK):
                 files.truncate(self._descriptor.fd, self._flags + num_chunks)
                 files.write_at(self._descriptor.fd, self._flags + num_chunks, _MARK)
             files.touch(self._descriptor.fd)
+        except (OSError, StoreError) as error:
+            self._give_up(error)
 
     def get(self, number: int, first: int, nbytes: int) -> bytes | None:
         """The bytes of a chunk, which may be anything: check them; None if it isn't there."""
         descriptor = self._descriptor
         if descriptor is None:
             return None
-        with _failures_as_warning(self):
+        try:
             if files.read_at(descriptor.fd, self._flags + number, 1) == _THERE:
                 return files.read_at(descriptor.fd, first, nbytes)
+        except (OSError, StoreError) as error:
+            self._give_up(error)
         return None
 
     def put(self, number: int, first: int, raw: memoryview) -> None:
@@ -111,17 +106,27 @@ class SlotCache:
         descriptor = self._descriptor
         if descriptor is None:
             return
-        with _failures_as_warning(self):
+        try:
             if self._has_room(descriptor.fd, len(raw)):
                 files.write_at(descriptor.fd, first, raw)
                 files.write_at(descriptor.fd, self._flags + number, _THERE)
+        except (OSError, StoreError) as error:
+            self._give_up(error)
 
     def drop(self, number: int) -> None:
         """Forget a chunk that was found to be wrong."""
         descriptor = self._descriptor
-        if descriptor is not None:
-            with _failures_as_warning(self):
-                files.write_at(descriptor.fd, self._flags + number, _GONE)
+        if descriptor is None:
+            return
+        try:
+            files.write_at(descriptor.fd, self._flags + number, _GONE)
+        except (OSError, StoreError) as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """End the cache after an error of its disk."""
+        self.close()
+        warnings.warn(printable(f"{self.path}: no chunk is kept any more ({error})"), stacklevel=3)
 
     @property
     def nbytes(self) -> int:
@@ -133,55 +138,32 @@ class SlotCache:
         self._descriptor = None
 
     def _has_room(self, fd: int, nbytes: int) -> bool:
-        """Whether a chunk may be written, after others went."""
-        wanted = nbytes + 3 * _PAGE_BYTES  # the pages that it begins and ends in, and that of its flag
-        if _used(self.path.parent) + wanted <= self.limit_bytes:
+        """Say whether a chunk may be written, after others went."""
+        needed = nbytes + 3 * _PAGE_BYTES  # the pages that it begins and ends in, and that of its flag
+        limit = self.limit_bytes - needed
+        if _used(self.path.parent) <= limit:
             return True
         with self._lock:  # one thread at a time; other processes do the same work, which does no harm
-            if _remove_unused(self.path, self.limit_bytes - wanted):
+            if _remove_unused(self.path, limit):
                 return True
-            given_back = max(wanted, _GIVEN_BACK_BYTES)
-            is_replacing = self._random.random() < _REPLACED_SHARE * wanted / given_back
-            return is_replacing and self._give_back(fd, given_back, self.limit_bytes - wanted)
-
-    def _give_back(self, fd: int, nbytes: int, limit: int) -> bool:
-        """Remove stretches of about so many bytes, drawn by chance, until the folder takes no more."""
-        num_slots = sum(place.count for place in self._places)
-        for _ in range(_MAX_DRAWS if num_slots else 0):
-            place, number = self._place_of(self._random.randrange(num_slots))
-            if files.read_at(fd, self._flags + place.base + number, 1) != _THERE:
-                continue
-            num = min(place.count - number, -(-nbytes // place.stride))
-            files.write_at(fd, self._flags + place.base + number, _GONE * num)
-            files.punch_hole(fd, place.first + number * place.stride, num * place.stride)
-            if _used(self.path.parent) <= limit:
-                return True
-        return False
-
-    def _place_of(self, drawn: int) -> tuple[Places, int]:
-        """Array and number in it of one of all slots."""
-        for place in self._places:
-            if drawn < place.count:
-                return place, drawn
-            drawn -= place.count
-        raise AssertionError(drawn)
-
-
-class _failures_as_warning:  # noqa: N801 (used like a function)
-    """Inside, an error of the disk ends a cache and becomes a warning."""
-
-    def __init__(self, cache: SlotCache) -> None:
-        self._cache = cache
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, OSError | StoreError):
+            num_slots, given_back = sum(place.count for place in self._places), max(needed, _GIVEN_BACK_BYTES)
+            if not num_slots or self._random.random() >= _REPLACED_SHARE * needed / given_back:
+                return False
+            # Neighbours of about so many bytes, drawn by chance, until the folder takes no more.
+            for _ in range(_MAX_DRAWS):
+                number = self._random.randrange(num_slots)
+                for place in self._places:
+                    if number < place.count:
+                        break
+                    number -= place.count
+                if files.read_at(fd, self._flags + place.base + number, 1) != _THERE:
+                    continue
+                num = min(place.count - number, -(-given_back // place.stride))
+                files.write_at(fd, self._flags + place.base + number, _GONE * num)
+                files.punch_hole(fd, place.first + number * place.stride, num * place.stride)
+                if _used(self.path.parent) <= limit:
+                    return True
             return False
-        self._cache.close()
-        warnings.warn(printable(f"{self._cache.path}: no chunk is kept any more ({error})"), stacklevel=3)
-        return True
 
 
 def limit_of(nbytes: int | None, folder: Path) -> int:
@@ -221,33 +203,17 @@ def _open_shared(path: Path) -> int:
 
 
 def _remove_unused(own: Path, limit: int) -> bool:
-    """Remove files of stores that no process uses until the folder takes no more; whether it does then."""
+    """Remove files of stores that no process uses until the folder takes no more; say whether it does."""
     others = [own.parent / name for name in files.names_in(own.parent) if _NAME.fullmatch(name)]
-    ages = sorted(
-        (written[1], path) for path in others if path != own and (written := files.last_write(path))
-    )
+    ages = sorted((last[1], path) for path in others if path != own and (last := files.last_write(path)))
     used = _used(own.parent)
     for _, path in ages:
         if used <= limit:
             break
         nbytes = files.allocated_bytes(path)
-        if _remove(path):
-            used -= nbytes
+        with contextlib.suppress(StoreError, OSError), files.opened(path, writable=True) as fd:
+            end = files.read_at(fd, max(0, files.size(fd) - len(_MARK)), len(_MARK))
+            if end == _MARK and locks.try_lock(fd, _LOCK_OFFSET):  # ours, and used by no process
+                files.remove(path)
+                used -= nbytes
     return used <= limit
-
-
-def _remove(path: Path) -> bool:
-    """Remove a file unless a process uses it, or it isn't ours."""
-    try:
-        fd = files.open_existing(path, writable=True)
-    except (OSError, StoreError):  # another process was faster
-        return False
-    try:
-        if files.read_at(fd, max(0, files.size(fd) - len(_MARK)), len(_MARK)) != _MARK:
-            return False
-        if not locks.try_lock(fd, _LOCK_OFFSET):
-            return False
-        files.remove(path)
-        return True
-    finally:
-        files.close(fd)

@@ -1,33 +1,44 @@
-"""`RemoteStore`: a store in an object store or behind https, read in place by ranges."""
+"""`RemoteStore`: a store in an object store or behind https, read in place by ranges.
+
+Chunks are fetched together where they lie together, and each is checked before it is used.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from ups_store.errors import FormatError, SpecError, StoreClosedError
+from ups_store.format.layout import Layout
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, catalog_of, fingerprint_of, read_directory
-from ups_store.read.chunked import ChunkedStore, Use
+from ups_store.read.chunked import ChunkedStore, Wanted
 from ups_store.read.chunks import Chunk
 from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.several import PartitionedStore
 from ups_store.read.verify import Report, verify_catalog
-from ups_store.remote.chunks import REQUESTS_IN_FLIGHT, ChunkReader, Numbering
 from ups_store.remote.client import DEADLINE_S, RemoteObject
-from ups_store.remote.slot_cache import SlotCache, limit_of
+from ups_store.remote.slot_cache import Places, SlotCache, limit_of
 from ups_store.system.parallel import MAX_THREADS, for_each
 from ups_store.system.paths import check_no_manifest
 from ups_store.system.urls import Url
 
+REQUESTS_IN_FLIGHT = 16  # of one batch
 CACHE_DIR, CACHE_BYTES, DEADLINE = "UPS_STORE_CACHE_DIR", "UPS_STORE_CACHE_BYTES", "UPS_STORE_DEADLINE_S"
 
 _END_BYTES = 64 << 10  # of the object: end records and directory, of all but stores of hundreds of arrays
 _MAX_METADATA_BYTES = 32 << 20  # of a store; one document has at most half of it
+_MAX_GAP_BYTES = 64 << 10  # between chunks: less is fetched along, sooner than another request is answered
+_REQUEST_BYTES = 8 << 20  # of neighbours together, and of a large chunk at a time
 _PARTITIONS = re.compile(r"(.+)-\*-of-(\d{5})(\.zarr\.zip)")
 
 
@@ -57,12 +68,20 @@ class RemoteStore(ChunkedStore):
 
     def __init__(self, remote: RemoteObject, catalog: Catalog, options: RemoteOptions) -> None:
         super().__init__(remote.url.path, catalog.root, catalog.layout)
-        numbering = Numbering(catalog.layout)
-        self.remote, self.cache = remote, _cache_of(catalog, numbering, options)
+        self.remote, self._catalog, self._options = remote, catalog, options
         self.network, self.nbytes = remote.url.scheme, catalog.layout.file_nbytes
-        self._catalog, self._options = catalog, options
-        self._chunks = ChunkReader(remote, self.cache, numbering, self.path)
-        self._is_closed = False
+        self._numbering, self._is_closed = _Numbering(catalog.layout), False
+        self.cache: SlotCache | None = None
+        if options.cache_dir is not None:
+            folder = Path(options.cache_dir)
+            self.cache = SlotCache(
+                folder,
+                limit_of(options.cache_bytes, folder),
+                fingerprint=self.fingerprint,
+                file_nbytes=self.nbytes,
+                num_chunks=self._numbering.num_chunks,
+                places=self._numbering.places,
+            )
 
     def _summary(self) -> list[str]:
         return [f"{self.nbytes:,} bytes", f"read from {self.network}"]
@@ -77,8 +96,48 @@ class RemoteStore(ChunkedStore):
         """Digest of the content: see `Store.fingerprint`."""
         return fingerprint_of(self._catalog)
 
-    def _read_chunks(self, wanted: Sequence[tuple[Chunk, Use]], num_threads: int | None) -> None:
-        self._chunks.read(wanted, num_threads=num_threads)
+    def _read_chunks(self, wanted: Sequence[Wanted], num_threads: int | None) -> None:
+        missing = [each for each in wanted if not self._take_cached(each)]
+        missing.sort(key=lambda each: each.chunk.first)
+        ranges = [each for block in _blocks(missing) for each in block.ranges()]
+        for_each(self._fetch, ranges, num_threads=num_threads or REQUESTS_IN_FLIGHT)
+
+    def _take_cached(self, wanted: Wanted) -> bool:
+        """Take what the cache has, if that is right."""
+        if self.cache is None:
+            return False
+        chunk, number = wanted.chunk, self._numbering.of(wanted.chunk)
+        raw = self.cache.get(number, chunk.first, chunk.end - chunk.first)
+        if raw is None:
+            return False
+        payload = chunk.payload_of(raw)
+        if payload is None:
+            self.cache.drop(number)
+            return False
+        wanted.take(partial(_copy, payload))
+        return True
+
+    def _fetch(self, request: tuple[_Block, int, int]) -> None:
+        block, first, nbytes = request
+        raw = block.add(first, self.remote.read(first, nbytes))
+        if raw is None:  # other threads have the rest
+            return
+        for wanted in block.wanted:
+            begin, end = wanted.chunk.first - block.first, wanted.chunk.end - block.first
+            wanted.take(partial(_copy, self._checked(wanted.chunk, raw[begin:end])))
+
+    def _checked(self, chunk: Chunk, raw: memoryview) -> memoryview:
+        """Check a fetched chunk; it is fetched once more if it doesn't match its checksum."""
+        payload = chunk.payload_of(raw)
+        if payload is None:
+            raw = self.remote.read(chunk.first, chunk.end - chunk.first)
+            payload = chunk.payload_of(raw)
+        if payload is None:
+            hint = "`ups-store verify` shows all damage; put a sound copy in its place"
+            raise chunk.damaged(self.path, "the bytes don't match their checksum, twice", hint=hint)
+        if self.cache is not None:
+            self.cache.put(self._numbering.of(chunk), chunk.first, raw)
+        return payload
 
     def _preload(self, request: Request) -> PreloadReport:
         """Refuse every mode but "auto", which leaves the store as it is."""
@@ -125,17 +184,13 @@ class RemoteStore(ChunkedStore):
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How stores are read from URLs.
+    """How stores are read from URLs."""
 
-    Attributes:
-        cache_dir: Folder that keeps fetched chunks, shared by all stores and processes; None keeps none.
-        cache_bytes: What that folder may take on its disk; None: half of what is free there.
-        deadline_s: Seconds until a request with all its attempts is an error.
-    """
-
+    # Folder that keeps fetched chunks, shared by all stores and processes; None keeps none
     cache_dir: str | None = None
+    # What that folder may take on its disk; None: half of what is free there
     cache_bytes: int | None = None
-    deadline_s: float = DEADLINE_S
+    deadline_s: float = DEADLINE_S  # seconds until a request with all its attempts is an error
 
     @classmethod
     def of(
@@ -175,31 +230,25 @@ def open_url(path: str | os.PathLike[str], options: RemoteOptions) -> AnyStore:
     url = Url.of(path)
     check_no_manifest(url.path)
     match = _PARTITIONS.fullmatch(url.path.name)
-    if match:
-        stem, count, suffix = match.groups()
-        urls = [url.beside(f"{stem}-{number:05d}-of-{count}{suffix}") for number in range(int(count))]
-        return PartitionedStore(url.path, _open_all(urls, options))
-    if "*" in url.path.name:
-        hint, found = "name the URLs of its stores, in a list", url.path.name
-        expected = "NAME-*-of-00016.zarr.zip, as nothing is listed at a URL"
-        raise SpecError("pattern", kind="url", path=url.path, expected=expected, found=found, hint=hint)
-    return _open_one(url, options)
+    if match is None:
+        if "*" in url.path.name:
+            hint, found = "name the URLs of its stores, in a list", url.path.name
+            expected = "NAME-*-of-00016.zarr.zip, as nothing is listed at a URL"
+            raise SpecError("pattern", kind="url", path=url.path, expected=expected, found=found, hint=hint)
+        return _open_one(url, options)
+    stem, count, suffix = match.groups()
+    opened: dict[int, RemoteStore] = {}
+
+    def open_one(number: int) -> None:
+        opened[number] = _open_one(url.beside(f"{stem}-{number:05d}-of-{count}{suffix}"), options)
+
+    for_each(open_one, range(int(count)), num_threads=MAX_THREADS)
+    return PartitionedStore(url.path, [opened[number] for number in range(int(count))])
 
 
 def _open_one(url: Url, options: RemoteOptions) -> RemoteStore:
-    """Open one store: reads its end with the directory, then the metadata, which pins its version."""
+    """Open one store by two requests, one if it is small; the first pins its version."""
     remote = RemoteObject(url, deadline_s=options.deadline_s)
-    try:
-        catalog = _read_catalog(remote)
-    except FormatError as error:
-        if error.kind == "packed":
-            error.hint = "copy it here, where it can be read as it is; or upload it unpacked"
-        raise
-    return RemoteStore(remote, catalog, options)
-
-
-def _read_catalog(remote: RemoteObject) -> Catalog:
-    """Read what the object holds and where, by two requests, one if it is small."""
     end = bytes(remote.read_end(_END_BYTES))
     nbytes, path = remote.version.nbytes, remote.url.path
     known = [(nbytes - len(end), end)]
@@ -208,39 +257,103 @@ def _read_catalog(remote: RemoteObject) -> Catalog:
         for first, raw in known:
             if first <= offset and offset + wanted <= first + len(raw):
                 return raw[offset - first :][:wanted]
-        num = max(0, min(wanted, nbytes - offset))
-        return bytes(remote.read(offset, num))
+        return bytes(remote.read(offset, max(0, min(wanted, nbytes - offset))))
 
-    directory = read_directory(read, nbytes, path)
-    if directory.metadata_end() > _MAX_METADATA_BYTES:
-        expected = f"documents of at most {_MAX_METADATA_BYTES:,} bytes together, where a server sends them"
-        hint = "if you trust it, copy the file here, and open that"
-        found = f"{directory.metadata_end():,}"
-        raise FormatError("metadata", path=path, kind="limits", expected=expected, found=found, hint=hint)
-    known.append((0, read(0, directory.metadata_end())))
-    return catalog_of(directory, read, path)
-
-
-def _cache_of(catalog: Catalog, numbering: Numbering, options: RemoteOptions) -> SlotCache | None:
-    if options.cache_dir is None:
-        return None
-    folder = Path(options.cache_dir)
-    return SlotCache(
-        folder,
-        limit_of(options.cache_bytes, folder),
-        fingerprint=fingerprint_of(catalog),
-        file_nbytes=catalog.layout.file_nbytes,
-        num_chunks=numbering.num_chunks,
-        places=numbering.places,
-    )
+    try:
+        directory = read_directory(read, nbytes, path)
+        if directory.metadata_end() > _MAX_METADATA_BYTES:
+            expected = (
+                f"documents of at most {_MAX_METADATA_BYTES:,} bytes together, where a server sends them"
+            )
+            hint = "if you trust it, copy the file here, and open that"
+            found = f"{directory.metadata_end():,}"
+            raise FormatError("metadata", path=path, kind="limits", expected=expected, found=found, hint=hint)
+        known.append((0, read(0, directory.metadata_end())))
+        return RemoteStore(remote, catalog_of(directory, read, path), options)
+    except FormatError as error:
+        if error.kind == "packed":
+            error.hint = "copy it here, where it can be read as it is; or upload it unpacked"
+        raise
 
 
-def _open_all(urls: Sequence[Url], options: RemoteOptions) -> list[RemoteStore]:
-    """Open several stores, several at once."""
-    opened: dict[int, RemoteStore] = {}
+class _Numbering:
+    """Numbers of a store's chunks, in the order of its arrays, by which the slot cache knows them.
 
-    def open_one(number: int) -> None:
-        opened[number] = _open_one(urls[number], options)
+    Attributes:
+        num_chunks: How many there are.
+        places: Where those with slots lie, for the cache.
+    """
 
-    for_each(open_one, range(len(urls)), num_threads=MAX_THREADS)
-    return [opened[number] for number in range(len(urls))]
+    def __init__(self, layout: Layout) -> None:
+        self._bases: dict[str, int] = {}
+        places, base = [], 0
+        for name, array in layout.arrays.items():
+            self._bases[name] = base
+            is_whole = not (array.meta.is_sharded or array.meta.is_ragged)
+            count = 1 if is_whole else layout.num_samples
+            if array.meta.is_sharded and array.entry:
+                places.append(Places(base, count, array.offset, array.stride))
+            base += count
+        self.num_chunks, self.places = base, tuple(places)
+
+    def of(self, chunk: Chunk) -> int:
+        """The number of a chunk."""
+        return self._bases[chunk.array] + (chunk.sample or 0)
+
+
+def _copy(payload: memoryview, out: npt.NDArray[Any]) -> None:
+    out.reshape(-1).view(np.uint8)[:] = np.frombuffer(payload, np.uint8)
+
+
+@dataclass
+class _Block:
+    """Neighbouring chunks, by their first byte, and what takes them; fetched together."""
+
+    wanted: list[Wanted]
+    _left: int = 0
+    _memory: memoryview | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def first(self) -> int:
+        """First byte."""
+        return self.wanted[0].chunk.first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first chunk to the end of the last."""
+        return self.wanted[-1].chunk.end - self.first
+
+    def ranges(self) -> Iterator[tuple[_Block, int, int]]:
+        """Cut it into the requests that it takes: first byte, and number of bytes."""
+        firsts = range(self.first, self.first + self.nbytes, _REQUEST_BYTES)
+        self._left = len(firsts)
+        for first in firsts:
+            yield self, first, min(_REQUEST_BYTES, self.first + self.nbytes - first)
+
+    def add(self, first: int, raw: memoryview) -> memoryview | None:
+        """Take a range; returns all bytes to whichever thread has brought the last of them."""
+        if len(raw) == self.nbytes:
+            return raw
+        with self._lock:
+            memory = self._memory = self._memory or np.empty(self.nbytes, np.uint8).data
+        memory[first - self.first :][: len(raw)] = raw
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return None
+            self._memory = None  # freed as soon as it is used, not with the last of the batch
+            return memory
+
+
+def _blocks(wanted: Sequence[Wanted]) -> Iterator[_Block]:
+    """Group neighbours of sorted chunks, up to the bytes of a request."""
+    block: list[Wanted] = []
+    for each in wanted:
+        is_far = block and each.chunk.first - block[-1].chunk.end > _MAX_GAP_BYTES
+        if block and (is_far or each.chunk.end - block[0].chunk.first > _REQUEST_BYTES):
+            yield _Block(block)
+            block = []
+        block.append(each)
+    if block:
+        yield _Block(block)

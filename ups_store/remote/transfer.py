@@ -27,17 +27,7 @@ from ups_store.errors import (
 from ups_store.format.zip_records import END_BYTES, parse_end
 from ups_store.read.open import open_any
 from ups_store.read.several import PartitionedStore, parts_of
-from ups_store.remote.client import Version
-from ups_store.remote.fetch import (
-    RETRIES,
-    ChangedError,
-    Original,
-    Progress,
-    fetch,
-    folder_of_copy,
-    forget_copy,
-    num_there,
-)
+from ups_store.remote.fetch import ChangedError, Progress, fetch, folder_of_copy, forget_copy, num_there
 from ups_store.remote.shared import SUFFIX, SharedCache, SharedFile, files_of_store, open_shared
 from ups_store.system import files, locks
 from ups_store.system.files import check_not_read_only, real_place, take_over_permissions
@@ -72,18 +62,9 @@ class Pushed:
 
 
 def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progress: Progress) -> list[Pushed]:
-    """Push a store, every file of it that isn't there yet; what is there has to be the same.
+    """Push a store, every file of it that isn't there yet, or that is to be replaced, once it is verified.
 
-    Args:
-        path: A finished file, or the pattern of partitions.
-        cache: Where.
-        replace: Whether to replace what is there, such as a damaged file.
-        progress: Hears how it goes; twice the bytes of what is pushed: verified, and sent.
-    Raises:
-        CorruptChunkError: If the store is damaged.
-        SpecError: For another name of a file.
-        IdentityMismatchError: If other content of the same identity is there, kind "other_content".
-        StoreError: If it can't be opened; as the cache.
+    What is there has to be the same, else `IdentityMismatchError` of kind "other_content".
     """
     with open_any(path) as store:
         parts = parts_of(store)
@@ -103,6 +84,14 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
     return pushed
 
 
+def _verify(path: Path, progress: Progress) -> None:
+    """Check every byte of a file: `CorruptChunkError` with the first problem."""
+    progress.doing("verifying")
+    with open_any(path) as store:
+        report = store.verify(progress=lambda nbytes: progress.progressed())
+    report.check("it is damaged", hint="`ups-store verify` lists all of it")
+
+
 def _check_same(fingerprint: str, cache: SharedCache, key: str) -> None:
     there = cache.fingerprint(key)
     if there != fingerprint:
@@ -116,14 +105,11 @@ def _check_same(fingerprint: str, cache: SharedCache, key: str) -> None:
         )
 
 
-def find_store(cache: SharedCache, config_hash: str, name: str) -> list[SharedFile]:
-    """Find the files of a store that a shared cache holds, in order; empty if it isn't there.
+# --- pulling ------------------------------------------------------------------------------------------
 
-    Args:
-        cache: Where to look.
-        config_hash: Hash of the store's identity.
-        name: The store's file name, `NAME.zarr.zip`; partitions of it will do, too.
-    """
+
+def find_store(cache: SharedCache, config_hash: str, name: str) -> list[SharedFile]:
+    """Find the files of a store, `NAME.zarr.zip` or partitions of it, in order; empty if it isn't there."""
     return files_of_store(cache.look(config_hash, [name]), name)
 
 
@@ -133,26 +119,12 @@ def pull_store(
     folder: Path,
     *,
     progress: Progress,
-    retries: int = RETRIES,
     replace: bool = False,
 ) -> Path:
-    """Pull a store into a folder; what a killed pull has left is used again.
+    """Pull a store into a folder, and give what opens it; what a killed pull has left is used again.
 
-    Args:
-        cache: Where it is.
-        entries: Its files, as `find_store` gives them.
-        folder: Where it goes, which is made.
-        progress: Hears how it goes, in bytes.
-        retries: Attempts after the first one, each time that none has brought a byte.
-        replace: Whether a store of another identity in its place is replaced.
-    Returns:
-        What opens it: its file, or the pattern of its partitions.
-    Raises:
-        StoreNotFoundError: If an entry isn't there any more.
-        IdentityMismatchError: If its identity isn't the one of its key, kind "other_identity"; if a store
-            of another one lies in the folder.
-        CorruptChunkError: If it is damaged.
-        StoreError: As `fetch`, and as the cache.
+    `IdentityMismatchError` if its identity isn't the one of its key, kind "other_identity", or if a store of
+    another one is in its place and isn't to be replaced.
     """
     partition = partition_of(entries[0].name)
     target = folder / entries[0].name
@@ -165,13 +137,13 @@ def pull_store(
                 break
         try:
             with _shown(target):
-                copies = [_fetch(cache, entry, folder, retries, progress) for entry in entries]
+                copies = [_fetch(cache, entry, folder, progress) for entry in entries]
                 _check_identity(copies, cache, entries)
-                if not replace:
-                    for copy, entry in zip(copies, entries, strict=True):
-                        _check_may_replace(copy, folder / entry.name)
-                for copy, entry in zip(copies, entries, strict=True):
-                    _land(copy, folder / entry.name)
+                pairs = [(copy, folder / entry.name) for copy, entry in zip(copies, entries, strict=True)]
+                for copy, path in pairs if not replace else ():
+                    _check_may_replace(copy, path)
+                for copy, path in pairs:
+                    _land(copy, path)
             break
         except FileNotFoundError:  # another pull that was waited for has landed, and removed what it shared
             if is_last:
@@ -181,15 +153,14 @@ def pull_store(
 
 def is_pulling(folder: Path) -> bool:
     """Say whether a process pulls a store into the folder."""
-
-    def is_locked(path: Path) -> bool:
-        try:
-            with files.opened(path, writable=True) as fd:
-                return locks.is_locked(fd, 0)
-        except (StoreNotFoundError, PermissionError):
-            return False
-
-    return any(is_locked(path) for path in (folder / PULLS).glob("*.lock"))
+    for path in (folder / PULLS).glob("*.lock"):
+        with (
+            contextlib.suppress(StoreNotFoundError, PermissionError),
+            files.opened(path, writable=True) as fd,
+        ):
+            if locks.is_locked(fd, 0):
+                return True
+    return False
 
 
 @contextlib.contextmanager
@@ -212,7 +183,7 @@ def _shown(target: Path) -> Iterator[None]:
         files.remove_folder(path.parent)
 
 
-def _fetch(cache: SharedCache, entry: SharedFile, folder: Path, retries: int, progress: Progress) -> Path:
+def _fetch(cache: SharedCache, entry: SharedFile, folder: Path, progress: Progress) -> Path:
     """Have a copy that is sound, under its own name in a folder of its own."""
     original = cache.original(entry.key)
     copy_folder = folder_of_copy(folder / PULLS, original)
@@ -224,8 +195,11 @@ def _fetch(cache: SharedCache, entry: SharedFile, folder: Path, retries: int, pr
         with files.disk_full_as_error(copy_folder.parent, version.nbytes):
             if version.nbytes - num_there(copy_folder, version) > files.free_bytes(folder):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        _check_end(original, version)
-        fetch(original, version, copy_folder, retries=retries, progress=progress)
+        with contextlib.suppress(ChangedError):  # `fetch` follows; what is no store is refused before that
+            start, chunks = original.read(max(0, version.nbytes - END_BYTES), version)
+            if start or version.nbytes <= END_BYTES:  # else the server gives no ranges
+                parse_end(b"".join(chunks), version.nbytes, path=original.location)
+        fetch(progress, original, version, copy_folder)
     except DiskFullError:  # others need the room
         forget_copy(copy_folder)
         raise
@@ -238,22 +212,6 @@ def _fetch(cache: SharedCache, entry: SharedFile, folder: Path, retries: int, pr
         error.hint = "replace it there by `ups-store push --force`"
         raise
     return copy
-
-
-def _check_end(original: Original, version: Version) -> None:
-    """Refuse what doesn't end as a store does, before all of it is fetched; `FormatError`."""
-    with contextlib.suppress(ChangedError):  # `fetch` follows
-        start, chunks = original.read(max(0, version.nbytes - END_BYTES), version)
-        if start or version.nbytes <= END_BYTES:  # else the server gives no ranges
-            parse_end(b"".join(chunks), version.nbytes, path=original.location)
-
-
-def _verify(path: Path, progress: Progress) -> None:
-    """Check every byte of a file: `CorruptChunkError` with the first problem."""
-    progress.doing("verifying")
-    with open_any(path) as store:
-        report = store.verify(progress=lambda nbytes: progress.progressed())
-    report.check("it is damaged", hint="`ups-store verify` lists all of it")
 
 
 def _check_identity(copies: Sequence[Path], cache: SharedCache, entries: Sequence[SharedFile]) -> None:
@@ -282,6 +240,18 @@ def _hash_of(paths: Sequence[Path]) -> str:
         return stores[0].config_hash if len(stores) == 1 else PartitionedStore(paths[0], stores).config_hash
 
 
+def _check_may_replace(copy: Path, path: Path) -> None:
+    """Refuse to replace a store of another identity than the copy's, or what is none."""
+    if not files.exists(path):
+        return
+    expected, there = _hash_of([copy])[:12], "what is no store"
+    with contextlib.suppress(FormatError):
+        there = _hash_of([path])[:12]
+    if there != expected:
+        problem, hint = "something else is in its place", "move it away, or replace it with --force"
+        raise IdentityMismatchError(problem, path=path, expected=expected, found=there, hint=hint)
+
+
 def _land(copy: Path, path: Path) -> None:
     """Give a sound copy its place, by a rename; all of it is on the disk already."""
     target = real_place(path)
@@ -291,23 +261,6 @@ def _land(copy: Path, path: Path) -> None:
     files.rename(copy, target)
     files.sync_folder(target.parent)
     forget_copy(copy.parent)
-
-
-def _check_may_replace(copy: Path, path: Path) -> None:
-    """Refuse to replace a store of another identity than the copy's, or what is none."""
-    if not files.exists(path):
-        return
-    expected, there = _hash_of([copy])[:12], "what is no store"
-    with contextlib.suppress(FormatError):
-        there = _hash_of([path])[:12]
-    if there != expected:
-        raise IdentityMismatchError(
-            "something else is in its place",
-            path=path,
-            expected=expected,
-            found=there,
-            hint="move it away, or replace it with --force",
-        )
 
 
 # --- the same for a build, in a reader process ---------------------------------------------------------
@@ -421,60 +374,49 @@ def _stores_among(entries: Sequence[SharedFile]) -> list[SharedStore]:
     for (name, config_hash), group in sorted(groups.items()):
         whole = files_of_store(group, name)
         if not whole and len(group) == 1:  # a partition that was pushed alone, by the machine that made it
-            whole, name = group, group[0].name
+            whole = group
         if whole:
             stores.append(SharedStore(config_hash, name if len(whole) > 1 else whole[0].name, tuple(whole)))
     return stores
 
 
 def choose_stores(cache: SharedCache, words: Sequence[str]) -> list[SharedStore]:
-    """Find the stores that words name: NAME, HASH or its beginning, or HASH/NAME; all if there are none.
-
-    Raises:
-        StoreNotFoundError: If a word names none.
-        SpecError: If a name is one of several hashes, kind "ambiguous".
-    """
+    """Find the stores that words name: NAME, HASH or its beginning, or HASH/NAME; all if there are none."""
     exact = [match for match in map(_FULL.fullmatch, words) if match]
+    chosen: dict[tuple[str, str], SharedStore] = {}
     if words and len(exact) == len(words):  # then nothing has to be listed
-        return [_exactly(cache, match["hash"], _with_suffix(match["name"])) for match in exact]
+        for match in exact:
+            config_hash, name = match["hash"], _with_suffix(match["name"])
+            entries = find_store(cache, config_hash, name)
+            if not entries:
+                raise _not_there(cache, f"{config_hash}/{name}", [])
+            chosen[config_hash, name] = SharedStore(config_hash, name, tuple(entries))
+        return list(chosen.values())
     stores = list_stores(cache)
     if not words:
         return stores
-    chosen: dict[tuple[str, str], SharedStore] = {}
     for word in words:
-        for store in _matching(cache, stores, word):
-            chosen[store.config_hash, store.name] = store
+        first, slash, name = word.rpartition("/")
+        named = [each for each in stores if each.name == _with_suffix(name)]
+        if slash:
+            meant = [each for each in named if each.config_hash.startswith(first)]
+        else:
+            is_hash = _HASH.fullmatch(word)
+            meant = named or [each for each in stores if is_hash and each.config_hash.startswith(word)]
+        if not meant:
+            raise _not_there(cache, word, stores)
+        hashes = sorted({each.config_hash for each in meant})
+        if len(hashes) > 1:
+            raise SpecError(
+                f"{word} is the name of {len(hashes)} stores",
+                kind="ambiguous",
+                path=cache.location,
+                expected="one",
+                found=", ".join(each[:12] for each in hashes[:_SHOWN]),
+                hint="say which one, as HASH/NAME",
+            )
+        chosen |= {(each.config_hash, each.name): each for each in meant}
     return list(chosen.values())
-
-
-def _exactly(cache: SharedCache, config_hash: str, name: str) -> SharedStore:
-    entries = find_store(cache, config_hash, name)
-    if not entries:
-        raise _not_there(cache, f"{config_hash}/{name}", [])
-    return SharedStore(config_hash, name, tuple(entries))
-
-
-def _matching(cache: SharedCache, stores: Sequence[SharedStore], word: str) -> list[SharedStore]:
-    first, slash, name = word.rpartition("/")
-    named = [each for each in stores if each.name == _with_suffix(name)]
-    if slash:
-        chosen = [each for each in named if each.config_hash.startswith(first)]
-    else:
-        is_hash = _HASH.fullmatch(word)
-        chosen = named or [each for each in stores if is_hash and each.config_hash.startswith(word)]
-    if not chosen:
-        raise _not_there(cache, word, stores)
-    hashes = sorted({each.config_hash for each in chosen})
-    if len(hashes) > 1:
-        raise SpecError(
-            f"{word} is the name of {len(hashes)} stores",
-            kind="ambiguous",
-            path=cache.location,
-            expected="one",
-            found=", ".join(each[:12] for each in hashes[:_SHOWN]),
-            hint="say which one, as HASH/NAME",
-        )
-    return chosen
 
 
 def _with_suffix(name: str) -> str:
@@ -483,12 +425,8 @@ def _with_suffix(name: str) -> str:
 
 def _not_there(cache: SharedCache, word: str, stores: Sequence[SharedStore]) -> StoreNotFoundError:
     names = sorted({store.name.removesuffix(SUFFIX) for store in stores})
-    return StoreNotFoundError(
-        f"no store {word}",
-        path=cache.location,
-        found=", ".join(names[:_SHOWN]) or None,
-        hint="`ups-store ls-remote` lists what there is",
-    )
+    found, hint = ", ".join(names[:_SHOWN]) or None, "`ups-store ls-remote` lists what there is"
+    return StoreNotFoundError(f"no store {word}", path=cache.location, found=found, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -515,24 +453,20 @@ class RemoteGarbage:
 
 
 def find_remote_garbage(cache: SharedCache, *, older_than_s: float | None = None) -> list[RemoteGarbage]:
-    """Find what can go: what dead pushes left, and stores that nothing has written for long.
-
-    Args:
-        cache: Where.
-        older_than_s: Age of stores that can go, too; None: none of them.
-    """
+    """Find what can go: what dead pushes left, and, where an age is given, stores that are older."""
     entries, strays = cache.entries()
     whole = {file.key for store in _stores_among(entries) for file in store.files}
-    now_s = time.time()
-    garbage = []
-    for stray in strays:
-        age_s = max(0.0, now_s - stray.modified_s)
-        kind: Literal["temporary", "foreign"] = "temporary" if stray.is_temporary else "foreign"
-        garbage.append(RemoteGarbage(stray.key, kind, stray.nbytes, age_s))
-    for entry in entries:
-        age_s = max(0.0, now_s - entry.modified_s)
-        if entry.key not in whole:
-            garbage.append(RemoteGarbage(entry.key, "incomplete", entry.nbytes, age_s))
+    now_s, garbage = time.time(), []
+    for file in sorted([*entries, *strays], key=lambda each: each.key):
+        age_s = max(0.0, now_s - file.modified_s)
+        kind: Literal["temporary", "incomplete", "old", "foreign"]
+        if not file.is_of_store:
+            kind = "temporary" if file.is_temporary else "foreign"
+        elif file.key not in whole:
+            kind = "incomplete"
         elif older_than_s is not None and age_s > older_than_s:
-            garbage.append(RemoteGarbage(entry.key, "old", entry.nbytes, age_s))
-    return sorted(garbage, key=lambda each: each.key)
+            kind = "old"
+        else:
+            continue
+        garbage.append(RemoteGarbage(file.key, kind, file.nbytes, age_s))
+    return garbage

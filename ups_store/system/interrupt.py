@@ -36,10 +36,8 @@ _REPLACED = {
 def importing() -> Iterator[None]:
     """End the process at Ctrl-C, SIGTERM, SIGUSR1 and a missing package, in a block that only imports.
 
-    Where one of the signals is ignored or handled by other code, that stays so.
-
-    Raises:
-        SystemExit: Instead of a `MissingExtraError`, once its sentence is on stderr.
+    Where one of the signals is ignored or handled by other code, that stays so. A `MissingExtraError` becomes
+    `SystemExit`, once its sentence is on stderr.
     """
     with contextlib.ExitStack() as stack:
         for signum, handlers in _REPLACED.items():

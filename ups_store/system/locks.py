@@ -8,7 +8,7 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
 from ups_store.errors import BuildLockedError, StoreNotFoundError
@@ -63,12 +63,12 @@ def lock(
 
 
 def is_locked(fd: int, offset: int, length: int = 1) -> bool:
-    """Whether another open file holds a lock on any of the bytes; takes none itself."""
+    """Return whether another open file holds a lock on any of the bytes; takes none itself."""
     return _call(_GET, fd, fcntl.F_WRLCK, offset, length) != fcntl.F_UNLCK
 
 
 def is_held(path: Path, offset: int) -> bool:
-    """Whether any open file, also of this process, holds a lock on a byte of the file at a path, if any."""
+    """Return whether any open file, also of this process, locks a byte of the file at a path, if any."""
     try:
         with files.opened(path) as fd:
             return is_locked(fd, offset)
@@ -81,17 +81,11 @@ def unlock(fd: int, offset: int, length: int = 1) -> None:
     _call(_SET, fd, fcntl.F_UNLCK, offset, length)
 
 
-class HoldsDescriptor(Protocol):
-    """Whoever owns an open descriptor; -1 once it is closed."""
-
-    fd: int
+_closed_on_fork: WeakSet[Any] = WeakSet()
 
 
-_closed_on_fork: WeakSet[HoldsDescriptor] = WeakSet()
-
-
-def close_on_fork(holder: HoldsDescriptor) -> None:
-    """Have forked children close `holder.fd`: an inherited descriptor would keep a dead builder's locks."""
+def close_on_fork(holder: Any) -> None:
+    """Have forked children close `holder.fd`, -1 once closed: it would keep a dead builder's locks."""
     _closed_on_fork.add(holder)
 
 

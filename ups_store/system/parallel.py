@@ -25,14 +25,12 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threa
 
     Nothing runs any more when this returns or raises, an interrupt included: what `work` uses can be closed.
     Where no other thread can be had, as when Python ends, the calling one does all. `work` must not call this
-    function itself.
-
-    Raises:
-        Exception: The first one that `work` raised; other threads finish their share.
+    function itself. The first error of `work` is raised; other threads finish their share before.
     """
     num_threads = min(num_threads, len(items), MAX_THREADS)
     if num_threads <= 1:
-        _work_on(work, items)
+        for item in items:
+            work(item)
         return
     own, *shares = (_Share(work, items[first::num_threads]) for first in range(num_threads))
     try:
@@ -51,12 +49,9 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threa
 
 
 class _Share(Generic[Item]):
-    """Items that one thread works on, whichever begins first.
+    """Items that one thread works on, whichever begins first; `error` is what `work` raised.
 
     Not futures: an interrupt amid `submit` would lose the future of work that is done all the same.
-
-    Attributes:
-        error: What `work` raised.
     """
 
     def __init__(self, work: Callable[[Item], object], items: Sequence[Item]) -> None:
@@ -70,7 +65,8 @@ class _Share(Generic[Item]):
         if not self._is_taken_by_me():
             return
         try:
-            _work_on(self._work, self._items)
+            for item in self._items:
+                self._work(item)
         except BaseException as error:
             self.error = error
         finally:
@@ -81,17 +77,17 @@ class _Share(Generic[Item]):
         if not self._is_taken_by_me():
             self._wait()
 
-    def _is_taken_by_me(self) -> bool:
-        # One operation: an interrupt right after a lock was acquired would leave its holder unknown.
-        me = threading.get_ident()
-        return self._taken.setdefault("by", me) == me
-
     def _wait(self) -> None:
         try:
             self._ended.wait()
         except BaseException:  # an interrupt, perhaps one more
             self._wait()
             raise
+
+    def _is_taken_by_me(self) -> bool:
+        # One operation: an interrupt right after a lock was acquired would leave its holder unknown.
+        me = threading.get_ident()
+        return self._taken.setdefault("by", me) == me
 
 
 def _end_all(shares: Sequence[_Share[Item]]) -> None:
@@ -124,15 +120,10 @@ def in_order(
 
 
 def parts_of(num_items: int, num_parts: int) -> list[slice]:
-    """`num_items` in order, in parts of nearly the same size, none empty."""
+    """Cut `num_items` in order into parts of nearly the same size, none empty."""
     num_parts = max(1, min(num_parts, num_items))
     edges = [num_items * part // num_parts for part in range(num_parts + 1)]
     return [slice(first, end) for first, end in itertools.pairwise(edges)]
-
-
-def _work_on(work: Callable[[Item], object], items: Sequence[Item]) -> None:
-    for item in items:
-        work(item)
 
 
 @functools.cache

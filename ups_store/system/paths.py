@@ -23,20 +23,15 @@ _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffi
 
 
 def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
-    """The absolute path, checked before the system sees it.
+    """Return the absolute path, checked before the system sees it; `SpecError` of kind "path" or "url".
 
-    Args:
-        path: As the caller gave it.
-        suffix_nbytes: Bytes that are going to be appended to its name.
-    Raises:
-        SpecError: If it is no text, holds what no path can, or is too long; if a name is to be appended to
-            and it has none, such as "/"; kind "url" if it is a URL.
+    With `suffix_nbytes` it must end in a name, to which so many bytes are going to be appended.
     """
     text: object = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         hint = "give text, such as os.fsdecode(path)" if isinstance(text, bytes) else None
-        what = type(text).__name__
-        raise SpecError("path", kind="path", expected="a str or os.PathLike[str]", found=what, hint=hint)
+        given = type(text).__name__
+        raise SpecError("path", kind="path", expected="a str or os.PathLike[str]", found=given, hint=hint)
     if "\0" in text:
         hint = "check how the path was made"
         raise SpecError("path holds a NUL character", kind="path", path=repr(text), hint=hint)
@@ -49,45 +44,34 @@ def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
     absolute = Path(text).absolute()
     if suffix_nbytes and not absolute.name:
         raise SpecError("path", kind="path", expected="one that ends in a name", found=repr(text))
-    _check_length(absolute, suffix_nbytes)
-    return absolute
-
-
-def _check_length(path: Path, suffix_nbytes: int) -> None:
-    limit = MAX_NAME_BYTES - suffix_nbytes
-    for found, most, what in (
-        (len(os.fsencode(path.name)), limit, "file name"),
-        (max(len(os.fsencode(part)) for part in path.parts), MAX_NAME_BYTES, "folder name"),
-        (len(os.fsencode(path)), _MAX_PATH_BYTES - suffix_nbytes, "path"),
+    for title, names, most in (
+        ("file name", [absolute.name], MAX_NAME_BYTES - suffix_nbytes),
+        ("folder name", absolute.parts, MAX_NAME_BYTES),
+        ("path", [str(absolute)], _MAX_PATH_BYTES - suffix_nbytes),
     ):
-        if found > most:
+        if (nbytes := max(len(os.fsencode(name)) for name in names)) > most:
             raise SpecError(
-                f"{what} too long",
+                f"{title} too long",
                 kind="path",
-                path=path,
+                path=absolute,
                 expected=f"at most {most} bytes",
-                found=found,
+                found=nbytes,
                 hint="choose a shorter one",
             )
+    return absolute
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What the name of a partition says.
+    """What the name of a partition says."""
 
-    Attributes:
-        whole: Name of the store, `NAME.zarr.zip`.
-        number: Its number.
-        count: How many there are.
-    """
-
-    whole: str
+    whole: str  # name of the store, NAME.zarr.zip
     number: int
     count: int
 
 
 def partition_of(name: str) -> Partition | None:
-    """What the name of a file says, if it is one of a partition."""
+    """Parse the name of a file, if it is one of a partition."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -95,32 +79,32 @@ def partition_of(name: str) -> Partition | None:
 
 
 def partition_path(path: Path, number: int, count: int) -> Path:
-    """Name of one partition of the store at `path`, `NAME.zarr.zip`."""
+    """Return the name of one partition of the store at `path`, `NAME.zarr.zip`."""
     stem = path.name.removesuffix(".zarr.zip")
     return path.with_name(f"{stem}-{number:05d}-of-{count:05d}.zarr.zip")
 
 
 def partitions_pattern(path: Path, count: int) -> Path:
-    """What names all partitions of the store at `path`, `NAME.zarr.zip`, where it is in `count` files."""
+    """Return the pattern of all partitions of the store at `path`, `NAME.zarr.zip`, in `count` files."""
     stem = path.name.removesuffix(".zarr.zip")
     return path.with_name(f"{stem}-*-of-{count:05d}.zarr.zip")
 
 
 def partition_counts(path: Path) -> list[int]:
-    """In how many files the store at `path` is by the names beside it, complete or not; sorted."""
+    """Return in how many files the store at `path` is by names beside it, complete or not; sorted."""
     stem = glob.escape(path.name.removesuffix(".zarr.zip"))
-    names = (found.name.removesuffix(".building") for found in path.parent.glob(f"{stem}-*-of-*.zarr.zip*"))
+    names = (file.name.removesuffix(".building") for file in path.parent.glob(f"{stem}-*-of-*.zarr.zip*"))
     matches = [match for match in map(_NAME.fullmatch, names) if match]
     return sorted({int(m["count"]) for m in matches if m["stem"] + m["suffix"] == path.name})
 
 
 def partition_range(num_samples: int, number: int, count: int) -> range:
-    """Samples of one partition: consecutive; sizes of partitions differ by one at most."""
+    """Return the samples of one partition: consecutive; sizes of partitions differ by one at most."""
     return range(num_samples * number // count, num_samples * (number + 1) // count)
 
 
 def is_pattern(path: Path) -> bool:
-    """Whether a path names several files: by a star, unless that is a file's own."""
+    """Return whether a path names several files: by a star, unless that is a file's own."""
     return "*" in path.name and not os.path.lexists(path)
 
 
@@ -154,7 +138,7 @@ def check_no_manifest(path: Path) -> None:
 
 
 def numbered_paths(pattern: Path) -> dict[int, Path]:
-    """The files that a pattern such as `days-*.zarr.zip` names, five digits for the star, by number."""
+    """Return the files that a pattern such as `days-*.zarr.zip` names, by number (five digits)."""
     before, _, after = pattern.name.partition("*")
     named = re.compile(rf"{re.escape(before)}(\d{{5}}){re.escape(after)}")
     names = sorted(os.listdir(pattern.parent)) if pattern.parent.is_dir() else []
@@ -163,45 +147,37 @@ def numbered_paths(pattern: Path) -> dict[int, Path]:
 
 
 def find_partitions(pattern: Path) -> list[Path]:
-    """The files that a pattern such as `NAME-*-of-00016.zarr.zip` names, in order, all of them.
-
-    Raises:
-        StoreNotFoundError: If there are none, or some are missing; names these.
-        SpecError: If the pattern matches other files, or partitions of several stores.
-    """
-    wanted, missing = named_partitions(pattern)
+    """Return the files that a pattern such as `NAME-*-of-00016.zarr.zip` names, in order, all of them."""
+    named, missing = named_partitions(pattern)
     if missing:
         raise StoreNotFoundError(
-            f"{len(missing)} of {len(wanted)} partitions are missing, the first of them {missing[0].name}",
+            f"{len(missing)} of {len(named)} partitions are missing, the first of them {missing[0].name}",
             path=pattern,
             hint="run the build again on the machine that makes it, or copy it here",
         )
-    return wanted
+    return named
 
 
 def named_partitions(pattern: Path) -> tuple[list[Path], list[Path]]:
-    """The partitions that a pattern names, in order, and those of them that are missing.
+    """Return the partitions that a pattern names, in order, and those of them that are missing.
 
-    Raises:
-        StoreNotFoundError: If there is none.
-        SpecError: If the pattern matches other files, or partitions of several stores.
+    `SpecError` if the pattern matches other files, or partitions of several stores.
     """
-    numbered = [*numbered_paths(pattern).values()]
-    if numbered:
+    if numbered := [*numbered_paths(pattern).values()]:
         return numbered, []
     names = glob.escape(pattern.name).replace("[*]", "*")  # a star is all that means something, in the name
-    found = {path: _NAME.fullmatch(path.name) for path in pattern.parent.glob(names)}
-    if not found:
+    matches = {path: _NAME.fullmatch(path.name) for path in pattern.parent.glob(names)}
+    if not matches:
         raise StoreNotFoundError("no file matches", path=pattern, hint="check the path, or build it")
-    named = {(match["stem"], int(match["count"]), match["suffix"]) for match in found.values() if match}
-    if len(named) != 1 or None in found.values():
+    stores = {(match["stem"], int(match["count"]), match["suffix"]) for match in matches.values() if match}
+    if len(stores) != 1 or None in matches.values():
         raise SpecError(
             "the files are not the partitions of one store",
             path=pattern,
             kind="partitions",
             expected="NAME-00000-of-00016.zarr.zip and so on, of one NAME",
-            found=", ".join(sorted(path.name for path in found)[:4]),
+            found=", ".join(sorted(path.name for path in matches)[:4]),
         )
-    ((stem, count, suffix),) = named
-    wanted = [pattern.with_name(f"{stem}-{number:05d}-of-{count:05d}{suffix}") for number in range(count)]
-    return wanted, [path for path in wanted if path not in found]
+    ((stem, count, suffix),) = stores
+    named = [pattern.with_name(f"{stem}-{number:05d}-of-{count:05d}{suffix}") for number in range(count)]
+    return named, [path for path in named if path not in matches]

@@ -31,7 +31,7 @@ MIN_STREAMED_BYTES, MAX_STREAMED_BYTES = 4 << 20, 16 << 20  # what was measured 
 
 
 def streamed_bytes() -> int:
-    """From how large a batch on the last cache wouldn't hold it: a loader has about four at a time."""
+    """Return from which size on the last cache doesn't hold a batch: a loader has about four at a time."""
     return min(max(last_cache_bytes() // 4, MIN_STREAMED_BYTES), MAX_STREAMED_BYTES)
 
 
@@ -45,34 +45,30 @@ _TABLE_BLOCK = 16384  # elements; their indices too stay in the cache
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs in the order of the batch.
-
-    Attributes:
-        firsts: First byte of each, counted from where the memory begins, int64, shape (n,).
-        nbytes: Bytes of each.
-    """
+    """Runs in the order of the batch: their first bytes in the memory, shape (n,), and the length of each."""
 
     firsts: npt.NDArray[np.int64]
     nbytes: int
 
-    def of(self, rows: slice) -> Runs:
-        """Some of them."""
-        return Runs(self.firsts[rows], self.nbytes)
-
 
 def copy_runs(memory: Memory, dtype: np.dtype[Any], runs: Runs, out: npt.NDArray[Any]) -> None:
-    """Copy runs one behind the other.
+    """Copy runs of elements of `dtype`, at least one and none empty, one behind the other.
 
-    Args:
-        memory: What they lie in.
-        dtype: Dtype of their elements.
-        runs: At least one, none empty.
-        out: C-contiguous, as many elements; converted to if it has another dtype.
+    `out` is C-contiguous and has as many elements, which are converted if it has another dtype.
     """
     if out.dtype == dtype:
         _copy_bytes(memory, runs, out.reshape(-1).view(np.uint8))
-    else:
-        _convert(memory, dtype, runs, out.reshape(len(runs.firsts), -1))
+        return
+    rows = out.reshape(len(runs.firsts), -1)
+    if runs.nbytes >= LONG_RUN_BYTES:
+        for row, first in zip(rows, runs.firsts.tolist(), strict=True):
+            cast_into(np.ndarray(row.shape, dtype, memory, first), row)
+        return
+    for block in _blocks(runs):  # what is copied is converted while it lies in the cache
+        part = Runs(runs.firsts[block], runs.nbytes)
+        copied = np.empty(len(part.firsts) * runs.nbytes, np.uint8)
+        _copy_bytes(memory, part, copied)
+        cast_into(copied.view(dtype).reshape(-1, rows.shape[1]), rows[block])
 
 
 def _copy_bytes(memory: Memory, runs: Runs, out: Memory) -> None:
@@ -89,44 +85,24 @@ def _copy_bytes(memory: Memory, runs: Runs, out: Memory) -> None:
 
 
 def damaged_slots(slots: Memory, nbytes: int) -> npt.NDArray[np.bool_] | None:
-    """Slots whose payload has another CRC-32C than the one behind it, or that don't end in zeros.
+    """Mark slots whose payload has another CRC-32C than the one behind it, or that don't end in zeros.
 
-    Args:
-        slots: Contiguous, shape (n, stride).
-        nbytes: Bytes of a payload.
-    Returns:
-        Shape (n,); None where there is no compiled code, or no instruction, for it.
+    Slots are contiguous, shape (n, stride), with payloads of `nbytes`. None where there is no compiled code,
+    or no instruction, for it.
     """
     marks = np.empty(len(slots), np.bool_)
-    is_found = compiled is not None and compiled.damaged(slots, slots.shape[1], nbytes, marks)
-    return marks if is_found else None
+    is_done = compiled is not None and compiled.damaged(slots, slots.shape[1], nbytes, marks)
+    return marks if is_done else None
 
 
 def seal_slots(memory: Memory, runs: Runs, slots: Memory) -> bool:
     """Copy runs to the beginnings of slots, and put the CRC-32C of each behind it, in one pass.
 
-    Args:
-        memory: What they lie in, contiguous.
-        runs: None empty.
-        slots: Contiguous, shape (n, stride); what is behind a checksum stays.
-    Returns:
-        Whether it was done: not where there is no compiled code, or no instruction, for it.
+    Memory and slots, shape (n, stride), are contiguous; what is behind a checksum stays. False if nothing is
+    done, for there is no compiled code, or no instruction, for it.
     """
     arguments = (memory, runs.firsts, runs.nbytes, slots, slots.shape[1])
     return compiled is not None and bool(compiled.seal(*arguments))
-
-
-def _convert(memory: Memory, dtype: np.dtype[Any], runs: Runs, rows: npt.NDArray[Any]) -> None:
-    """Copy runs of elements of `dtype` into rows of another, while what is copied lies in the cache."""
-    if runs.nbytes >= LONG_RUN_BYTES:
-        for row, first in zip(rows, runs.firsts.tolist(), strict=True):
-            cast_into(np.ndarray(row.shape, dtype, memory, first), row)
-        return
-    for block in _blocks(runs):
-        part = runs.of(block)
-        copied = np.empty(len(part.firsts) * runs.nbytes, np.uint8)
-        _copy_bytes(memory, part, copied)
-        cast_into(copied.view(dtype).reshape(-1, rows.shape[1]), rows[block])
 
 
 def _blocks(runs: Runs) -> list[slice]:
@@ -135,7 +111,7 @@ def _blocks(runs: Runs) -> list[slice]:
 
 
 def items_of(memory: Memory, nbytes: int) -> npt.NDArray[np.void]:
-    """Every run of the memory as one item, by its first byte; they overlap."""
+    """View every run of the memory as one item, by its first byte; they overlap."""
     return np.ndarray((len(memory) - nbytes + 1,), f"V{nbytes}", memory, 0, (1,))
 
 
@@ -153,5 +129,5 @@ def cast_into(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
 
 @functools.cache
 def _float16_values() -> npt.NDArray[np.float32]:
-    """Every float16 number as float32, by its bits."""
+    """Return every float16 number as float32, by its bits."""
     return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)

@@ -46,8 +46,7 @@ def shown_url(path: str | os.PathLike[str]) -> str:
 def check_local(path: str | os.PathLike[str]) -> None:
     """Refuse a URL, of which `pathlib` would make a name here: "s3:/bucket/a" of "s3://bucket/a".
 
-    Raises:
-        SpecError: Kind "url", with the URL as `path`; also of "file://", whose path can be given itself.
+    Also one of "file://", whose path can be given itself.
     """
     url = url_of(path)
     if url is None:
@@ -66,9 +65,7 @@ def check_local(path: str | os.PathLike[str]) -> None:
 def instead_of_rclone(text: str, *, folder: str | os.PathLike[str] = "") -> str | None:
     """Say what to write instead of an rclone remote, `b2:BUCKET/FOLDER`; None if the text is none.
 
-    Args:
-        text: As it was given.
-        folder: What a path would be relative to; a file that is there is meant, whatever its name looks like.
+    A file that is there in the folder is meant, whatever its name looks like.
     """
     match = _RCLONE.fullmatch(text)
     if match is None or match["rest"].startswith("//"):
@@ -92,21 +89,13 @@ class UrlPath(PosixPath):
 
 @dataclass(frozen=True)
 class Url:
-    """The URL of an object, or of a folder of them.
+    """The URL of an object, or of a folder of them."""
 
-    Attributes:
-        text: As it was given; of https it may hold a password or a signature.
-    """
-
-    text: str
+    text: str  # as it was given; of https it may hold a password or a signature
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Url:
-        """Parse the URL of an object.
-
-        Raises:
-            SpecError: Kind "url", if it is none, of another scheme, or names no object.
-        """
+        """Parse the URL of an object, else `SpecError` of kind "url"."""
         text = url_of(path)
         expected = "s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY or https://HOST/PATH"
         if text is None:

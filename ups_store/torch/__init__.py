@@ -6,11 +6,10 @@ The only part of the package that imports torch.
 from ups_store.errors import needs
 
 with needs("torch"):
-    from ups_store.read.assemble import Order
     from ups_store.read.loader import EpochReport
-    from ups_store.read.order import DataOrder, Step
+    from ups_store.read.order import DataOrder, Order, Step
     from ups_store.read.windows import Window, WindowIndex
-    from ups_store.torch.batch import Batch, Sample, map_tensors
+    from ups_store.torch.batch import Allocate, Batch, Sample, gather_nested, map_tensors, new_tensor
     from ups_store.torch.dataset import (
         BatchSource,
         MixedDataset,
@@ -19,9 +18,13 @@ with needs("torch"):
         open_dataset,
     )
     from ups_store.torch.device import DeviceStore
-    from ups_store.torch.loader import Loader, make_batch_sampler, make_loader, ranks_of_torch
-    from ups_store.torch.memory import Allocate, gather_nested, new_tensor
-    from ups_store.torch.sampler import StoreBatchSampler
+    from ups_store.torch.loader import (
+        Loader,
+        StoreBatchSampler,
+        make_batch_sampler,
+        make_loader,
+        ranks_of_torch,
+    )
 
 __all__ = [
     "Allocate",

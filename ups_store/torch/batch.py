@@ -1,8 +1,12 @@
-"""`Batch` and `Sample`: tensors by name, which PyTorch's default collate and its workers know."""
+"""Batches of tensors, `Batch` and `Sample`, which PyTorch's default collate and its workers know.
+
+Their tensors lie over the memory of NumPy's arrays, which is what copies samples.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -16,13 +20,18 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from ups_store.errors import SpecError
+from ups_store.errors import ArrayNotFoundError, SpecError
+from ups_store.format.metadata import dtype_of
 from ups_store.format.ragged import LENGTHS
-from ups_store.read.items import one_or_all, split
-from ups_store.torch.memory import as_array, as_tensor, shared_copy
+from ups_store.read import items
+from ups_store.read.base import AnyStore
+from ups_store.read.gather import Indices
+from ups_store.system import files
 
 # Smaller tensors go to another process by value: sharing one takes a file, two descriptors and a connection.
 SENT_BYTES = 512 << 10
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 class _Tensors(dict[str, Any]):
@@ -88,34 +97,41 @@ class Batch(_Tensors):
         """One sample, as views."""
         sample = Sample(self.apply(lambda tensor: tensor[index]))
         for key, value in self.items():
-            if isinstance(value, list):  # text
+            if isinstance(value, list):  # text, and tasks of a mixed batch
                 sample[key] = value[index]
-        sample["task"] = self["task"] if isinstance(self["task"], str) else self["task"][index]
         return sample
 
     def split(self, num: int) -> list[Batch]:
         """Cut into `num` consecutive batches, as views; of as many samples each, not ragged."""
         # By NumPy: each tensor is all of its storage, as of a batch that was made alone.
-        return [Batch(part) for part in split(map_tensors(dict(self), as_array), num, as_tensor)]
+        return [Batch(part) for part in items.split(map_tensors(dict(self), as_array), num, as_tensor)]
 
     def __missing__(self, key: object) -> Any:
         raise KeyError(f"no {key!r} in this batch; it has {', '.join(map(str, self))}")
 
 
-def tensors_of(values: Mapping[str, Any]) -> Batch:
-    """Make a batch of tensors over the memory of arrays."""
-    return Batch(_as_tensors(values))
-
-
-def _as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+def tensors_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Make tensors over the memory of arrays."""
     return {
         key: as_tensor(value)
         if isinstance(value, np.ndarray)
-        else _as_tensors(value)
+        else tensors_of(value)
         if isinstance(value, Mapping)
         else value
         for key, value in values.items()
     }
+
+
+def batch_of(values: dict[str, Any], source: items.StoreSource, allocate: items.Allocate) -> Batch:
+    """Make a batch of the arrays of a source's items, and nested tensors of lists of them."""
+    lists = [] if source.padded else [name for name in source.ragged if not source.is_text(name)]
+    views = {name: values.pop(name) for name in lists}
+    batch = Batch(tensors_of(values))
+    for name in lists:
+        row = tuple(source.store.arrays[name].shape[2:])
+        batch[name] = nested(views[name], source.dtype_of(name), row, allocate)
+    batch.padded = source.padded
+    return batch
 
 
 class BatchRows(Sequence[Sample]):
@@ -166,8 +182,8 @@ def _map(value: Any, kind: type[Any], function: Callable[[Any], Any]) -> Any:
         changed = {key: _map(item, kind, function) for key, item in value.items()}
         return type(value)(changed) if isinstance(value, _Tensors) else changed
     if isinstance(value, list | tuple):
-        items = [_map(item, kind, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        mapped = [_map(item, kind, function) for item in value]
+        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return dataclasses.replace(
@@ -204,7 +220,8 @@ def _unpacked(cls: type[_Tensors], values: Mapping[str, Any]) -> _Tensors:
 
 def _collate(rows: Sequence[Sample], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Batch:
     if isinstance(rows, BatchRows):  # a dataset's __getitems__ made the batch already
-        return rows.batch if get_worker_info() is None else rows.batch.apply(_as_sent)
+        # A worker writes a large tensor to shared memory once.
+        return rows.batch if get_worker_info() is None else rows.batch.apply(_as_shared)
     if any(row.keys() != rows[0].keys() for row in rows):
         raise SpecError(
             "samples with different arrays don't make a batch",
@@ -216,34 +233,133 @@ def _collate(rows: Sequence[Sample], *, collate_fn_map: dict[Any, Callable[..., 
     values: dict[str, Any] = {}
     for key in rows[0]:
         column = [row[key] for row in rows]
-        if key in rows[0].padded and key + LENGTHS in rows[0]:
-            _check_lengths(key, column, [row[key + LENGTHS] for row in rows])
-            values[key] = pad_sequence(column, batch_first=True)
-        else:
+        if key not in rows[0].padded or key + LENGTHS not in rows[0]:
             values[key] = collate(column, collate_fn_map=collate_fn_map)
+            continue
+        for array, length in zip(column, (row[key + LENGTHS] for row in rows), strict=True):
+            if not isinstance(array, Tensor) or not array.ndim or len(array) != length:
+                raise SpecError(  # a transform changed one and not the other
+                    f"{key!r} and '{key}{LENGTHS}' disagree",
+                    kind="ragged",
+                    expected=f"a tensor of {int(length)} rows",
+                    found=tuple(array.shape) if isinstance(array, Tensor) else type(array).__name__,
+                    hint=f"a transform that changes the rows sets '{key}{LENGTHS}' too, or removes it",
+                )
+        values[key] = pad_sequence(column, batch_first=True)
     if "task" in values:
-        values["task"] = one_or_all(values["task"])
+        values["task"] = items.one_or_all(values["task"])
     return Batch(values)
 
 
-def _check_lengths(name: str, arrays: Sequence[Tensor], lengths: Sequence[Any]) -> None:
-    """Refuse rows that aren't as many as `NAME.lengths` says: a transform changed one and not the other."""
-    for array, length in zip(arrays, lengths, strict=True):
-        if not isinstance(array, Tensor) or not array.ndim or len(array) != length:
-            raise SpecError(
-                f"{name!r} and '{name}{LENGTHS}' disagree",
-                kind="ragged",
-                expected=f"a tensor of {int(length)} rows",
-                found=tuple(array.shape) if isinstance(array, Tensor) else type(array).__name__,
-                hint=f"a transform that changes the rows sets '{name}{LENGTHS}' too, or removes it",
-            )
+def _as_shared(tensor: Tensor) -> Tensor:
+    """Copy a large tensor to memory that other processes can map, by a write call.
 
-
-def _as_sent(tensor: Tensor) -> Tensor:
-    """Write a large tensor to shared memory: a worker does so once."""
-    return tensor if tensor.is_nested or tensor.nbytes < SENT_BYTES else shared_copy(tensor)
+    Filling new shared memory through a mapping faults once per page, which takes twice as long as this.
+    """
+    if tensor.is_nested or tensor.nbytes < SENT_BYTES:
+        return tensor
+    fd = files.create_anonymous("ups_store_batch")
+    try:
+        files.write_at(fd, 0, tensor.reshape(-1).view(torch.uint8).numpy().data)
+        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, tensor.nbytes)  # type: ignore[attr-defined]
+    finally:
+        files.close(fd)  # the storage has a descriptor of its own
+    return torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
 
 
 default_collate_fn_map[Sample] = _collate
 ForkingPickler.register(Batch, _sent)  # what goes through multiprocessing's pipes and queues; not `pickle`
 ForkingPickler.register(Sample, _sent)
+
+
+@functools.cache  # NumPy works the name of a dtype out each time, for 3 µs
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Give the torch dtype of the same name; every dtype of the format has one."""
+    same: torch.dtype = getattr(torch, dtype.name)
+    return same
+
+
+@functools.cache
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Give NumPy's dtype of the same name."""
+    return np.dtype(dtype_of(str(dtype).removeprefix("torch.")))
+
+
+def as_tensor(array: npt.NDArray[Any]) -> Tensor:
+    """Give a writable array as a tensor over the same memory."""
+    if torch_dtype(array.dtype) == torch.bfloat16:  # which torch doesn't take from NumPy
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Give a contiguous tensor as an array over the same memory."""
+    if tensor.dtype == torch.bfloat16:  # which torch doesn't give to NumPy
+        return tensor.view(torch.int16).numpy().view(dtype_of("bfloat16"))
+    return tensor.numpy()
+
+
+def convert(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Copy an array into one of another dtype: several times faster than NumPy's conversion of float16."""
+    as_tensor(target).copy_(as_tensor(source))
+
+
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Make an uninitialised tensor in this process' memory."""
+    return torch.empty(shape, dtype=dtype)
+
+
+class TensorPool(items.BufferPool):
+    """A `BufferPool` that makes tensors when it is called, as `Allocate`."""
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Make an uninitialised tensor in this process' memory."""
+        return as_tensor(self.empty(shape, numpy_dtype(dtype)))
+
+
+def arrays_by(allocate: Allocate) -> items.Allocate:
+    """Make arrays over the memory that tensors are made of."""
+    if isinstance(allocate, TensorPool):
+        return allocate.empty
+    return lambda shape, dtype: as_array(allocate(shape, torch_dtype(dtype)))
+
+
+def gather_nested(
+    store: AnyStore, indices: Indices | slice, name: str, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Copy samples of a ragged array into a nested tensor of jagged layout, shape (B, rows, ...).
+
+    Args:
+        store: An open store.
+        indices: Sample numbers, as for `gather`.
+        name: A ragged array of numbers.
+        dtype: What floating-point numbers are converted to; the array's by default.
+    Raises:
+        ArrayNotFoundError: If there is no such array; also a KeyError.
+        SpecError: If the array isn't ragged, or is text, kind "ragged".
+    """
+    arrays = store.arrays
+    if not isinstance(name, str) or name not in arrays:
+        expected = f"one of {', '.join(arrays)}"
+        raise ArrayNotFoundError(f"no array {name!r} of samples", path=store.path, expected=expected)
+    spec = arrays[name]
+    if not spec.is_ragged:
+        raise SpecError("it isn't ragged", kind="ragged", path=store.path, array=name)
+    if spec.encoding is not None:
+        hint = "text comes as a list of str; its bytes from gather(..., ragged='padded')"
+        raise SpecError("text", kind="ragged", path=store.path, array=name, hint=hint)
+    stored = np.dtype(spec.dtype)
+    is_converted = dtype is not None and torch_dtype(stored).is_floating_point
+    target = numpy_dtype(dtype) if is_converted and dtype is not None else stored
+    return nested(store.gather(indices, [name])[name], target, tuple(spec.shape[2:]), np.empty)
+
+
+def nested(
+    views: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any], row: tuple[int, ...], allocate: items.Allocate
+) -> Tensor:
+    """Copy samples, arrays of any number of rows of shape `row`, into a nested tensor."""
+    ends = np.cumsum([0, *map(len, views)])
+    values = items.allocate_any((int(ends[-1]), *row), dtype, allocate)
+    for first, end, view in zip(ends[:-1].tolist(), ends[1:].tolist(), views, strict=True):
+        values[first:end] = view
+    return torch.nested.nested_tensor_from_jagged(as_tensor(values), torch.from_numpy(ends))

@@ -16,15 +16,26 @@ from torch.utils.data import Dataset, default_collate
 
 from ups_store.errors import NotCommittedError, SpecError, StoreNotFoundError
 from ups_store.printable import printable
+from ups_store.read import items as numpy_items
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
-from ups_store.read.items import BufferPool, StoreItems, StoreLike, Where, as_table, in_words, interleave
+from ups_store.read.items import BufferPool, NumberedSources, StoreItems, StoreLike, Where
 from ups_store.read.open import open_any
 from ups_store.read.order import MixedOrder, expect
 from ups_store.read.prefetch import check_timeout, in_time
 from ups_store.read.windows import Window
-from ups_store.torch.batch import Batch, BatchRows, Sample, tensors_of
-from ups_store.torch.memory import Allocate, arrays_by, convert, nested, new_tensor, numpy_dtype
+from ups_store.torch.batch import (
+    Allocate,
+    Batch,
+    BatchRows,
+    Sample,
+    arrays_by,
+    batch_of,
+    convert,
+    new_tensor,
+    numpy_dtype,
+    tensors_of,
+)
 
 RaggedForm: TypeAlias = Literal["padded", "nested"]
 
@@ -151,7 +162,15 @@ class StoreDataset(StoreItems, Dataset[Any]):
         return self._in_time(self.check([index]), self._item)  # type: ignore[list-item]
 
     def _item(self, items: Samples) -> Any:
-        sample = self._view(int(items[0])) if self._views else BatchRows(self._batch(items, new_tensor))[0]
+        if not self._views:
+            sample = BatchRows(self._batch(items, arrays_by(new_tensor)))[0]
+        else:
+            item = int(items[0])
+            number = self._number_of(item)
+            source = self.sources[number]
+            values = source.view(item - self._firsts[number], epoch=self.epoch)
+            sample = Sample({**tensors_of(values), "index": torch.tensor(item), "task": source.task})
+            sample.padded = source.padded
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int] | Samples) -> Any:
@@ -164,8 +183,14 @@ class StoreDataset(StoreItems, Dataset[Any]):
         return self._in_time(self.check(indices), self._items)
 
     def _items(self, items: Samples) -> Any:
-        rows = BatchRows(self._batch(items))
+        rows = BatchRows(self._batch(items, self._pool.empty))
         return rows if self.transform is None else rows.transformed(self.transform)
+
+    def _in_time(self, items: Samples, work: Callable[[Samples], Any]) -> Any:
+        if self._timeout is None:
+            return work(items)
+        where = functools.partial(self.where_mixed, items, epoch=self.epoch)
+        return in_time(lambda: work(items), self._timeout, where)
 
     def batch(self, indices: Sequence[int] | Samples) -> Batch:
         """Copy a whole batch to memory that nothing else refers to; `transform` isn't applied.
@@ -174,24 +199,11 @@ class StoreDataset(StoreItems, Dataset[Any]):
             SampleIndexError: For an index outside the dataset.
             SpecError: If samples come from stores whose arrays differ.
         """
-        return self._batch(self.check(indices))
+        return self._batch(self.check(indices), self._pool.empty)
 
-    def _batch(self, items: Samples, allocate: Allocate | None = None) -> Batch:
-        arrays = self._pool.empty if allocate is None else arrays_by(allocate)
-        values = self.fetch_mixed(items, epoch=self.epoch, allocate=arrays)
-        first = int(np.searchsorted(self._ends, items[0], side="right"))
-        return batch_of(values, self.sources[first], allocate=arrays)
-
-    def _in_time(self, items: Samples, work: Callable[[Samples], Any]) -> Any:
-        if self._timeout is None:
-            return work(items)
-        return in_time(lambda: work(items), self._timeout, lambda: self._where_first(items))
-
-    def _where_first(self, items: Samples) -> Where:
-        """Name the first store that items are of, and the samples of theirs that lie there."""
-        numbers = np.searchsorted(self._ends, items, side="right")
-        number = int(numbers[0])
-        return self.where(number, items[numbers == number] - self._firsts[number], epoch=self.epoch)
+    def _batch(self, items: Samples, allocate: numpy_items.Allocate) -> Batch:
+        values = self.fetch_mixed(items, epoch=self.epoch, allocate=allocate)
+        return batch_of(values, self.sources[self._number_of(items[0])], allocate)
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:  # type: ignore[override]
         """Make a batch of one source.
@@ -202,30 +214,8 @@ class StoreDataset(StoreItems, Dataset[Any]):
             epoch: What windows are drawn for.
             allocate: Makes each tensor of the batch.
         """
-        source, arrays = self.sources[number], arrays_by(allocate)
-        values = super().fetch(number, items, epoch=epoch, allocate=arrays)
-        values["task"] = source.task
-        return batch_of(values, source, allocate=arrays)
-
-    def _view(self, item: int) -> Sample:
-        number = int(np.searchsorted(self._ends, item, side="right"))
-        source = self.sources[number]
-        values = source.view(item - self._firsts[number], epoch=self.epoch)
-        sample = Sample({**tensors_of(values), "index": torch.tensor(item), "task": source.task})
-        sample.padded = source.padded
-        return sample
-
-
-def batch_of(values: dict[str, Any], source: Any, *, allocate: Any) -> Batch:
-    """Make tensors of a batch's arrays, nested ones of lists of them."""
-    lists = [] if source.padded else [name for name in source.ragged if not source.is_text(name)]
-    views = {name: values.pop(name) for name in lists}
-    batch = tensors_of(values)
-    for name in lists:
-        array = source.store.arrays[name]
-        batch[name] = nested(views[name], source.dtype_of(name), tuple(array.shape[2:]), allocate)
-    batch.padded = source.padded
-    return batch
+        arrays = arrays_by(allocate)
+        return batch_of(self._fetch_source(number, items, epoch, arrays), self.sources[number], arrays)
 
 
 def _num_threads() -> int | None:
@@ -236,7 +226,7 @@ def _num_threads() -> int | None:
 Mixable: TypeAlias = StoreDataset | StoreLike
 
 
-class MixedDataset:
+class MixedDataset(NumberedSources):
     """Several datasets for one loader, every batch of which has samples of all in the shares of `weights`.
 
     `make_loader(MixedDataset([a, b], weights=[3, 1]), batch_size=64)` gives batches with 48 samples of `a`
@@ -281,81 +271,7 @@ class MixedDataset:
             given if isinstance(given, StoreDataset) else StoreDataset(given) for given in named.values()
         )
         self.weights, self.epoch_size, self.transform = weights, epoch_size, transform
-        self.sources = tuple(source for dataset in self.datasets for source in dataset.sources)
-        self._check()
-        counts = [len(dataset.sources) for dataset in self.datasets]
-        self._dataset_of = np.repeat(np.arange(len(counts)), counts)  # by source
-        self._ends: Samples = np.cumsum([len(source) for source in self.sources])
-        self._firsts = np.cumsum([0, *map(len, self.datasets[:-1])])
-        self._pool = BufferPool(limit=4 * self.num_tensors * len(self.sources))
-
-    def __repr__(self) -> str:
-        return in_words("MixedDataset", self._facts())
-
-    def _repr_html_(self) -> str:
-        return as_table("MixedDataset", self._facts())
-
-    @property
-    def stores(self) -> tuple[AnyStore, ...]:
-        """The stores that the samples lie in."""
-        return tuple(source.store for source in self.sources)
-
-    @property
-    def num_tensors(self) -> int:
-        """Tensors of a batch that are gathered."""
-        return max(dataset.num_tensors for dataset in self.datasets)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Number of items of each dataset."""
-        return [len(dataset) for dataset in self.datasets]
-
-    def make_order(
-        self, *, pad_last: bool = False, weights: Sequence[float] | None = None, **options: Any
-    ) -> MixedOrder:
-        """Make the order in which a loader takes the items; see `MixedOrder`."""
-        expect("weights", weights is None, "none: the MixedDataset has its own", weights)
-        expect("pad_last", not pad_last, "False: batches of a MixedDataset are full", pad_last)
-        return MixedOrder(self.sizes, weights=self.weights, epoch_size=self.epoch_size, **options)
-
-    def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
-        """Make a batch of all datasets together."""
-        numbers = np.searchsorted(self._ends, items, side="right")
-        present, arrays = np.unique(numbers).tolist(), arrays_by(allocate)
-        rows = [np.flatnonzero(numbers == number) for number in present]
-        own = arrays if len(present) == 1 else self._pool.empty
-        batches = [
-            self._fetch_source(number, items[mine], epoch=epoch, allocate=own)
-            for number, mine in zip(present, rows, strict=True)
-        ]
-        source = self.sources[present[0]]
-        values = batches[0] if len(present) == 1 else interleave(batches, rows, arrays, source)
-        return batch_of(values, source, allocate=arrays)
-
-    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """Path of the first store that items are of, and the samples of theirs that lie there."""
-        numbers = np.searchsorted(self._ends, items, side="right")
-        first = int(numbers[0])
-        source = self.sources[first]
-        mine = items[numbers == first] - (int(self._ends[first]) - len(source))
-        return source.where(mine, epoch=epoch)
-
-    def _fetch_source(self, number: int, items: Samples, *, epoch: int, allocate: Any) -> dict[str, Any]:
-        """Copy the samples of a batch that lie in one store."""
-        source, dataset = self.sources[number], int(self._dataset_of[number])
-        first = int(self._ends[number]) - len(source)
-        values = source.fetch(items - first, epoch=epoch, allocate=allocate)
-        values["index"] = items - self._firsts[dataset]
-        values[SOURCE] = np.full(len(items), dataset)
-        return {**values, "task": source.task}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {"weights": self.weights, "epoch_size": self.epoch_size}
-        options["transform"] = self.transform
-        named = dict(zip(self.names, self.datasets, strict=True))
-        return functools.partial(MixedDataset, **options), (named,)
-
-    def _check(self) -> None:
+        self._set_sources(source for dataset in self.datasets for source in dataset.sources)
         first = self.sources[0]
         for name, dataset in zip(self.names, self.datasets, strict=True):
             if dataset.transform is not None:
@@ -372,14 +288,54 @@ class MixedDataset:
                         hint="choose arrays with `names`, or give the stores to make_loader unmixed",
                     )
         if SOURCE in first.signature:
-            hint = "leave it out with `names`"
-            problem = "the array's name is a key of mixed batches"
+            problem, hint = "the array's name is a key of mixed batches", "leave it out with `names`"
             raise SpecError(problem, kind="names", path=first.store.path, array=SOURCE, hint=hint)
+        counts = [len(dataset.sources) for dataset in self.datasets]
+        self._dataset_of = np.repeat(np.arange(len(counts)), counts).tolist()  # by source
+        self._first_of = np.cumsum([0, *self.sizes[:-1]]).tolist()  # by dataset
+        self._pool = BufferPool(limit=4 * self.num_tensors * len(self.sources))
 
     def _facts(self) -> dict[str, object]:
         sizes = [f"{name} ({size:,} items)" for name, size in zip(self.names, self.sizes, strict=True)]
         weights = "by their lengths" if self.weights is None else list(self.weights)
         return {"datasets": ", ".join(sizes), "weights": weights}
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of items of each dataset."""
+        return [len(dataset) for dataset in self.datasets]
+
+    def make_order(
+        self, *, pad_last: bool = False, weights: Sequence[float] | None = None, **options: Any
+    ) -> MixedOrder:
+        """Make the order in which a loader takes the items; see `MixedOrder`."""
+        expect("weights", weights is None, "none: the MixedDataset has its own", weights)
+        expect("pad_last", not pad_last, "False: batches of a MixedDataset are full", pad_last)
+        return MixedOrder(self.sizes, weights=self.weights, epoch_size=self.epoch_size, **options)
+
+    def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> Batch:
+        """Make a batch of all datasets together."""
+        arrays = arrays_by(allocate)
+        values = self.fetch_mixed(items, epoch=epoch, allocate=arrays, scratch=self._pool.empty)
+        return batch_of(values, self.sources[0], arrays)  # all are alike
+
+    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
+        """Path of the first store that items are of, and the samples of theirs that lie there."""
+        return self.where_mixed(items, epoch=epoch)
+
+    def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Any) -> dict[str, Any]:
+        source, dataset = self.sources[number], self._dataset_of[number]
+        values = source.fetch(items, epoch=epoch, allocate=allocate)
+        values["index"] = items + (self._firsts[number] - self._first_of[dataset])
+        values[SOURCE] = np.full(len(items), dataset)
+        values["task"] = source.task
+        return values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options: dict[str, Any] = {"weights": self.weights, "epoch_size": self.epoch_size}
+        options["transform"] = self.transform
+        named = dict(zip(self.names, self.datasets, strict=True))
+        return functools.partial(MixedDataset, **options), (named,)
 
 
 @dataclass(frozen=True)
@@ -426,12 +382,12 @@ def open_dataset(
         if encode is None:
             raise
         path = Path(store) if isinstance(store, str | os.PathLike) else store.path
-        found = OpenedDataset(encode(path), "on-demand", str(error))
+        result = OpenedDataset(encode(path), "on-demand", str(error))
     else:
         path, report = opened.path, opened.preload("auto")
         is_decoded = opened.codec != "none" and report.mode != "copy"
         way = "decoded" if is_decoded else "mapped" if report.mode == "mapped" else "preloaded"
         reason = f"{opened.nbytes:,} bytes; {report.why}"
-        found = OpenedDataset(StoreDataset(opened, **options), way, reason)  # type: ignore[arg-type]
-    logger.info(printable(f"{path}: {found.rung}: {found.reason}"))
-    return found
+        result = OpenedDataset(StoreDataset(opened, **options), way, reason)  # type: ignore[arg-type]
+    logger.info(printable(f"{path}: {result.rung}: {result.reason}"))
+    return result

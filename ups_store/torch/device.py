@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -36,14 +35,12 @@ from ups_store.read.gather import (
 from ups_store.read.preload import STEP_BYTES, Budget, PreloadJob, PreloadReport, Request, ram_budget
 from ups_store.read.ragged import Form
 from ups_store.read.verify import Report
-from ups_store.torch.batch import map_tensors
-from ups_store.torch.memory import torch_dtype
+from ups_store.torch.batch import map_tensors, torch_dtype
 
 _NUM_BUFFERS = 2
 
 # What rows are copied as: the widest word that divides them, so the device computes the fewest addresses.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
 _WIDEST_BYTES = 16
 
 
@@ -116,12 +113,15 @@ class DeviceStore(AnyStore):
         self, job: PreloadJob, rows: Mapping[str, DeviceRows], device: torch.device, *, samples: range
     ) -> None:
         layout = job.catalog.layout
-        metas = [array.meta for array in layout.arrays.values()]
-        here = [meta if meta.is_constant else _part_of(meta, len(samples)) for meta in metas]
-        super().__init__(job.file.path, job.catalog.root, here, layout.num_samples)
-        self.device = device
-        self.samples = samples
-        self.nbytes = sum(rows.memory.nbytes for rows in rows.values())
+        metas = [
+            array.meta
+            if array.meta.is_constant
+            else replace(array.meta, shape=(len(samples), *array.meta.sample_shape))
+            for array in layout.arrays.values()
+        ]
+        super().__init__(job.file.path, job.catalog.root, metas, layout.num_samples)
+        self.device, self.samples = device, samples
+        self.nbytes = sum(part.memory.nbytes for part in rows.values())
         self._catalog = job.catalog
         self._rows: dict[str, DeviceRows] | None = dict(rows)
         constants = (array for array in layout.arrays.values() if array.meta.is_constant)
@@ -205,16 +205,13 @@ class DeviceStore(AnyStore):
         out: Mapping[str, Any] | None,
         num_threads: int | None,
     ) -> dict[str, Tensor]:
-        self._check_held(samples)
         rows = self._open_rows()
-        return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), window)) for m in metas}
-
-    def _check_held(self, samples: Samples) -> None:
         outside = np.flatnonzero((samples < self.samples.start) | (samples >= self.samples.stop))
         if outside.size:
             expected = f"{self.samples.start} <= index < {self.samples.stop}"
             found = int(samples[outside[0]])
             raise SampleIndexError("no such sample here", path=self.path, expected=expected, found=found)
+        return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), window)) for m in metas}
 
     def _open_rows(self) -> dict[str, DeviceRows]:
         if self._rows is None:
@@ -254,10 +251,6 @@ class DeviceStore(AnyStore):
         )
 
 
-def _part_of(meta: ArrayMeta, num_samples: int) -> ArrayMeta:
-    return replace(meta, shape=(num_samples, *meta.sample_shape))
-
-
 @dataclass(frozen=True)
 class DeviceRows:
     """Part of one array in memory that a device reads."""
@@ -266,50 +259,53 @@ class DeviceRows:
     first_sample: int
     memory: Tensor
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The array's dtype."""
-        return torch_dtype(dtype_of(self.layout.meta.dtype))
-
     def gather(self, samples: npt.NDArray[np.int64], window: TimeWindow | None) -> Tensor:
         """Copy samples, or one window of each; the plain twin is `gather_array`."""
+        dtype = torch_dtype(dtype_of(self.layout.meta.dtype))
         shape = batch_shape(self.layout.meta, len(samples), window)
         if not math.prod(shape):
-            return torch.empty(shape, dtype=self.dtype, device=self.memory.device)
+            return torch.empty(shape, dtype=dtype, device=self.memory.device)
         runs = runs_of(self.layout, samples - self.first_sample, window)
         # Every run begins at a multiple of what divides slots and time steps.
         steps = window.length if window is not None and window.stride == 1 else 1
         unit = math.gcd(self.layout.stride, 0 if window is None else runs.nbytes // steps)
+        # Rows of so many bytes that begin at every multiple of the unit, and overlap: shape (rows, words).
+        word = math.gcd(unit, runs.nbytes, _WIDEST_BYTES)
+        size = ((len(self.memory) - runs.nbytes) // unit + 1, runs.nbytes // word)
+        rows = self.memory.view(_WORDS[word]).as_strided(size, (unit // word, 1))
         index = torch.from_numpy(runs.firsts // unit).to(self.memory.device, non_blocking=True)
-        taken = torch.index_select(self._table(unit, runs.nbytes), 0, index)
-        return taken.view(self.dtype).view(shape)
-
-    def _table(self, unit: int, nbytes: int) -> Tensor:
-        """Rows of `nbytes` that begin at every multiple of `unit`, and overlap: shape (rows, words)."""
-        word = math.gcd(unit, nbytes, _WIDEST_BYTES)
-        size = ((len(self.memory) - nbytes) // unit + 1, nbytes // word)
-        return self.memory.view(_WORDS[word]).as_strided(size, (unit // word, 1))
+        return torch.index_select(rows, 0, index).view(dtype).view(shape)
 
 
 def find_device(job: PreloadJob) -> torch.device:
-    """The device that was asked for, with its index."""
+    """Find the device that was asked for, with its index."""
     name = job.request.device or "cuda"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise _no_device(job, name, "no device of torch") from error
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda" or not torch.cuda.is_available():
-        raise _no_device(job, name, "no CUDA here" if device.type == "cuda" else "not a CUDA device")
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if index >= torch.cuda.device_count():
-        raise _no_device(job, name, f"{torch.cuda.device_count()} CUDA devices")
-    return torch.device("cuda", index)
+    except RuntimeError:
+        problem = "no device of torch"
+    else:
+        if device.type == "cpu":
+            return device
+        if device.type != "cuda" or not torch.cuda.is_available():
+            problem = "no CUDA here" if device.type == "cuda" else "not a CUDA device"
+        else:
+            index = torch.cuda.current_device() if device.index is None else device.index
+            if index < torch.cuda.device_count():
+                return torch.device("cuda", index)
+            problem = f"{torch.cuda.device_count()} CUDA devices"
+    raise DeviceError(
+        "no such device to preload to",
+        kind="no_device",
+        path=job.file.path,
+        expected=name,
+        found=problem,
+        hint='look at `nvidia-smi` and the build of torch, or preload with mode="page-cache"',
+    )
 
 
 def budget(job: PreloadJob) -> Budget:
-    """Bytes of the samples' slots, and what the device has left."""
+    """Compute bytes of the samples' slots, and what the device has left."""
     device = find_device(job)
     needed = sum(_nbytes(array, job) for array in job.catalog.layout.per_sample)
     if device.type == "cpu":
@@ -323,15 +319,39 @@ def load(job: PreloadJob) -> DeviceStore:
     """Move the samples to the device; slots lie there as they lie in the file."""
     device, samples = find_device(job), _samples(job)
     arrays = job.catalog.layout.per_sample
-    stage = _Staging(job, device, max((_nbytes(array, job) for array in arrays), default=0))
-    there = {}
+    largest = max((_nbytes(array, job) for array in arrays), default=0)
+    buffers = [_buffer(min(largest, STEP_BYTES), device) for _ in range(_NUM_BUFFERS)]
+    copied: dict[int, torch.cuda.Event] = {}
+    rows, turn = {}, 0
     for array in arrays:
-        with _out_of_memory_as_error(job, device):
+        try:
             memory = torch.empty(_nbytes(array, job), dtype=torch.uint8, device=device)
-        stage.fill(memory, array.slot(samples.start)[0])
-        there[array.meta.name] = DeviceRows(array, samples.start, memory)
-    stage.finish()
-    return DeviceStore(job, there, device, samples=samples)
+        except torch.OutOfMemoryError as error:  # the budget can't know how the memory is fragmented
+            needed = budget(job)
+            raise MemoryLimitError(
+                f"{device} refuses memory for the store",
+                needed_bytes=needed.needed_bytes,
+                available_bytes=needed.available_bytes,
+                path=job.file.path,
+                expected=f"{needed.needed_bytes:,} bytes",
+                found=f"{needed.available_bytes:,} available, in pieces",
+                hint="preload fewer `samples`, or use torch.cuda.empty_cache() first",
+            ) from error
+        for offset in range(0, len(memory), STEP_BYTES):
+            part, turn = memory[offset : offset + STEP_BYTES], (turn + 1) % _NUM_BUFFERS
+            if turn in copied:
+                copied[turn].synchronize()  # else it would be filled again before it is copied
+            buffer = buffers[turn][: len(part)]
+            first = array.slot(samples.start)[0] + offset
+            for _ in job.read(len(buffer), first=first, target=buffer.numpy().data):
+                pass
+            part.copy_(buffer, non_blocking=True)
+            if device.type == "cuda":
+                copied[turn] = torch.cuda.current_stream(device).record_event()
+        rows[array.meta.name] = DeviceRows(array, samples.start, memory)
+    for event in copied.values():
+        event.synchronize()
+    return DeviceStore(job, rows, device, samples=samples)
 
 
 def _samples(job: PreloadJob) -> range:
@@ -340,67 +360,6 @@ def _samples(job: PreloadJob) -> range:
 
 def _nbytes(array: ArrayLayout, job: PreloadJob) -> int:
     return array.stride * len(_samples(job)) if array.entry else 0
-
-
-def _no_device(job: PreloadJob, name: str, found: str) -> DeviceError:
-    return DeviceError(
-        "no such device to preload to",
-        kind="no_device",
-        path=job.file.path,
-        expected=name,
-        found=found,
-        hint='look at `nvidia-smi` and the build of torch, or preload with mode="page-cache"',
-    )
-
-
-@contextmanager
-def _out_of_memory_as_error(job: PreloadJob, device: torch.device) -> Iterator[None]:
-    """Turn torch's error into ours: the budget can't know how the device's memory is fragmented."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        needed = budget(job)
-        raise MemoryLimitError(
-            f"{device} refuses memory for the store",
-            needed_bytes=needed.needed_bytes,
-            available_bytes=needed.available_bytes,
-            path=job.file.path,
-            expected=f"{needed.needed_bytes:,} bytes",
-            found=f"{needed.available_bytes:,} available, in pieces",
-            hint="preload fewer `samples`, or use torch.cuda.empty_cache() first",
-        ) from error
-
-
-class _Staging:
-    """Reads parts of a file to a device."""
-
-    def __init__(self, job: PreloadJob, device: torch.device, nbytes: int) -> None:
-        self._job, self._device = job, device
-        size = min(nbytes, STEP_BYTES)
-        self._buffers = [_buffer(size, device) for _ in range(_NUM_BUFFERS)]
-        self._copied: list[torch.cuda.Event | None] = [None] * _NUM_BUFFERS
-        self._turn = 0
-
-    def fill(self, memory: Tensor, first: int) -> None:
-        """Read as many bytes as `memory` has, uint8, from byte `first` of the file on."""
-        for offset in range(0, len(memory), STEP_BYTES):
-            part = memory[offset : offset + STEP_BYTES]
-            turn, self._turn = self._turn, (self._turn + 1) % _NUM_BUFFERS
-            copied = self._copied[turn]
-            if copied is not None:
-                copied.synchronize()  # else it would be filled again before it is copied
-            buffer = self._buffers[turn][: len(part)]
-            for _ in self._job.read(len(buffer), first=first + offset, target=buffer.numpy().data):
-                pass
-            part.copy_(buffer, non_blocking=True)
-            if self._device.type == "cuda":
-                self._copied[turn] = torch.cuda.current_stream(self._device).record_event()
-
-    def finish(self) -> None:
-        """Wait for the last copies."""
-        for copied in self._copied:
-            if copied is not None:
-                copied.synchronize()
 
 
 def _buffer(nbytes: int, device: torch.device) -> Tensor:

@@ -1,4 +1,7 @@
-"""`make_loader`: the batches of `ups_store.make_loader` as tensors, in memory or on a device."""
+"""`make_loader`: the batches of `ups_store.make_loader` as tensors, in memory or on a device.
+
+And their order for torch's own `DataLoader`: `make_batch_sampler`.
+"""
 
 from __future__ import annotations
 
@@ -8,121 +11,30 @@ import inspect
 import itertools
 import json
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import Sampler, default_collate
 
 from ups_store.errors import ConfigError
-from ups_store.read import assemble, loader, ranks
-from ups_store.read.assemble import BatchTransform, Collate, Groups, Made, Order
+from ups_store.read import loader, ranks
 from ups_store.read.base import AnyStore
-from ups_store.read.items import StoreLike
-from ups_store.read.loader import NUM_WORKERS, check_workers
-from ups_store.read.order import Shuffle, Step, expect
-from ups_store.read.ranks import RankedOrder, ranked_order
-from ups_store.torch.batch import Batch, BatchRows
+from ups_store.read.items import ShowsFacts, StoreLike
+from ups_store.read.loader import NUM_WORKERS, BatchTransform, Collate, Made
+from ups_store.read.order import DataOrder, Order, Shuffle, Step, expect
+from ups_store.read.ranks import RankedOrder
+from ups_store.torch.batch import Batch, BatchRows, TensorPool
 from ups_store.torch.dataset import BatchSource, MixedDataset, StoreDataset
 from ups_store.torch.device import DeviceFeed
-from ups_store.torch.memory import Allocate, TensorPool
-from ups_store.torch.sampler import StoreBatchSampler
+
+_CALLERS = 8  # from a sampler through Accelerate's to what makes a loop's iterator
 
 _shared_orders = itertools.count()  # ranks begin with their orders one after the other, all alike
-
-
-class Loader(loader.Loader):
-    """Batches of a dataset as tensors; all else is said at `ups_store.read.loader.Loader`.
-
-    Args:
-        dataset: Where batches come from.
-        order: Which samples each step takes; a `RankedOrder` where its ranks aren't known yet.
-        device: A CUDA device that batches are copied to while it computes.
-        options: As those of `make_loader`: num_workers, prefetch_factor, collate_fn, batch_transform,
-            across_epochs, timeout.
-    """
-
-    def __init__(
-        self,
-        dataset: BatchSource,
-        order: Order | RankedOrder,
-        *,
-        device: torch.device | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(dataset, order, **options)
-        self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
-        self._pool = TensorPool(limit=self._num_buffers)
-
-    def _new_maker(self, groups: Groups) -> Maker:
-        feed = self._feed
-        allocate = self._pool if feed is None else feed.allocate
-        return Maker(self.dataset, groups, allocate, self._collate, self._batch_transform, feed)  # type: ignore[arg-type]
-
-    def _setup(self) -> Callable[[], None]:
-        # Ask now: afterwards the answer might be the one for our threads.
-        return functools.partial(_use_one_thread, torch.get_num_threads())
-
-    def _receive(self, made: Made) -> None:
-        if self._feed is not None and made.copied is not None:
-            self._feed.receive(made.batch, made.copied)
-
-
-class Maker(assemble.Maker):
-    """Makes batches of tensors, and copies them to a device if they are wanted there."""
-
-    kind = Batch
-
-    def __init__(
-        self,
-        dataset: BatchSource,
-        groups: Groups,
-        allocate: Allocate,
-        collate: Collate | None,
-        batch_transform: BatchTransform | None,
-        feed: DeviceFeed | None,
-    ) -> None:
-        super().__init__(dataset, groups, allocate, collate, batch_transform)
-        self._feed = feed
-        self.may_group = self.may_group and feed is None
-
-    def count(self, batch: Any) -> int:
-        """Count the bytes of a batch's tensors."""
-        nbytes: int = batch.nbytes
-        return nbytes
-
-    def split(self, batch: Batch, num: int) -> list[Batch]:
-        """Cut a batch into so many."""
-        return batch.split(num)
-
-    def mark(self, batch: dict[str, Any], mask: npt.NDArray[np.bool_]) -> None:
-        """Say which rows only fill up the last batch."""
-        batch["valid"] = torch.from_numpy(mask)
-
-    def collated(self, batch: Batch, step: Step) -> Any:
-        """Make a batch of a batch's samples, transformed where there is a transform."""
-        rows: Any = BatchRows(batch)
-        if self._transform is not None:
-            rows = rows.transformed(self._transform)
-        return (self._collate or default_collate)(rows)
-
-    def sent(self, batch: Any) -> tuple[Any, Any]:
-        """Start the copy to the device."""
-        return (batch, None) if self._feed is None else self._feed.send(batch)
-
-
-def _use_one_thread(usual: int) -> None:
-    """Have torch use one thread in this thread, and the usual number in all that begin later.
-
-    `set_num_threads` changes both; only from another thread can the second be undone without the first.
-    """
-    torch.set_num_threads(1)
-    undo = threading.Thread(target=torch.set_num_threads, args=(usual,))
-    undo.start()
-    undo.join()
 
 
 def make_loader(
@@ -168,10 +80,14 @@ def make_loader(
             that the ranks can't share. At a first batch, if the ranks aren't those of the first epoch, or if
             the ranks of torch.distributed have other orders, such as of a seed for each.
     """
-    check_workers(num_workers, prefetch_factor, timeout)
-    where = _device(device)
+    target = None
+    with contextlib.suppress(RuntimeError):  # no such name, or a bare number where there is no device
+        target = None if device is None else torch.device(device)
+    is_cuda = target is not None and target.type == "cuda" and torch.cuda.is_available()
+    is_usable = device is None or is_cuda or (target is not None and target.type == "cpu")
+    expect("device", is_usable, "cpu, or cuda where torch finds a device", str(device))
     data = _as_dataset(dataset, reading)
-    order = ranked_order(
+    order = RankedOrder(
         data,
         TorchRanks(rank, world_size),
         batch_size=batch_size,
@@ -189,10 +105,98 @@ def make_loader(
         prefetch_factor=prefetch_factor,
         collate_fn=collate_fn,
         batch_transform=batch_transform,
-        device=where,
+        device=target,
         across_epochs=bool(shuffle) if across_epochs is None else across_epochs,
         timeout=timeout,
     )
+
+
+class Loader(loader.Loader):
+    """Batches of a dataset as tensors; all else is said at `ups_store.read.loader.Loader`.
+
+    Args:
+        dataset: Where batches come from.
+        order: Which samples each step takes; a `RankedOrder` where its ranks aren't known yet.
+        device: A CUDA device that batches are copied to while it computes.
+        options: As those of `make_loader`: num_workers, prefetch_factor, collate_fn, batch_transform,
+            across_epochs, timeout.
+    """
+
+    def __init__(
+        self,
+        dataset: BatchSource,
+        order: Order | RankedOrder,
+        *,
+        device: torch.device | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, order, **options)
+        self._feed = DeviceFeed(device) if device is not None and device.type == "cuda" else None
+        self._tensors = TensorPool(limit=self._num_buffers)
+
+    def _new_maker(self) -> Maker:
+        return Maker(self.dataset, self._tensors, self._collate, self._batch_transform, self._feed)
+
+    def _setup(self) -> Callable[[], None]:
+        # Ask now: afterwards the answer might be the one for our threads.
+        return functools.partial(_use_one_thread, torch.get_num_threads())
+
+    def _receive(self, made: Made) -> None:
+        if self._feed is not None and made.copied is not None:
+            self._feed.receive(made.batch, made.copied)
+
+
+class Maker(loader.Maker):
+    """Makes batches of tensors, and copies them to a device if they are wanted there."""
+
+    kind = Batch
+
+    def __init__(
+        self,
+        dataset: BatchSource,
+        pool: TensorPool,
+        collate: Collate | None,
+        batch_transform: BatchTransform | None,
+        feed: DeviceFeed | None,
+    ) -> None:
+        super().__init__(dataset, pool if feed is None else feed.allocate, collate, batch_transform)
+        self._feed = feed
+        self.may_group = self.may_group and feed is None
+
+    def count(self, batch: Any) -> int:
+        """Count the bytes of a batch's tensors."""
+        nbytes: int = batch.nbytes
+        return nbytes
+
+    def split(self, batch: Batch, num: int) -> list[Batch]:
+        """Cut a batch into so many."""
+        return batch.split(num)
+
+    def mark(self, batch: dict[str, Any], mask: npt.NDArray[np.bool_]) -> None:
+        """Say which rows only fill up the last batch."""
+        batch["valid"] = torch.from_numpy(mask)
+
+    def collated(self, batch: Batch, step: Step) -> Any:
+        """Make a batch of a batch's samples, transformed where there is a transform."""
+        rows: Any = BatchRows(batch)
+        if self._transform is not None:
+            rows = rows.transformed(self._transform)
+        return (self._collate or default_collate)(rows)
+
+    def sent(self, batch: Any) -> tuple[Any, Any]:
+        """Start the copy to the device."""
+        return (batch, None) if self._feed is None else self._feed.send(batch)
+
+
+def _use_one_thread(usual: int) -> None:
+    """Have torch use one thread in this thread, and the usual number in all that begin later.
+
+    `set_num_threads` changes both; only from another thread can the second be undone without the first.
+    """
+    torch.set_num_threads(1)
+    undo = threading.Thread(target=torch.set_num_threads, args=(usual,))
+    undo.start()
+    undo.join()
 
 
 def make_batch_sampler(
@@ -219,7 +223,7 @@ def make_batch_sampler(
     data = _as_dataset(dataset, {})
     if isinstance(data, MixedDataset):
         raise _no_dataset(data, "make_loader takes it")
-    order = ranked_order(
+    order = RankedOrder(
         data,
         TorchRanks(rank, world_size),
         batch_size=batch_size,
@@ -255,17 +259,142 @@ def _no_dataset(dataset: object, hint: str) -> ConfigError:
     )
 
 
-def _device(device: torch.device | str | None) -> torch.device | None:
-    if device is None:
-        return None
-    found = None
-    with contextlib.suppress(RuntimeError):  # no such name, or a bare number where there is no device
-        found = torch.device(device)
-    is_usable = found is not None and (
-        found.type == "cpu" or (found.type == "cuda" and torch.cuda.is_available())
-    )
-    expect("device", is_usable, "cpu, or cuda where torch finds a device", str(device))
-    return found
+class StoreBatchSampler(ShowsFacts, Sampler[list[int]]):
+    """Batches of items of a `StoreDataset`, each from one store: `DataLoader(dataset, batch_sampler=...)`.
+
+    Without it a `DataLoader` mixes stores in a batch, which only works where their arrays have equal shapes.
+    Every iteration is the next epoch, also after one that was abandoned, unless the loop had no batch of that
+    yet; after `load_state_dict` it is the rest of the epoch that was saved. The order is that of
+    `make_loader`; with `pad_last` nothing marks the rows that fill up a batch.
+
+    It shares samples among the ranks itself. Accelerate does so once more with a sampler that it prepares,
+    which is an error unless that was made with `rank=0, world_size=1`.
+
+    `state_dict` counts the batches that were taken from here. A `DataLoader` takes some before the loop needs
+    them; torchdata's `StatefulDataLoader` knows that, and its own state has this one as it was.
+
+    Args:
+        order: Which items each step takes, as numbers within a store; a `RankedOrder` where its ranks aren't
+            known yet.
+        first: Number of each store's first item in the dataset.
+        sampler_options: None; Lightning passes some where it would put a sampler in place of this one.
+
+    Raises:
+        ConfigError: If Lightning makes it anew; kind "sampler".
+    """
+
+    def __init__(
+        self, order: DataOrder | RankedOrder, first: list[int] | None = None, **sampler_options: Any
+    ) -> None:
+        if sampler_options or first is None:
+            raise ConfigError(
+                "another sampler can't be put in place of this one, which shares samples among the ranks",
+                kind="sampler",
+                found=f"{type(order).__name__}, {', '.join(sampler_options)}",
+                hint="with Lightning give `fit` the loader of make_loader, or say "
+                "Trainer(use_distributed_sampler=False)",
+            )
+        self._order, self._first = order, first
+        self._is_abandoned = False
+        self._taken_ahead_of: int | None = None  # items consumed before the workers of a loop were given some
+
+    @property
+    def order(self) -> DataOrder:
+        """Which items each step takes, and how many have been taken."""
+        order = self._order.current() if isinstance(self._order, RankedOrder) else self._order
+        assert isinstance(order, DataOrder)
+        return order
+
+    @property
+    def batch_size(self) -> int:
+        """Items of a batch on this rank."""
+        return self.order.global_batch_size // self.order.world_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether batches that aren't full are left out."""
+        return self.order.drop_last
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on all ranks."""
+        return self.order.num_steps
+
+    def _facts(self) -> dict[str, object]:
+        order = self.order
+        return {
+            "steps": f"{order.num_steps:,} of {order.global_batch_size:,} items over all ranks",
+            "shuffle": order.shuffle,
+            "seed": order.seed,
+            "position": f"epoch {order.epoch}, {order.consumed:,} items consumed",
+        }
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if isinstance(self._order, RankedOrder):
+            self._order.begin()
+        order = self.order
+        if self._is_abandoned:
+            self.set_epoch(order.epoch + 1)
+        elif self._taken_ahead_of is not None:
+            order.consumed = self._taken_ahead_of
+        self._taken_ahead_of = order.consumed
+        for step in order.steps():
+            if not self._is_abandoned:  # by whom it is asked for, until a loop is given a batch
+                self._is_abandoned = not _is_asked_ahead(order.world_size)
+            order.consumed = (step.number + 1) * order.global_batch_size
+            yield (step.items + self._first[step.source]).tolist()
+        self.set_epoch(order.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been taken from here so far, as `Loader.state_dict`; equal on all ranks."""
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration give the batches that followed when `state_dict` was called.
+
+        Raises:
+            ConfigError: As `Loader.load_state_dict`.
+        """
+        self.order.load_state_dict(state)
+        self._is_abandoned, self._taken_ahead_of = False, None
+
+    def set_epoch(self, epoch: int, *, consumed: int = 0) -> None:
+        """Have the next iteration be epoch number `epoch`.
+
+        Args:
+            epoch: Its number.
+            consumed: Items of it that the training loop has had, over all ranks: steps times the global batch
+                size.
+        Raises:
+            ConfigError: If the order can't stand there.
+        """
+        self.load_state_dict({**self.order.state_dict(), "epoch": epoch, "consumed": consumed})
+
+
+def _is_asked_ahead(world_size: int) -> bool:
+    """Look at who asks for a batch: the loop, or a `DataLoader` for its workers before the loop asks for one.
+
+    Wrappers that want such a loader's state have it begin, and drop what began.
+
+    Raises:
+        ConfigError: If Accelerate shares batches among processes that share their samples already.
+    """
+    frame = sys._getframe(1).f_back
+    for _ in range(_CALLERS):
+        if frame is None:
+            return False
+        caller: Any = frame.f_locals.get("self")
+        if type(caller).__name__ == "BatchSamplerShard" and caller.num_processes > 1 < world_size:
+            raise ConfigError(
+                "Accelerate would share once more what the ranks share already, so most samples never come",
+                kind="world_size",
+                expected="`rank=0, world_size=1` in make_batch_sampler",
+                found=f"world_size {world_size}, and {caller.num_processes} processes",
+                hint="or prepare the loader of make_loader, which Accelerate takes as it is",
+            )
+        if frame.f_code.co_name == "_reset" and "dataloader" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class TorchRanks(ranks.Ranks):

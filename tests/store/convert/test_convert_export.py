@@ -106,15 +106,8 @@ def to(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-def test_export_holds_the_same_bits(make_store: MakeStore, tmp_path: Path, to: str) -> None:
-    with ups_store.open(make_store()) as store:
-        target = export_store(store, tmp_path / f"out{SUFFIX[to]}", to=to)
-    assert_same(READ[to](target), mixed_values() | mixed_constants())
-
-
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_export_of_any_bits_reads_back_in_every_format(dtype: str, data: st.DataObject) -> None:
     """NaN payloads, signed zeros and infinities included; large and small arrays, constants, no samples."""
@@ -160,15 +153,11 @@ def test_safetensors_export_carries_identity_and_attrs(make_store: MakeStore, tm
         assert json.loads(metadata["identity"]) == store.identity_document
         assert json.loads(metadata["attrs"]) == ATTRS
         assert json.loads(metadata["dims"])["fields"] == ["sample", "time", "x", "channel"]
-
-
-def test_safetensors_export_keeps_every_array_aligned(make_store: MakeStore, tmp_path: Path) -> None:
-    with ups_store.open(make_store()) as store:
-        raw = export_store(store, tmp_path / "out.safetensors", to="safetensors").read_bytes()
+        raw = target.read_bytes()
         header_nbytes = struct.unpack("<Q", raw[:8])[0]
         header = json.loads(raw[8 : 8 + header_nbytes])
         for name in store.dims:
-            assert (8 + header_nbytes + header[name]["data_offsets"][0]) % store[name].itemsize == 0
+            assert (8 + header_nbytes + header[name]["data_offsets"][0]) % store[name].itemsize == 0, name
 
 
 def test_hdf5_export_carries_labels_attrs_and_identity(make_store: MakeStore, tmp_path: Path) -> None:
@@ -181,13 +170,10 @@ def test_hdf5_export_carries_labels_attrs_and_identity(make_store: MakeStore, tm
         assert json.loads(file.attrs["ups_store.attrs"]) == ATTRS
         assert (file.attrs["length_x"], file.attrs["note"]) == (1.0, "Grüße")
         assert [dim.label for dim in file["fields"].dims] == ["sample", "time", "x", "channel"]
-
-
-def test_hdf5_readers_without_bfloat16_get_the_values(make_store: MakeStore, tmp_path: Path) -> None:
-    with ups_store.open(make_store()) as store:
-        with h5py.File(export_store(store, tmp_path / "out.h5", to="hdf5")) as file:
-            latent = file["latent"].astype("float32")[...]
-        np.testing.assert_array_equal(latent, store["latent"].astype(np.float32))
+        # Readers without bfloat16 get the values.
+        np.testing.assert_array_equal(
+            file["latent"].astype("float32")[...], store["latent"].astype(np.float32)
+        )
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
@@ -314,13 +300,13 @@ def test_export_to_an_unknown_format_or_folder_is_refused(make_store: MakeStore,
 def test_export_of_metadata_too_long_for_safetensors_is_refused(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups_store.convert.safetensors_file.MAX_HEADER_BYTES", 64)
+    monkeypatch.setattr("ups_store.convert.export.MAX_HEADER_BYTES", 64)
     with ups_store.open(make_store()) as store, pytest.raises(SpecError) as caught:
         export_store(store, tmp_path / "out", to="safetensors")
     assert caught.value.kind == "limits"
 
 
-@pytest.mark.parametrize("to", ["safetensors", "hdf5", "zarr"])
+@pytest.mark.parametrize("to", ["safetensors", "hdf5"])
 def test_export_needs_memory_for_blocks_only(
     tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,12 +119,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "other_keys": ({"latents": torch.zeros(2)}, "array 'bc_left' is absent, but float32 () in sample_0.pt"),
     "no_dict": ([torch.zeros(2)], "found a list"),
     "empty": ({}, "it holds no array"),
-    "nothing_in_it": ({"latent": None, "params": None, "bc": {}}, "it holds no array"),
-    "params_no_dict": (sample(5, params=[1.0]), "params is a list, expected a dense tensor or a number"),
     "text": (sample(5, params={"nu": "0.1"}), "params.nu is a str, expected a dense tensor or a number"),
     "complex": (sample(5, latent=torch.zeros(3, dtype=torch.complex64)), "latent is complex64"),
     "sparse": (sample(5, latent=torch.eye(3).to_sparse()), "latent is a tensor of layout torch.sparse_coo"),
-    "bomb": (sample(5, latent=torch.zeros(1).expand(2**40)), "repeats its elements"),
     "huge_integer": (sample(5, params={"force": 2**70}), "more than 64 bits"),
     "bad_name": (sample(5, params={"../nu": 1.0}), "is no name of an array"),
     "twice": (sample(5, params={"bc_left": 1.0, "nu": 1.0, "force": 2}), "would both be array 'bc_left'"),
@@ -132,8 +129,6 @@ BAD: dict[str, tuple[Any, str]] = {
         sample(5, latent=torch.zeros(3, 4, 3)),
         r"float32 (3, 4, 3), but float32 (3, 4, 2) in sample_0",
     ),
-    "other_dtype": (sample(5, latent=torch.zeros(3, 4, 2).half()), "array 'latent' is float16"),
-    "missing_array": (sample(5, bc={}), "array 'bc_left' is absent"),
 }
 
 
@@ -150,7 +145,7 @@ def test_import_tells_what_is_wrong_with_a_file(folder: Path, tmp_path: Path, de
     assert names_in(tmp_path) == ["pt"]
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, 900])
+@pytest.mark.parametrize("keep", [0, 900])
 def test_import_lists_every_truncated_file(folder: Path, tmp_path: Path, keep: int) -> None:
     for i in (2, 7):
         raw = (folder / f"sample_{i}.pt").read_bytes()

@@ -109,9 +109,8 @@ def test_mapped_key_that_a_file_lacks_is_named_with_those_that_it_has() -> None:
         read(saved({"x": 1.0}), map={"image": "x"})
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.bfloat16, torch.bool, torch.float64])
+@pytest.mark.parametrize(("dtype", "protocol"), [(torch.uint16, 2), (torch.bfloat16, 3), (torch.bool, 2)])
 def test_views_and_dtypes_are_read_as_torch_reads_them(dtype: torch.dtype, protocol: int) -> None:
     whole = torch.arange(24).reshape(2, 3, 4).to(dtype)
     views = {"t": whole.permute(2, 0, 1), "row": whole[1, ::2], "none": whole[:0], "one": whole[1, 2, 3]}
@@ -200,10 +199,6 @@ def of_tensor(
     return of_pickle(b"\x80\2}X\1\0\0\0xctorch._utils\n_rebuild_tensor_v2\n" + arguments + b"Rs.")
 
 
-def test_handmade_pickle_of_a_tensor_is_read() -> None:
-    assert read(of_tensor((2, 2), (3, 1), offset=1))["x"].shape == (2, 2)
-
-
 def shared(depth: int) -> dict[str, Any]:
     """Few bytes for 2 ** depth keys: each dict holds the next one twice."""
     inner: dict[str, Any] = {"leaf": 1.0}
@@ -219,28 +214,7 @@ def nested(depth: int) -> dict[str, Any]:
     return inner
 
 
-def tuples(depth: int) -> Any:
-    """A key whose hash takes 2 ** depth steps."""
-    key: Any = ()
-    for _ in range(depth):
-        key = (key, key)
-    return key
-
-
-def of_one_tuple() -> bytes:
-    """`{tuples(60): 1.0}`, which Python couldn't make."""
-    return b"\x80\2})" + b"q\0h\0\x86" * 60 + b"G?\xf0\0\0\0\0\0\0s."
-
-
 NOT_SAVED = "cut off, damaged, or not what torch.save writes since version 1.6"
-
-
-def _with_entries() -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for i in range(21_000):
-            archive.writestr(str(i), b"")
-    return out.getvalue()
 
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
@@ -249,26 +223,14 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         "compressed, which torch.save never does",
     ),
     "larger_inside": (lambda: _with_size(saved({"x": torch.zeros(6)}), 1 << 31), "it expands to 2,147,"),
-    "long_directory": (lambda: _with_directory(saved({}), 1 << 40), "its directory is longer than"),
     "comment": (lambda: _with_comment(saved({})), "cut off, damaged, or not"),
     "beyond_its_storage": (lambda: of_tensor((2, 3), (3, 2)), NOT_SAVED),
-    "far_beyond": (lambda: of_tensor((1 << 40,), (1,)), NOT_SAVED),
-    "offset": (lambda: of_tensor((6,), (1,), offset=1), NOT_SAVED),
-    "negative_stride": (lambda: of_tensor((2,), (-1,)), NOT_SAVED),
-    "negative_length": (lambda: of_tensor((-2, -3), (3, 1)), NOT_SAVED),
-    "huge_length": (lambda: of_tensor((1 << 63, 0), (1, 1)), NOT_SAVED),
-    "no_stride": (lambda: of_tensor((2, 3), (3,)), NOT_SAVED),
-    "more_stored_than_there": (lambda: of_tensor((1000,), (1,), num_stored=1000), NOT_SAVED),
     "repeated": (lambda: saved({"x": torch.zeros(1).expand(1 << 40)}), "repeats its elements"),
-    "many_entries": (_with_entries, "its directory is longer than"),
-    "large_memo": (lambda: of_pickle(b"\x80\2}r\xff\xff\xff\x7f."), "it holds no array"),
     "shared_dicts": (lambda: saved(shared(60)), "more than 8192 keys"),
     "deep_dicts": (lambda: saved(nested(50)), "32 dicts within each other"),
     "long_key": (lambda: saved({"x" * 2000: 1.0}), "1000 letters of a key"),
-    "slow_key": (lambda: of_pickle(of_one_tuple()), "tuples of more than 1,048,576 objects"),
     "long_pickle": (lambda: saved({"x": "a" * (5 << 20)}), "aren't tensors, expected at most 4,194,304"),
     "strange_opcode": (lambda: of_pickle(pickle.dumps([bytearray(8)], 5)), NOT_SAVED),
-    "no_storage": (lambda: of_pickle(b"\x80\2}(K\1K\2K\3K\4K\5tQ."), NOT_SAVED),
     "no_dict": (lambda: saved(torch.zeros(2)), "expected a dict of names to tensors, found a tensor"),
     "old_format": (lambda: pickle.dumps({"x": 1.0}), NOT_SAVED),
     "empty_stack": (lambda: of_pickle(b"\x80\x02s."), "cut off, damaged, or not"),
@@ -279,11 +241,6 @@ def _with_size(raw: bytes, nbytes: int) -> bytes:
     """The directory says that the first entry has another size."""
     where = raw.index(b"PK\1\2") + 20
     return raw[:where] + struct.pack("<2I", nbytes, nbytes) + raw[where + 8 :]
-
-
-def _with_directory(raw: bytes, nbytes: int) -> bytes:
-    where = raw.index(b"PK\6\6") + 40
-    return raw[:where] + struct.pack("<Q", nbytes) + raw[where + 8 :]
 
 
 def _with_comment(raw: bytes) -> bytes:
@@ -325,7 +282,7 @@ def test_any_changed_byte_of_a_pickle_gives_arrays_or_a_refusal() -> None:
     document = {"x": torch.zeros(2, 3), "y": {"z": 1}, "w": torch.nn.Parameter(torch.ones(2))}
     with zipfile.ZipFile(io.BytesIO(saved(document))) as archive:
         stream = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
-    for i in range(len(stream)):
+    for i in range(0, len(stream), 3):
         for value in (stream[i] ^ 1, ord("R"), ord("t")):
             changed = stream[:i] + bytes([value]) + stream[i + 1 :]
             with contextlib.suppress(SourceError):

@@ -47,39 +47,24 @@ def test_parse_tail_header_returns_what_was_packed(is_lazy: bool) -> None:
     assert parse_tail_header(header.pack() + bytes(3968), LAYOUT, path="a.building") == header
 
 
-@pytest.mark.parametrize("at", range(128))
-def test_parse_tail_header_refuses_a_flipped_byte(at: int) -> None:
-    raw = bytearray(HEADER.pack())
-    raw[at] ^= 0x40
-    error = refusal(bytes(raw))
-    assert ("magic" in error.problem) == (at < 8)
-
-
-@pytest.mark.parametrize("nbytes", [0, 8, 127])
-def test_parse_tail_header_refuses_a_cut_header(nbytes: int) -> None:
-    refusal(HEADER.pack()[:nbytes])
+def test_parse_tail_header_refuses_a_flipped_byte_and_a_cut_header() -> None:
+    for at in range(128):
+        raw = bytearray(HEADER.pack())
+        raw[at] ^= 0x40
+        assert ("magic" in refusal(bytes(raw)).problem) == (at < 8)
+    for nbytes in (0, 8, 127):
+        refusal(HEADER.pack()[:nbytes])
 
 
 # --- owner and locks ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["", "node7", "ü" * 10, "x" * 244])
-def test_owner_parse_returns_what_was_packed(host: str) -> None:
-    assert Owner.parse(Owner(12345, host).pack()) == Owner(12345, host)
-
-
-def test_owner_keeps_the_start_of_a_long_host_name() -> None:
-    assert Owner.parse(Owner(1, "x" * 300).pack()) == Owner(1, "x" * 244)
-
-
-@pytest.mark.parametrize("raw", [b"", bytes(11), bytes(256)])
-def test_owner_parse_of_nothing_written_is_none(raw: bytes) -> None:
-    assert Owner.parse(raw) is None
-
-
-def test_owner_parse_survives_a_wrong_length_and_wrong_text() -> None:
-    raw = struct.pack("<QI", 7, 0xFFFFFFFF) + b"\xff" * 244
-    assert Owner.parse(raw) == Owner(7, "\ufffd" * 244)
+def test_owner_parse_returns_what_was_packed_whatever_stands_there() -> None:
+    for host in ("", "ü" * 10, "x" * 300):
+        assert Owner.parse(Owner(12345, host).pack()) == Owner(12345, host[:244])
+    for raw in (b"", bytes(11), bytes(256)):
+        assert Owner.parse(raw) is None
+    assert Owner.parse(struct.pack("<QI", 7, 0xFFFFFFFF) + b"\xff" * 244) == Owner(7, "\ufffd" * 244)
 
 
 def test_locks_lie_past_any_end_of_file() -> None:
@@ -90,7 +75,7 @@ def test_locks_lie_past_any_end_of_file() -> None:
 # --- commit records -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num", [0, 1, 3, 63, 64, 65, 1000])
+@pytest.mark.parametrize("num", [0, 63, 64])
 def test_packed_records_are_commits(num: int) -> None:
     """On both sides of the number of rows from which checksums are made column by column."""
     samples = np.arange(num) * 1_000_003
@@ -106,20 +91,20 @@ def test_records_of_arrays_without_a_sample_axis_are_commits() -> None:
     assert is_committed(header, SAMPLES, records).all()
 
 
-@pytest.mark.parametrize("at", range(16))
-@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
-def test_record_with_a_flipped_byte_is_no_commit(at: int, mask: int) -> None:
-    records = pack_records(HEADER, SAMPLES, CRCS)
-    records.view(np.uint8)[1, at] ^= mask
-    assert is_committed(HEADER, SAMPLES, records).tolist() == [True, False, True]
+def test_record_with_a_flipped_byte_is_no_commit() -> None:
+    for at in range(16):
+        for mask in (0x01, 0x80, 0xFF):
+            records = pack_records(HEADER, SAMPLES, CRCS)
+            records.view(np.uint8)[1, at] ^= mask
+            assert is_committed(HEADER, SAMPLES, records).tolist() == [True, False, True], at
 
 
-@pytest.mark.parametrize("nbytes", range(1, 16))
-def test_torn_record_is_no_commit(nbytes: int) -> None:
+def test_torn_record_is_no_commit() -> None:
     """However much of a record reached the disk before a crash, only the whole of it counts."""
     raw = pack_records(HEADER, SAMPLES[:1], CRCS[:1]).tobytes()
-    torn = np.frombuffer(raw[:nbytes].ljust(16, b"\0"), "<u4").reshape(1, 4)
-    assert not is_committed(HEADER, SAMPLES[:1], torn).any()
+    for nbytes in range(1, 16):
+        torn = np.frombuffer(raw[:nbytes].ljust(16, b"\0"), "<u4").reshape(1, 4)
+        assert not is_committed(HEADER, SAMPLES[:1], torn).any(), nbytes
 
 
 def test_sample_number_counts_with_64_bits() -> None:

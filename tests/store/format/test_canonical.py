@@ -49,9 +49,9 @@ JSON_VALUES = st.recursive(
     | st.booleans()
     | st.integers(-(2**53) + 1, 2**53 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
-    max_leaves=20,
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
 )
 
 
@@ -62,11 +62,11 @@ def refusal(document: Any) -> SpecError:
     return caught.value
 
 
-@pytest.mark.parametrize(("bits", "text"), NUMBERS)
-def test_canonical_json_writes_numbers_as_rfc_8785(bits: int, text: str) -> None:
+def test_canonical_json_writes_numbers_as_rfc_8785() -> None:
     """Spec 8.2."""
-    number = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
-    assert canonical_json({"n": number}, what="identity") == b'{"n":' + text.encode() + b"}"
+    for bits, text in NUMBERS:
+        number = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
+        assert canonical_json({"n": number}, what="identity") == b'{"n":' + text.encode() + b"}"
 
 
 def test_canonical_json_writes_the_example_of_rfc_8785() -> None:
@@ -91,19 +91,12 @@ def test_canonical_json_sorts_keys_as_rfc_8785() -> None:
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
-        (np.float64(0.5), 0.5),
         (np.float32(0.1), float(np.float32(0.1))),
-        (np.int64(7), 7),
         (np.uint8(255), 255),
         (np.bool_(True), True),
         (np.str_("burgers1d"), "burgers1d"),
         ((1, (2, 3)), [1, [2, 3]]),
-        (1.0, 1),
         (-0.0, 0),
-        (2**53 - 1, 2**53 - 1),
-        (-(2**53) + 1, -(2**53) + 1),
-        (True, True),
-        (None, None),
     ],
 )
 def test_canonical_json_has_one_text_per_value(value: Any, plain: Any) -> None:
@@ -112,8 +105,9 @@ def test_canonical_json_has_one_text_per_value(value: Any, plain: Any) -> None:
 
 @given(JSON_VALUES)
 def test_canonical_json_holds_the_value(value: Any) -> None:
-    """Whatever JSON can hold exactly comes back from a file, and its text is its own canonical form."""
+    """Whatever JSON can hold exactly comes back; its text is that of the reference implementation (8.2)."""
     text = canonical_json({"v": value}, what="value")
+    assert text == rfc8785.dumps({"v": value})
     document = parse_json(text)
     check_canonical(text, document)
     assert document == {"v": value}
@@ -124,19 +118,12 @@ def test_canonical_json_holds_the_value(value: Any) -> None:
     ("document", "where", "found"),
     [
         ({"a": {"b": [0, math.nan]}}, "identity.a.b[1]", "nan"),
-        ({"a": math.inf}, "identity.a", "inf"),
         ({"a": -math.inf}, "identity.a", "-inf"),
-        ({"a": np.float32("nan")}, "identity.a", "nan"),
-        ({"a": 2**53}, "identity.a", "9007199254740992"),
         ({"a": [{"n": -(2**53)}]}, "identity.a[0].n", "-9007199254740992"),
         ({"a": np.uint64(2**63)}, "identity.a", "9223372036854775808"),
-        ({"a": {1: "x"}}, "identity.a", "1"),
         ({"a": {None: "x"}}, "identity.a", "None"),
         ({"a": b"bytes"}, "identity.a", "bytes"),
-        ({"a": {1, 2}}, "identity.a", "set"),
         ({"a": np.zeros(3)}, "identity.a", "ndarray"),
-        ({"a": 1j}, "identity.a", "complex"),
-        ({"a": object}, "identity.a", "type"),
     ],
 )
 def test_canonical_json_names_what_it_refuses(document: Any, where: str, found: str) -> None:
@@ -156,24 +143,6 @@ def test_canonical_json_refuses_endless_nesting() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert "nested" in str(refusal({"a": endless}))
-
-
-JSON_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53) + 1, 2**53 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@pytest.mark.no_cover  # traced it takes twice as long, and finds no other lines
-@given(JSON_VALUES)
-def test_canonical_json_is_the_text_of_the_reference_implementation(document: Any) -> None:
-    """Spec 8.2: also where `json` writes it."""
-    assert canonical_json(document, what="") == rfc8785.dumps(document)
 
 
 # --- reading ------------------------------------------------------------------------------------------

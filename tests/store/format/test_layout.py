@@ -30,15 +30,11 @@ def layout_of(*metas: ArrayMeta, num_samples: int = 0) -> Layout:
     ("sample_nbytes", "expected"),
     [
         (4096, 4160),
-        (4097, 4160),
         (4156, 4160),
         (4157, 4224),
-        (102_400, 102_464),
         (MIB - 4, MIB),
-        (MIB - 3, MIB + 64),
         (MIB - 1, MIB + 64),
         (MIB, MIB + 4096),
-        (MIB + 4092, MIB + 4096),
         (MIB + 4093, MIB + 8192),
     ],
 )
@@ -85,17 +81,17 @@ def test_geometry_does_not_need_memory_for_its_samples() -> None:
 # --- records ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offset", [*range(0, 130), *range(4030, 4060), 4096, 10**12 + 7])
-def test_padding_is_the_shortest_field_that_aligns_the_data(offset: int) -> None:
+def test_padding_is_the_shortest_field_that_aligns_the_data() -> None:
     """Spec 3.4: none where the data are aligned without it."""
-    entry = Entry("u/c/0", offset, 5, is_aligned=True)
-    padding = entry.pack_local_header(0)[50 + 5 :]
-    z = align(offset + 50 + 5 + 6, 4096) - (offset + 50 + 5 + 6)
-    expected = struct.pack("<HHH", 0xD935, 2 + z, 4096) + bytes(z)
-    assert padding == (b"" if (offset + 50 + 5) % 4096 == 0 else expected)
-    assert entry.data_offset % 4096 == 0
-    assert entry.header_nbytes == 50 + 5 + len(padding)
-    assert entry.central_nbytes == len(entry.pack_central_record(0)) == 74 + 5
+    for offset in (*range(0, 130), *range(4030, 4060), 4096, 10**12 + 7):
+        entry = Entry("u/c/0", offset, 5, is_aligned=True)
+        padding = entry.pack_local_header(0)[50 + 5 :]
+        z = align(offset + 50 + 5 + 6, 4096) - (offset + 50 + 5 + 6)
+        expected = struct.pack("<HHH", 0xD935, 2 + z, 4096) + bytes(z)
+        assert padding == (b"" if (offset + 50 + 5) % 4096 == 0 else expected), offset
+        assert entry.data_offset % 4096 == 0, offset
+        assert entry.header_nbytes == 50 + 5 + len(padding), offset
+        assert entry.central_nbytes == len(entry.pack_central_record(0)) == 74 + 5, offset
 
 
 @pytest.mark.parametrize("value", [0, (1 << 64) - 1])
@@ -113,20 +109,14 @@ def refusal(raw: bytes) -> FormatError:
     return caught.value
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 29, 30, 40, 58])
-def test_parse_local_header_refuses_a_cut_header(nbytes: int) -> None:
-    raw = ROOT.pack_local_header(0)[:nbytes]
-    error = refusal(raw)
-    assert (error.kind, error.clause, error.byte_range) == ("local_header", "3.3", (0, nbytes))
-
-
-@pytest.mark.parametrize("at", [i for i in range(59) if not 14 <= i < 18])
-def test_parse_local_header_refuses_any_other_byte(at: int) -> None:
+def test_parse_local_header_refuses_a_cut_header_and_any_other_byte() -> None:
     """All but the CRC-32 are fixed by the format, or stand there twice."""
     raw = ROOT.pack_local_header(0x01020304)
-    broken = raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :]
-    error = refusal(broken)
-    assert error.kind == "local_header"
+    for nbytes in (0, 29, 58):
+        error = refusal(raw[:nbytes])
+        assert (error.kind, error.clause, error.byte_range) == ("local_header", "3.3", (0, nbytes))
+    for at in (*range(14), *range(18, 59)):
+        assert refusal(raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :]).kind == "local_header"
 
 
 # --- runs of samples ----------------------------------------------------------------------------------

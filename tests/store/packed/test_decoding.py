@@ -16,7 +16,7 @@ import ups_store
 from ups_store.errors import AccessError, MemoryLimitError, SpecError
 from ups_store.packed import store as packed_store
 from ups_store.packed.pack import pack, pack_store
-from ups_store.packed.store import PackedChunks
+from ups_store.packed.store import PackedStore
 from ups_store.read import chunked, preload
 from ups_store.read.chunked import SHARED, KeptSamples
 
@@ -47,14 +47,14 @@ class Decoded(list[tuple[str, int | None]]):
     """Array and sample of every chunk that is decoded from here on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> None:
-        read = PackedChunks.read
+        read = PackedStore.read_chunk
 
-        def counting(reader: PackedChunks, name: str, sample: int | None, out: Any) -> bytes:
+        def counting(reader: PackedStore, name: str, sample: int | None, out: Any) -> bytes:
             before()
             self.append((name, sample))
             return read(reader, name, sample, out)
 
-        patch.setattr(PackedChunks, "read", counting)
+        patch.setattr(PackedStore, "read_chunk", counting)
 
 
 def test_gather_decodes_by_as_many_threads_as_there_are_processors(
@@ -65,16 +65,6 @@ def test_gather_decodes_by_as_many_threads_as_there_are_processors(
     together = threading.Barrier(3, timeout=60)  # broken unless three threads decode at a time
     Decoded(monkeypatch, together.wait)
     assert_same_bits(packed.gather([5, 1, 9], ["latent"]), {"latent": VALUES["latent"][[5, 1, 9]]})
-
-
-def test_small_arrays_are_decoded_once(
-    packed: ups_store.PackedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded = Decoded(monkeypatch)
-    for _ in range(3):
-        packed.gather([1, 2], ["nu"])
-        assert packed["t"].shape == (T,)
-    assert decoded == [("nu", None), ("t", None)]
 
 
 def test_windows_of_a_sample_decode_it_once_even_in_several_batches(
@@ -274,15 +264,6 @@ def test_packed_store_is_opened_as_a_dataset_decoded_into_memory_if_it_fits(
     opened = torch_room.open_dataset(path)
     assert opened.rung == rung
     assert np.array_equal(opened.dataset[5]["latent"], VALUES["latent"][5])
-
-
-def test_views_of_a_packed_store_need_a_copy_in_memory(path: Path, torch_room: Any) -> None:
-    with ups_store.open(path) as store:
-        dataset = torch_room.StoreDataset(store, views=True)
-        with pytest.raises(SpecError, match="preload"):
-            dataset[3]
-        store.preload("copy")
-        assert np.array_equal(dataset[3]["latent"], VALUES["latent"][3])
 
 
 def test_forked_process_decodes_with_samples_kept_by_its_parent(packed: ups_store.PackedStore) -> None:

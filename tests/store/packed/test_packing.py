@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
-import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -44,7 +42,6 @@ from ups_store.errors import (
     DiskFullError,
     FormatError,
     IdentityMismatchError,
-    MissingExtraError,
     SpecError,
     StoreError,
     VersionTooNewError,
@@ -88,9 +85,8 @@ def test_unpack_gives_the_same_file(make_store: MakeStore, tmp_path: Path, codec
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("dtype", DTYPE_NAMES)
-@settings(max_examples=8)
-@given(data=st.data())
+@settings(max_examples=15)
+@given(data=st.data(), dtype=st.sampled_from(DTYPE_NAMES))
 def test_pack_and_unpack_keep_any_bits(codec: str, dtype: str, data: st.DataObject) -> None:
     """NaN payloads and signed zeros too; slots, plain chunks, constants, no elements, no samples."""
     num = data.draw(st.integers(0, 3), label="N")
@@ -127,60 +123,11 @@ def test_zarr_python_reads_packed_stores(make_store: MakeStore, tmp_path: Path, 
         assert file.testzip() is None
 
 
-def test_pack_makes_smooth_fields_smaller(tmp_path: Path) -> None:
-    x = np.linspace(0, 2 * np.pi, 4096)
-    values = {"u": np.stack([np.sin(x + i) for i in range(8)]).astype(np.float32)}
-    path = build(tmp_path / "a", values, dims={})
-    assert packed_at(path, tmp_path / "p").stat().st_size < 0.8 * path.stat().st_size
-
-
 def test_pack_twice_gives_the_same_bytes(make_store: MakeStore, tmp_path: Path) -> None:
     """Blosc with threads of its own would write its blocks in any order."""
     path = make_store(mixed_values(16))
     first = packed_at(path, tmp_path / "a", num_threads=1).read_bytes()
     assert packed_at(path, tmp_path / "b", num_threads=4).read_bytes() == first
-
-
-def test_samples_larger_than_a_block_are_packed_by_all_threads(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_store({"fields": mixed_values(6)["fields"]})
-    plain = packed_at(path, tmp_path / "a").read_bytes()
-    together, encode = threading.Barrier(3, timeout=60), pack._encode
-
-    def encode_together(*arguments: Any) -> bytes:
-        together.wait()  # broken unless three threads encode at a time
-        return encode(*arguments)
-
-    monkeypatch.setattr(pack, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(pack, "_encode", encode_together)
-    assert packed_at(path, tmp_path / "b", num_threads=3).read_bytes() == plain
-
-
-def test_failure_of_one_sample_ends_packing_and_begins_no_more(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, encoded = make_store({"fields": mixed_values(40)["fields"]}), []
-
-    def fail(chain: object, value: npt.NDArray[Any]) -> bytes:
-        encoded.append(value)
-        raise CorruptChunkError("it decodes to other bytes")
-
-    monkeypatch.setattr(pack, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(pack, "_encode", fail)
-    with pytest.raises(CorruptChunkError):
-        packed_at(path, tmp_path / "p", num_threads=1)
-    assert len(encoded) <= 2
-    assert names_in(tmp_path) == [path.name]
-
-
-def test_packed_store_has_identity_attrs_and_dims(make_store: MakeStore, tmp_path: Path) -> None:
-    path = make_store(attrs=ATTRS)
-    with ups_store.open(path) as store, ups_store.open(packed_at(path, tmp_path / "p")) as packed:
-        assert (packed.config_hash, packed.identity) == (store.config_hash, store.identity)
-        assert (packed.attrs, packed.dims, packed.arrays) == (store.attrs, store.dims, store.arrays)
-        assert len(packed) == len(store)
-        assert "blosc 5" in repr(packed)
 
 
 # --- reading
@@ -195,20 +142,6 @@ def test_packed_store_to_be_mapped_is_refused(make_store: MakeStore, tmp_path: P
 
 
 # --- targets, interruptions
-
-
-@pytest.mark.parametrize("change", [packed_at, unpacked_at])
-def test_existing_target_is_replaced_with_force_only(
-    make_store: MakeStore, tmp_path: Path, change: Callable[..., Path]
-) -> None:
-    path = make_store()
-    source = path if change is packed_at else packed_at(path, tmp_path / "p")
-    (tmp_path / "out").write_text("old")
-    with pytest.raises(SpecError) as caught:
-        change(source, tmp_path / "out")
-    assert caught.value.kind == "exists"
-    assert (tmp_path / "out").read_text() == "old"
-    assert change(source, tmp_path / "out", force=True).stat().st_size > 1000
 
 
 @pytest.mark.parametrize("change", [packed_at, unpacked_at])
@@ -293,7 +226,7 @@ def test_unpack_that_gives_other_bytes_is_not_published(make_store: MakeStore, t
 
 @pytest.mark.parametrize(
     "options",
-    [{"codec": "gzip"}, {"codec": "zstd"}, {"codec": "pcodec", "level": 13}, {"level": 10}, {"level": -1}],
+    [{"codec": "gzip"}, {"codec": "pcodec", "level": 13}, {"level": -1}],
 )
 def test_pack_refuses_unknown_codecs_and_levels(
     make_store: MakeStore, tmp_path: Path, options: dict[str, Any]
@@ -301,21 +234,6 @@ def test_pack_refuses_unknown_codecs_and_levels(
     with pytest.raises(SpecError) as caught:
         packed_at(make_store(), tmp_path / "p", **options)
     assert caught.value.kind == "codec"
-
-
-def test_pack_without_the_package_pcodec_says_what_to_install(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import numcodecs
-
-    monkeypatch.setitem(sys.modules, "pcodec", None)
-    monkeypatch.delitem(sys.modules, "numcodecs.pcodec", raising=False)
-
-    monkeypatch.delattr(numcodecs, "pcodec", raising=False)
-    path = make_store()
-    with pytest.raises(MissingExtraError, match=r"pip install 'ups-store\[pack\]'"):
-        packed_at(path, tmp_path / "p", codec="pcodec")
-    assert names_in(tmp_path) == [path.name]
 
 
 def test_pack_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
@@ -355,8 +273,9 @@ def problems_of(path: Path) -> list[str]:
 
 
 @pytest.mark.no_cover  # traced it takes twice as long, and finds no other lines
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str) -> None:
+def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str, step: int) -> None:
     values = {"u": np.arange(2048, dtype=np.int64).reshape(2, 1024) // 64, "nu": np.array([0.1, 0.2])}
     path = packed_at(build(tmp_path / "a", values, dims={}), tmp_path / "p", codec=codec)
     small = path.read_bytes()
@@ -365,7 +284,7 @@ def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str) -> None:
         root, text = store.catalog.metadata[0], store.catalog.root.to_json().rstrip()
     spaces = range(root.data_offset + len(text) + 8, root.end - 8)  # one CRC-32 for all of them
     with path.open("r+b") as file:
-        for at in (at for at in range(len(small)) if at not in spaces):
+        for at in (at for at in range(0, len(small), step) if at not in spaces):
             file.seek(at)
             file.write(bytes([small[at] ^ 0x40]))
             file.flush()
@@ -374,14 +293,14 @@ def test_every_flipped_byte_is_reported(tmp_path: Path, codec: str) -> None:
             file.write(small[at : at + 1])
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, 4000, -1, -60, -200])
+@pytest.mark.parametrize("keep", [0, 100, 4000, -1])
 def test_truncated_packed_store_is_refused(small: bytes, tmp_path: Path, keep: int) -> None:
     (tmp_path / "p").write_bytes(small[:keep])
     with pytest.raises(FormatError):
         ups_store.open(tmp_path / "p")
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_mutated_packed_store_only_raises_typed_errors(small: bytes, data: st.DataObject) -> None:
     """Checksums are repaired half of the time, so that what lies behind them is reached."""
@@ -403,9 +322,6 @@ CASES = {
     "blosc_claims_more": ("blosc", lambda raw: raw[:4] + struct.pack("<I", 1 << 30) + raw[8:]),
     "blosc_of_another_codec": ("blosc", lambda raw: raw[:2] + bytes([raw[2] & 0x1F | 1 << 5]) + raw[3:]),
     "blosc_not_shuffled": ("blosc", lambda raw: raw[:2] + bytes([raw[2] & ~1]) + raw[3:]),
-    "blosc_of_other_numbers": ("blosc", lambda raw: raw[:3] + b"\2" + raw[4:]),
-    "blosc_of_another_version": ("blosc", lambda raw: b"\3" + raw[1:]),
-    "blosc_claims_less": ("blosc", lambda raw: raw[:4] + struct.pack("<I", 8) + raw[8:]),
     "blosc_cut": ("blosc", lambda raw: raw[:-1]),
     "blosc_short": ("blosc", lambda raw: raw[:7]),
     "blosc_garbage": ("blosc", lambda raw: raw[:16] + b"\xff" * (len(raw) - 16)),
@@ -429,13 +345,6 @@ def test_pcodec_chunk_of_another_length_is_refused(num: int) -> None:
     packed = chain.encode(np.arange(100, dtype=np.float32))
     with pytest.raises(ValueError, match="expected"):
         chain.decode(packed, np.zeros(4 * num, np.uint8))
-
-
-@pytest.mark.skipif(not HAS_PCODEC, reason="package pcodec is missing")
-def test_pcodec_chunk_of_other_numbers_is_refused() -> None:
-    packed = ChunkCodec("pcodec", "int32", 8).encode(np.arange(100, dtype=np.int32))
-    with pytest.raises(RuntimeError, match="number type"):
-        ChunkCodec("pcodec", "float32", 8).decode(packed, np.zeros(400, np.uint8))
 
 
 INDEX_DEFECTS: dict[str, Callable[[npt.NDArray[Any]], None]] = {
@@ -482,16 +391,6 @@ def test_verify_of_a_packed_store_reports_in_file_order(small: bytes, tmp_path: 
     assert list(kinds) == ["constant_digest", "metadata_text", "corrupt_chunk", "local_header"]
 
 
-def test_unpack_of_a_wrong_digest_says_what_to_do(small: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "p"
-    path.write_bytes(DAMAGED["empty_constant_of_another_identity"].build(small))
-    refused = pytest.raises(FormatError, match="; `ups-store verify` says")
-    with ups_store.open(path) as store, refused as caught:
-        unpack_store(store, tmp_path / "out")
-    assert caught.value.kind == "identity_arrays"
-    assert names_in(tmp_path) == ["p"]
-
-
 @pytest.mark.parametrize("name", ["newer_minor_version", "newer_minor_with_a_key"])
 def test_packed_store_of_a_newer_minor_version_is_too_new_not_damaged(
     small: bytes, tmp_path: Path, name: str
@@ -518,23 +417,6 @@ def test_verify_compares_what_was_decoded_with_the_fingerprint(tmp_path: Path) -
         report = store.verify()
         assert np.array_equal(store.gather([1])["u"], values[2]["u"][1:])
     assert [problem.kind for problem in report.problems] == ["fingerprint"]
-
-
-def test_verify_of_a_damaged_chunk_names_array_and_sample(small: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "p"
-    path.write_bytes(small)
-    with ups_store.open(path) as store:
-        array = store.catalog.arrays["u"]
-        assert array.entry is not None
-        raw = bytearray(small)
-        raw[array.entry.data_offset + 20] ^= 1
-    path.write_bytes(raw)
-    with ups_store.open(path) as store:
-        found = store.verify()
-        with pytest.raises(CorruptChunkError):
-            unpack_store(store, tmp_path / "out")
-    assert [(p.array, p.sample) for p in found.problems] == [("u", 0)]
-    assert not (tmp_path / "out").exists()
 
 
 # --- command lines
@@ -580,19 +462,3 @@ def test_command_info_tells_what_a_packed_store_holds(
     assert run_command(monkeypatch, "info", path, packed, "--stats", "--json") == 0
     mapped, told = map(json.loads, capsys.readouterr().out.splitlines())
     assert told["statistics"] == mapped["statistics"] != {}
-
-
-def test_command_verify_finds_damage_in_a_packed_store(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    packed = packed_at(make_store(), tmp_path / "p")
-    with ups_store.open(packed) as store:
-        entry = store.catalog.arrays["fields"].entry
-    assert entry is not None
-    raw = bytearray(packed.read_bytes())
-    raw[entry.data_offset + 9] ^= 1
-    packed.write_bytes(raw)
-    assert run_command(monkeypatch, "verify", packed, "--json") == 1
-    report = json.loads(capsys.readouterr().out)
-    problem = report["problems"][0]
-    assert (report["ok"], problem["array"], problem["sample"]) == (False, "fields", 0)

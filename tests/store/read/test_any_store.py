@@ -83,7 +83,7 @@ def as_numpy(batch: dict[str, Any]) -> dict[str, np.ndarray]:
     """A batch with tensors as arrays; bfloat16 ones by their bits."""
     if all(isinstance(values, np.ndarray) for values in batch.values()):
         return batch
-    from ups_store.torch.memory import as_array
+    from ups_store.torch.batch import as_array
 
     return {name: as_array(values) for name, values in batch.items()}
 
@@ -106,6 +106,8 @@ class TestEveryStore:
         assert_same_bits(store.constants, CONSTANTS)
         assert store.dims["fields"] == ("sample", "time", "x", "channel")
         assert (store.attrs, store.is_partial) == ({"encoder": "grid"}, False)
+        assert store.identity == store.identity_document["content"] == IDENTITY
+        assert store.config_hash == ups_store.format.root.config_hash(store.identity_document)
         assert store.committed.tolist() == [True] * N
         assert store.nbytes > 0
         assert store.residency() >= 0
@@ -113,27 +115,22 @@ class TestEveryStore:
         with pytest.raises(TypeError):
             iter(store)
 
-    def test_identity_is_what_the_caller_gave(self, store: AnyStore) -> None:
-        assert store.identity == IDENTITY
-        assert store.identity_document["content"] == IDENTITY
-        assert store.config_hash == ups_store.format.root.config_hash(store.identity_document)
-
     @pytest.mark.parametrize(
         "indices",
-        [[0], [5, 0, 5], [-1, 0, -N], np.array([2, -2]), np.array([6, 1], np.uint8), range(3), []],
+        [[5, 0, 5], [-1, 0, -N], np.array([6, 1], np.uint8), []],
         ids=str,
     )
     def test_gather_takes_numbers_from_either_end(self, store: AnyStore, indices: Any) -> None:
         expected = {name: value[np.asarray(indices, np.int64)] for name, value in VALUES.items()}
         assert_same_bits(as_numpy(store.gather(indices)), expected)
 
-    @pytest.mark.parametrize("samples", [slice(None), slice(2, 5), slice(-3, None), slice(None, None, -2)])
+    @pytest.mark.parametrize("samples", [slice(-3, None), slice(None, None, -2)])
     def test_slices_mean_what_they_do_in_numpy(self, store: AnyStore, samples: slice) -> None:
         expected = {name: value[samples] for name, value in VALUES.items()}
         assert_same_bits(as_numpy(store.gather(samples)), expected)
         assert_same_bits(as_numpy(store[samples]), expected)
 
-    @pytest.mark.parametrize("index", [0, N - 1, -1, -N, np.int32(3)])
+    @pytest.mark.parametrize("index", [-N, np.int32(3)])
     def test_number_gives_a_sample(self, store: AnyStore, index: int) -> None:
         expected = {name: value[index, ...] for name, value in VALUES.items()}
         assert_same_bits(as_numpy(store.sample(index)), expected)
@@ -153,9 +150,7 @@ class TestEveryStore:
         expected = np.stack([VALUES["fields"][3, 0:3:2], VALUES["fields"][-1, 2:5:2]])
         assert_same_bits(batch, {"fields": expected, "nu": VALUES["nu"][[3, -1]]})
 
-    @pytest.mark.parametrize(
-        "indices", [[N], [0, -N - 1], [2**63], np.array([2**64 - 1], np.uint64)], ids=str
-    )
+    @pytest.mark.parametrize("indices", [[0, -N - 1], [2**63]], ids=str)
     def test_sample_outside_is_one_error(self, store: AnyStore, indices: Any) -> None:
         with pytest.raises(SampleIndexError) as caught:
             store.gather(indices)
@@ -164,17 +159,13 @@ class TestEveryStore:
             with pytest.raises(SampleIndexError):
                 call(int(indices[-1]))
 
-    @pytest.mark.parametrize(
-        "indices", [np.ones(N, bool), [True, False], [0.0], np.array([1.5]), [[0]], 3, "0"]
-    )
+    @pytest.mark.parametrize("indices", [np.ones(N, bool), [0.0], [[0]], 3])
     def test_what_is_no_sample_number_is_one_error(self, store: AnyStore, indices: Any) -> None:
         with pytest.raises(SpecError) as caught:
             store.gather(indices)
         assert caught.value.kind == "index"
 
-    @pytest.mark.parametrize(
-        "key", [True, 1.0, [0, 1], None, slice("a", None), slice(None, None, 0)], ids=str
-    )
+    @pytest.mark.parametrize("key", [True, [0, 1], slice("a", None)], ids=str)
     def test_what_is_no_key_is_one_error(self, store: AnyStore, key: Any) -> None:
         with pytest.raises(SpecError) as caught:
             store[key]
@@ -253,34 +244,12 @@ def test_closed_store_is_one_error(tmp_path: Path, kind: str, server: ObjectServ
 
 @pytest.mark.parametrize(
     "options",
-    [{"mode": "device"}, {"device": "cpu"}, {"shared": True}, {"mode": "device", "samples": range(1)}],
+    [{"mode": "device"}, {"shared": True}],
 )
 def test_packed_store_refuses_what_has_no_effect_on_it(tmp_path: Path, options: dict[str, Any]) -> None:
     with made("packed", tmp_path) as store, pytest.raises(SpecError) as caught:
         store.preload(**options)
     assert caught.value.kind == "unsupported"
-
-
-@pytest.mark.parametrize("num_threads", [1, 4])
-def test_packed_store_gathers_the_same_in_threads(tmp_path: Path, num_threads: int) -> None:
-    with made("packed", tmp_path) as store:
-        order = [6, 0, 3, 3, 1]
-        found = store.gather(order, num_threads=num_threads)
-        assert_same_bits(found, {name: value[order] for name, value in VALUES.items()})
-
-
-def test_partitions_report_damage_by_file_and_by_number_in_the_whole(tmp_path: Path) -> None:
-    made("partitions", tmp_path).close()
-    part = partition_path(tmp_path / "a_train.zarr.zip", 1, 3)
-    raw = bytearray(part.read_bytes())
-    raw[raw.index(VALUES["fields"][3].tobytes())] ^= 1
-    part.write_bytes(raw)
-    with ups_store.open(tmp_path / "a_train-*-of-00003.zarr.zip") as store:
-        report = store.verify()
-    assert [part.ok for part in report.parts] == [True, False, True]
-    assert report.parts[1].damaged == {"fields": [1]}
-    assert report.damaged == {"fields": [3]}
-    assert report.problems[0].path == part
 
 
 def test_identity_equals_what_was_given_in_json_values(tmp_path: Path) -> None:
@@ -308,13 +277,6 @@ def test_repr_shows_nothing_that_a_file_could_run(tmp_path: Path) -> None:
     assert "<b>.zarr" not in html
     assert "\x1b" not in html + text
     assert "&lt;script&gt;" in html
-
-
-def test_repr_of_many_arrays_is_short(tmp_path: Path) -> None:
-    values = {f"u{i}": np.zeros(1, np.int8) for i in range(50)}
-    with ups_store.open(build(tmp_path / "a.zarr.zip", values, dims={}, identity={})) as store:
-        assert len(repr(store).splitlines()) == 22
-        assert "and 30 more" in repr(store)
 
 
 def test_open_of_a_mapped_store_loads_no_codec(make_store: MakeStore) -> None:

@@ -11,23 +11,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from small_stores import assert_same_bits, build, mixed_values
+from small_stores import assert_same_bits, build
 
 import ups_store
 from ups_store import SampleIndexError, SpecError, Store, StoreClosedError
 from ups_store.format.layout import ArrayLayout
 from ups_store.format.metadata import dtype_of
+from ups_store.read import gather as gather_module
 from ups_store.read import store as store_module
 from ups_store.read.store_file import StoreFile
 from ups_store.system import runs
 
 NUM_SAMPLES = 7
-SIZES = (1, 8, 4095, 4096, 4097, 8191, 8192, 8200, 20_000)  # from 4096 on samples have slots
+SIZES = (1, 8, 4095, 4096, 8192, 20_000)  # from 4096 on samples have slots
 ORDERS = {
     "permuted": [5, 0, 6, 2, 1],
     "repeated": [3, 3, 0, 3],
-    "single": [6],
-    "all": list(range(NUM_SAMPLES)),
     "many": [1, 2] * 40,
     "none": [],
 }
@@ -72,15 +71,11 @@ def transposed(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
     return np.full((nbytes, num), 0xAA, np.uint8).T
 
 
-def every_other(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    return np.full((num, 2 * nbytes), 0xAA, np.uint8)[:, ::2]
-
-
 def reversed_rows(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
     return np.full((num, nbytes), 0xAA, np.uint8)[::-1]
 
 
-@pytest.mark.parametrize("make", [None, empty, with_gaps, transposed, every_other, reversed_rows])
+@pytest.mark.parametrize("make", [None, with_gaps, transposed, reversed_rows])
 @pytest.mark.parametrize("order", ORDERS)
 def test_gather_is_indexing_by_samples(store: Store, order: str, make: Callable[..., Any]) -> None:
     indices = ORDERS[order]
@@ -89,31 +84,6 @@ def test_gather_is_indexing_by_samples(store: Store, order: str, make: Callable[
     assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
     if out is not None:
         assert all(batch[name] is out[name] for name in batch)
-
-
-def test_gather_into_what_an_earlier_call_returned_is_the_same_memory(store: Store) -> None:
-    out = store.gather([0, 1, 2, 3])
-    before = {name: value.ctypes.data for name, value in out.items()}
-    for indices in ([6, 5, 4, 3], [1, 1, 1, 1]):
-        batch = store.gather(indices, out=out)
-        assert {name: value.ctypes.data for name, value in batch.items()} == before
-        assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
-
-
-def test_gather_into_part_of_an_earlier_batch_leaves_the_rest(store: Store) -> None:
-    out = store.gather([0, 1, 2, 3])
-    store.gather([6, 5], out={name: value[1:3] for name, value in out.items()})
-    assert_same_bits(out, {name: value[[0, 6, 5, 3]] for name, value in VALUES.items()})
-
-
-@pytest.mark.parametrize("nbytes", [4096, 20_000])
-def test_gather_into_foreign_memory_leaves_its_gaps_alone(store: Store, nbytes: int) -> None:
-    """Also where the gaps are as wide as those of the file's slots."""
-    stride = store._catalog.layout.arrays[f"u{nbytes}"].stride
-    memory = np.full((3, stride), 0xAA, np.uint8)
-    store.gather([4, 2, 0], [f"u{nbytes}"], out={f"u{nbytes}": memory[:, :nbytes]})
-    assert (memory[:, :nbytes] == VALUES[f"u{nbytes}"][[4, 2, 0]]).all()
-    assert (memory[:, nbytes:] == 0xAA).all()
 
 
 def test_memory_of_a_batch_is_free_once_nothing_refers_to_it(store: Store) -> None:
@@ -135,27 +105,19 @@ def test_gather_copies_the_same_either_way(
 ) -> None:
     monkeypatch.setattr(runs, "LONG_RUN_BYTES", long_run_bytes)
     monkeypatch.setattr(runs, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(store_module, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(gather_module, "BLOCK_BYTES", block_bytes)
     out = {f"u{n}": make(5, n) for n in SIZES}
     batch = store.gather([6, 0, 6, 1, 2], out=out)
     assert_same_bits(batch, {name: value[[6, 0, 6, 1, 2]] for name, value in VALUES.items()})
 
 
-@pytest.mark.parametrize("make", [None, empty, with_gaps, transposed])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("make", [None, transposed])
+@pytest.mark.parametrize("order", ["permuted", "many"])
 def test_gather_in_threads_is_the_same(store: Store, order: str, make: Callable[..., Any]) -> None:
     indices = ORDERS[order]
     out = store.gather(indices) if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
     batch = store.gather(indices, out=out, num_threads=3)
     assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
-
-
-def test_gather_returns_memory_of_its_own(store: Store) -> None:
-    batch = store.gather([0, 1])
-    for name, value in batch.items():
-        assert not np.shares_memory(value, store[name])
-        value[...] = 0
-    assert_same_bits(store.gather([0, 1]), {name: value[:2] for name, value in VALUES.items()})
 
 
 def test_gather_takes_the_named_arrays_in_their_order(store: Store) -> None:
@@ -167,13 +129,6 @@ def test_gather_takes_the_named_arrays_in_their_order(store: Store) -> None:
 def test_name_outside_a_list_is_refused_and_not_taken_for_its_letters(store: Store, name: Any) -> None:
     with pytest.raises(SpecError, match=r"expected a list of names, found .*'u8'.*; write \['u8'\]"):
         store.gather([0], name)
-
-
-def test_gather_makes_what_out_does_not_hold(store: Store) -> None:
-    out = {"u8": np.empty((1, 8), np.uint8)}
-    batch = store.gather([2], ["u8", "u1"], out=out)
-    assert batch["u8"] is out["u8"]
-    assert batch["u1"].tolist() == VALUES["u1"][[2]].tolist()
 
 
 @pytest.mark.parametrize(
@@ -213,16 +168,7 @@ def test_gather_takes_outputs_from_any_mapping(store: Store) -> None:
     assert out["u8"].tolist() == VALUES["u8"][[2]].tolist()
 
 
-def test_gather_of_every_kind_of_array(tmp_path: Path) -> None:
-    values = mixed_values()
-    with ups_store.open(build(tmp_path / "a.zarr.zip", values)) as store:
-        out = None
-        for _ in range(2):  # into new memory, then into the same
-            out = store.gather(np.array([3, 1], np.uint8), out=out)
-            assert_same_bits(out, {name: value[[3, 1]] for name, value in values.items()})
-
-
-@pytest.mark.parametrize("wrong", [2**63, 2**64 - 1, 2**70, -(2**70), np.uint64(2**63 + 1)])
+@pytest.mark.parametrize("wrong", [2**63, -(2**70), np.uint64(2**63 + 1)])
 def test_gather_names_an_index_beyond_64_bits(store: Store, wrong: Any) -> None:
     for indices in ([wrong], np.array([wrong]), [wrong, 2]):
         with pytest.raises(SampleIndexError) as caught:
@@ -235,12 +181,8 @@ def test_gather_names_an_index_beyond_64_bits(store: Store, wrong: Any) -> None:
 CONVERTED = {  # from, to: what outputs may ask for
     "float16-float32": ("float16", "float32"),
     "bfloat16-float32": ("bfloat16", "float32"),
-    "float64-float32": ("float64", "float32"),
     "float32-bfloat16": ("float32", "bfloat16"),
-    "float16-float64": ("float16", "float64"),
     "uint8-float32": ("uint8", "float32"),
-    "int16-int64": ("int16", "int64"),
-    "bool-uint8": ("bool", "uint8"),
     "float32-big": ("float32", ">f4"),
 }
 
@@ -275,7 +217,7 @@ def test_every_float16_number_is_converted_as_numpy_does(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("float32", "int32"), ("int64", "float32"), ("int32", "int16"), ("uint8", "bool"), ("int8", "uint8")],
+    [("float32", "int32"), ("int64", "float32"), ("int8", "uint8")],
 )
 def test_output_that_would_lose_numbers_is_refused(tmp_path: Path, source: str, target: str) -> None:
     values = {"u": np.zeros((2, 3), source)}
@@ -331,16 +273,11 @@ def windows(indices: list[int], steps: list[range]) -> dict[str, npt.NDArray[Any
     [
         ({"start": 0, "length": 9}, [range(9), range(9)]),
         ({"start": 2, "length": 3}, [range(2, 5), range(2, 5)]),
-        ({"start": 8, "length": 1}, [range(8, 9), range(8, 9)]),
-        ({"length": 4}, [range(4), range(4)]),
         ({"start": [1, 5], "length": 4}, [range(1, 5), range(5, 9)]),
         ({"start": np.array([5, 0], np.uint16), "length": 2}, [range(5, 7), range(2)]),
         ({"start": [0, 2], "length": 3, "stride": 3}, [range(0, 7, 3), range(2, 9, 3)]),
-        ({"start": 1}, [range(1, 9), range(1, 9)]),
         ({"start": [2, 6]}, [range(2, 5), range(6, 9)]),
         ({"stride": 2}, [range(0, 9, 2), range(0, 9, 2)]),
-        ({"start": 1, "stride": 4}, [range(1, 9, 4), range(1, 9, 4)]),
-        ({"start": 3, "stride": 100}, [range(3, 4), range(3, 4)]),
         ({"start": 3, "length": 1, "stride": 2**70}, [range(3, 4), range(3, 4)]),
         ({"start": np.int8(2), "length": np.int16(2)}, [range(2, 4), range(2, 4)]),
     ],
@@ -378,10 +315,7 @@ def test_windows_of_no_samples_are_empty(timed: Store) -> None:
         ({"start": -1, "length": 2}, "steps 0..8", "-1..0"),
         ({"start": 8, "length": 2}, "steps 0..8", "8..9"),
         ({"start": [0, 7], "length": 3}, "steps 0..8", "0..9"),
-        ({"start": 0, "length": 5, "stride": 3}, "steps 0..8", "0..12"),
-        ({"start": 9}, "steps 0..8", "9..9"),
         ({"start": [0, -2]}, "steps 0..8", "-2..8"),
-        ({"start": 2**70, "length": 1}, "steps 0..8", f"{2**70}..{2**70}"),
         ({"start": np.array([0, 2**63], np.uint64), "length": 1}, "steps 0..8", f"0..{2**63}"),
         ({"length": 2**70}, "steps 0..8", f"0..{2**70 - 1}"),
     ],
@@ -399,11 +333,8 @@ def test_windows_outside_the_time_steps_are_refused(
     "options",
     [
         {"start": 0, "length": 0},
-        {"length": -1},
-        {"stride": 0},
         {"start": 0.5},
         {"start": [0, 1, 2], "length": 1},
-        {"start": [[0, 1]], "length": 1},
         {"start": [True, False], "length": 1},
     ],
 )
@@ -411,11 +342,6 @@ def test_windows_without_meaning_are_refused(timed: Store, options: dict[str, An
     with pytest.raises(SpecError) as caught:
         timed.gather([0, 1], **options)
     assert (caught.value.kind, caught.value.array) == ("window", "fields")
-
-
-def test_windows_into_an_output_of_whole_samples_are_refused(timed: Store) -> None:
-    with pytest.raises(SpecError, match=r"expected writeable float32 \(1, 2, 300\)"):
-        timed.gather([0], ["fields"], length=2, out=timed.gather([0], ["fields"]))
 
 
 def test_array_first_used_during_a_preload_is_not_kept(
@@ -442,14 +368,14 @@ def test_closed_amid_a_read_it_reads_on(tmp_path: Path, monkeypatch: pytest.Monk
     """By another thread; the number of the descriptor may at once be that of another file."""
     path = build(tmp_path / "a.zarr.zip", {"u": VALUES["u8192"]}, dims={})
     (tmp_path / "other").write_bytes(bytes(path.stat().st_size))
-    store, read_samples, others = ups_store.open(path, access="pread"), store_module.read_samples, []
+    store, read_samples, others = ups_store.open(path, access="pread"), gather_module.read_samples, []
 
     def close_and_read(*args: Any, **options: Any) -> None:
         store.close()
         others.extend((tmp_path / "other").open("rb") for _ in range(20))
         read_samples(*args, **options)
 
-    monkeypatch.setattr(store_module, "read_samples", close_and_read)
+    monkeypatch.setattr(gather_module, "read_samples", close_and_read)
     assert_same_bits(store.gather([3]), {"u": VALUES["u8192"][[3]]})
     for other in others:
         other.close()

@@ -14,7 +14,7 @@ from small_stores import MakeStore
 
 import ups_store
 from ups_store.errors import BatchTimeoutError, ConfigError, SpecError
-from ups_store.read import assemble as loading
+from ups_store.read import loader as loading
 from ups_store.read import prefetch
 from ups_store.read.items import StoreItems
 

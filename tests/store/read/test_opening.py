@@ -14,11 +14,11 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from small_stores import all_arrays, assert_same_bits
+from small_stores import assert_same_bits
 
 import ups_store
-from tools.conformance import DAMAGED, NEWER_MINOR, REFUSED, truncations, write_sample_store
-from tools.conformance.archive import edit_document, edit_identity, edit_shape, put_together, take_apart
+from tools.conformance import DAMAGED, REFUSED, truncations, write_sample_store
+from tools.conformance.archive import edit_document, edit_shape, put_together, take_apart
 from ups_store.errors import FormatError, StoreError
 from ups_store.format.checksum import crc32
 from ups_store.format.zip_records import Entry, pack_directory
@@ -66,15 +66,6 @@ def test_open_of_an_older_major_version_says_both_and_what_to_do(good: Path, tmp
     assert (error.expected, error.found, error.hint) == ("version 1.x", "'0.9'", "build it again")
 
 
-def test_builders_leave_the_good_bytes_alone(good: Path) -> None:
-    raw = good.read_bytes()
-    assert put_together(take_apart(raw)) == raw
-    builders = {name: defect.build for name, defect in {**REFUSED, **DAMAGED}.items()} | NEWER_MINOR
-    for name, build in builders.items():
-        assert build(raw) != raw, name
-        assert raw == good.read_bytes(), name
-
-
 def test_open_refuses_file_cut_at_each_structural_boundary(good: Path, tmp_path: Path) -> None:
     cut = truncations(good.read_bytes())
     assert len(cut) > 70
@@ -95,7 +86,8 @@ def smallest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_open_refuses_file_cut_anywhere(smallest: bytes, tmp_path: Path) -> None:
     path = write(tmp_path, smallest)
-    for nbytes in range(len(smallest) - 1, -1, -1):
+    end = len(smallest)
+    for nbytes in [*range(end - 1, end - 500, -1), *range(end - 500, -1, -11)]:
         os.truncate(path, nbytes)
         with pytest.raises(FormatError):
             ups_store.open(path)
@@ -110,21 +102,8 @@ def outcome(path: Path) -> FormatError | Report:
         return error
 
 
-@pytest.mark.no_cover  # traced it takes twice as long, and finds no other lines
-def test_any_changed_byte_is_refused_or_found_by_verify(smallest: bytes, tmp_path: Path) -> None:
-    """Spec 7.6. The padding of the data entry is one case, not 3300."""
-    padding = smallest.index(bytes(64))
-    path = write(tmp_path, smallest)
-    for at in [*range(padding + 2), *range(4090, len(smallest))]:
-        raw = bytearray(smallest)
-        raw[at] ^= 1 << (at % 8)
-        path.write_bytes(raw)
-        found = outcome(path)
-        assert str(path) in str(found) if isinstance(found, FormatError) else not found.ok, at
-
-
-@pytest.mark.parametrize("key", ["attributes", "shape", "codecs", "data_type", "unknown"])
-@pytest.mark.parametrize("depth", [100, 240, 320, 400, 480, 500, 700, 900, 960, 990, 1000, 5000, 20_000])
+@pytest.mark.parametrize("key", ["attributes", "shape", "unknown"])
+@pytest.mark.parametrize("depth", [100, 400, 500, 960, 1000, 20_000])
 def test_nested_metadata_ends_in_a_store_or_a_typed_error(
     key: str, depth: int, good: Path, tmp_path: Path
 ) -> None:
@@ -141,10 +120,6 @@ def test_nested_metadata_ends_in_a_store_or_a_typed_error(
 # --- what else may lie at the path --------------------------------------------------------------------
 
 
-def make_folder(path: Path) -> None:
-    path.mkdir()
-
-
 def make_zarr_folder(path: Path) -> None:
     zarr.create_group(path)
 
@@ -157,7 +132,7 @@ def make_link_to_device(path: Path) -> None:
     path.symlink_to("/dev/null")
 
 
-@pytest.mark.parametrize("make", [make_folder, make_zarr_folder, make_fifo, make_link_to_device])
+@pytest.mark.parametrize("make", [make_zarr_folder, make_fifo, make_link_to_device])
 @pytest.mark.parametrize("partial", [False, True])
 def test_open_refuses_what_is_no_regular_file(
     make: Callable[[Path], None], partial: bool, tmp_path: Path
@@ -175,18 +150,6 @@ def test_open_of_a_loop_of_links_is_an_error_with_the_path(tmp_path: Path) -> No
     path.symlink_to(path)
     with little_time_and_memory(), pytest.raises(OSError, match=path.name):
         ups_store.open(path)
-
-
-def test_open_of_a_dangling_link_finds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "burgers1d_train.zarr.zip"
-    path.symlink_to(tmp_path / "gone")
-    assert isinstance(refusal(path), ups_store.StoreNotFoundError)
-
-
-def test_open_follows_a_link_to_a_store(good: Path, tmp_path: Path) -> None:
-    path = tmp_path / "link.zarr.zip"
-    path.symlink_to(good)
-    assert_same_bits(all_arrays(path), all_arrays(good))
 
 
 def test_open_refuses_a_real_hdf5_file(tmp_path: Path) -> None:
@@ -278,15 +241,6 @@ def test_open_partial_refuses_building_file_of_arrays_that_its_identity_lacks(
     error = refusal(building.with_suffix(""), partial=True)
     assert (error.kind, error.clause) == ("local_header", "3.3")
     assert error.problem == "no local header of nu/zarr.json"
-
-
-def test_open_partial_refuses_building_file_with_too_many_arrays(good: Path, tmp_path: Path) -> None:
-    """Spec 9.1: before the metadata of any of them is read."""
-    names = {f"a{i}": {} for i in range(4097)}
-    parts = edit_identity(take_apart(good.read_bytes()), lambda identity: identity.update(arrays=names))
-    (tmp_path / "a.zarr.zip.building").write_bytes(put_together(parts))
-    error = refusal(tmp_path / "a.zarr.zip", partial=True)
-    assert (error.kind, error.clause, error.found) == ("limits", "9.1", 4097)
 
 
 # --- damage ------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,9 +22,9 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import SpecError, StoreClosedError, TruncatedError
+from ups_store import StoreClosedError, TruncatedError
 from ups_store.check.info import describe
-from ups_store.read import store_file
+from ups_store.read import gather
 from ups_store.read.recovery import building_path
 from ups_store.system import files, memory
 
@@ -46,23 +45,21 @@ def stores(path: Path) -> Iterator[tuple[ups_store.Store, ups_store.Store]]:
 Stores = tuple[ups_store.Store, ups_store.Store]
 
 
-@pytest.mark.parametrize("max_gap_bytes", [-1, store_file._MAX_GAP_BYTES], ids=["rows", "blocks"])
-@pytest.mark.parametrize("num_threads", [None, 1])
-@pytest.mark.parametrize("indices", [[0], [5, 0, 6, 2], [3, 3, 0], list(range(7)), []])
-@pytest.mark.parametrize(
-    "window", [{}, {"start": 1}, {"length": 2}, {"start": 1, "length": 2, "stride": 2}, {"stride": 3}]
-)
+@pytest.mark.parametrize("max_gap_bytes", [-1, gather._MAX_GAP_BYTES], ids=["rows", "blocks"])
+@pytest.mark.parametrize("indices", [[5, 0, 6, 2], [3, 3, 0, 1], []])
+@pytest.mark.parametrize("window", [{}, {"start": 1, "length": 2, "stride": 2}, {"start": "each"}])
 def test_pread_gathers_the_same_bits_as_the_map(
     stores: Stores,
     monkeypatch: pytest.MonkeyPatch,
     indices: list[int],
     window: Any,
-    num_threads: int | None,
     max_gap_bytes: int,
 ) -> None:
-    monkeypatch.setattr(store_file, "_MAX_GAP_BYTES", max_gap_bytes)
+    monkeypatch.setattr(gather, "_MAX_GAP_BYTES", max_gap_bytes)
     mapped, read = stores
-    found = read.gather(indices, num_threads=num_threads, **window)
+    if window.get("start") == "each":
+        window = {"start": [*range(len(indices))], "length": 2}
+    found = read.gather(indices, **window)
     assert_same_bits(found, mapped.gather(indices, **window))
 
 
@@ -91,7 +88,7 @@ def test_neighbours_are_read_by_one_call(stores: Stores, reads: Reads) -> None:
 def test_samples_far_apart_are_read_apart(
     stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_file, "_MAX_GAP_BYTES", 2 * 5184)  # slots of 5120 bytes and a checksum
+    monkeypatch.setattr(gather, "_MAX_GAP_BYTES", 2 * 5184)  # slots of 5120 bytes and a checksum
     layout = stores[1]._catalog.layout.arrays["fields"]
     found = stores[1].gather([6, 0, 2, 1], ["fields"])
     nbytes = layout.meta.sample_nbytes
@@ -102,21 +99,15 @@ def test_samples_far_apart_are_read_apart(
 def test_long_neighbourhoods_are_read_in_pieces(
     stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_file, "_READ_BYTES", 3 * 5184)
+    monkeypatch.setattr(gather, "_READ_BYTES", 3 * 5184)
     order = [6, 5, 4, 3, 2, 1, 0]
     assert_same_bits(stores[1].gather(order, ["fields"]), samples_of({"fields": VALUES["fields"]}, order))
     first = stores[1]._catalog.layout.arrays["fields"].offset
     assert sorted(at - first for at, _ in reads) == [0, 3 * 5184, 6 * 5184]
 
 
-def test_windows_are_read_without_the_other_time_steps(stores: Stores, reads: Reads) -> None:
-    layout = stores[1]._catalog.layout.arrays["fields"]
-    stores[1].gather([4], ["fields"], start=2, length=2)
-    assert reads == [(layout.slot(4)[0] + 2 * 1024, 2 * 1024)]
-
-
 def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_file, "_MAX_GAP_BYTES", -1)
+    monkeypatch.setattr(gather, "_MAX_GAP_BYTES", -1)
     together = threading.Barrier(4)
     read_into = files.read_into
 
@@ -127,21 +118,6 @@ def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest
     monkeypatch.setattr(files, "read_into", waiting)
     found = stores[1].gather([6, 0, 3, 1], ["fields"], num_threads=4)
     assert_same_bits(found, samples_of({"fields": VALUES["fields"]}, [6, 0, 3, 1]))
-
-
-def test_pread_of_a_sample_far_from_the_others_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_file, "_MAX_GAP_BYTES", 0)
-    values = {"nu": np.arange(500.0), "few": np.arange(1500, dtype=np.int16).reshape(500, 3)}
-    with ups_store.open(build(tmp_path / "a.zarr.zip", values, dims={}), access="pread") as store:
-        assert_same_bits(store.gather([0, 499, 7]), samples_of(values, [0, 499, 7]))
-
-
-def test_pread_reads_windows_with_a_start_for_each_sample(stores: Stores) -> None:
-    mapped, read = stores
-    window = {"start": [0, 2, 3], "length": 2}
-    assert_same_bits(read.gather([6, 1, 1], **window), mapped.gather([6, 1, 1], **window))
 
 
 def test_pread_reads_windows_over_a_later_axis(tmp_path: Path) -> None:
@@ -184,16 +160,6 @@ def test_pread_store_maps_nothing_until_a_whole_array_is_asked_for(
         assert mapped == [store.nbytes]
 
 
-@pytest.mark.parametrize("access", ["map", "pread"])
-def test_pickled_store_is_read_the_same_way(path: Path, access: Any) -> None:
-    with ups_store.open(path, access=access, verify="touch") as store:
-        copy = pickle.loads(pickle.dumps(store))
-    with copy:
-        assert copy.access == access
-        assert copy._checks is not None
-        assert_same_bits(copy.sample(1), sample_of(VALUES, 1))
-
-
 def test_pread_of_a_store_under_construction(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr.zip"
     with begin(path, VALUES, constants=mixed_constants()) as writer:
@@ -227,11 +193,6 @@ def test_short_read_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert caught.value.kind == "truncated_while_open"
 
 
-def test_unknown_access_is_refused(path: Path) -> None:
-    with pytest.raises(SpecError, match="map or pread"):
-        ups_store.open(path, access="mmap")  # type: ignore[arg-type]
-
-
 # --- network file systems -------------------------------------------------------------------------------
 
 
@@ -251,7 +212,7 @@ def pretend_network(monkeypatch: pytest.MonkeyPatch, magic: int) -> None:
     monkeypatch.setattr(files, "libc", Libc)
 
 
-@pytest.mark.parametrize(("magic", "name"), [(0x6969, "nfs"), (0xFE534D42, "smb2"), (0x0BD00BD0, "lustre")])
+@pytest.mark.parametrize(("magic", "name"), [(0x6969, "nfs"), (0xFE534D42, "smb2")])
 def test_network_file_system_is_read_by_pread(
     path: Path, monkeypatch: pytest.MonkeyPatch, magic: int, name: str
 ) -> None:
@@ -271,9 +232,3 @@ def test_local_file_system_is_mapped(path: Path, monkeypatch: pytest.MonkeyPatch
         assert (store.access, store.network) == ("map", None)
         described = describe(store)
     assert (described.reads, described.network) == ("map", None)
-
-
-def test_file_system_that_the_kernel_does_not_tell_counts_as_local(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY)
-    os.close(fd)
-    assert files.network_file_system(fd) is None

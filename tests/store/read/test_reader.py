@@ -7,16 +7,14 @@ import mmap
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from small_stores import (
-    DIMS,
-    IDENTITY,
     MakeStore,
     assert_same_bits,
     build,
@@ -27,7 +25,6 @@ from small_stores import (
 
 import ups_store
 from ups_store import (
-    FORMAT_VERSION,
     FormatError,
     MemoryLimitError,
     Store,
@@ -36,7 +33,6 @@ from ups_store import (
     StoreReplacedError,
     TruncatedError,
 )
-from ups_store.format.root import config_hash
 from ups_store.system import files, memory
 
 VALUES = mixed_values()
@@ -65,11 +61,6 @@ def test_arrays_are_read_only_views_of_the_mapped_file(store: Store) -> None:
         assert not view.flags.writeable
         with pytest.raises(ValueError, match="read-only"):
             view[...] = 0
-
-
-def test_views_hold_what_was_committed(store: Store) -> None:
-    assert_same_bits({name: store[name] for name in store.arrays}, VALUES)
-    assert_same_bits({name: store[name] for name in store.constants}, mixed_constants())
 
 
 @pytest.mark.parametrize("num_values", [1024, 1500, (1 << 18) + 3])
@@ -126,25 +117,6 @@ def test_opening_reads_no_more_of_a_larger_store(
 # --- what a store tells -------------------------------------------------------------------------------
 
 
-def test_store_tells_what_it_was_created_with(store: Store, path: Path) -> None:
-    assert len(store) == 4
-    assert store.path == path
-    assert store.nbytes == path.stat().st_size
-    assert store.version == FORMAT_VERSION
-    assert store.attrs == {"encoder": "grid"}
-    assert store.identity == IDENTITY
-    assert store.config_hash == config_hash(store.identity_document)
-    assert store.committed.tolist() == [True] * 4
-    assert store.dims["fields"] == DIMS["fields"]
-    assert (store.dims["x"], store.dims["t"]) == (("x",), ("time",))
-    assert {name: tuple(spec.shape) for name, spec in store.arrays.items()} == {
-        name: value.shape for name, value in VALUES.items()
-    }
-    assert "fields" in store
-    assert "x" in store
-    assert "beta" not in store
-
-
 def test_store_created_from_a_store_is_the_same_file(store: Store, path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.zarr.zip"
     dims = {name: store.dims[name] for name in store.constants}
@@ -153,12 +125,6 @@ def test_store_created_from_a_store_is_the_same_file(store: Store, path: Path, t
         writer.commit_many(range(len(store)), {name: store[name] for name in store.arrays})
         writer.finish()
     assert copy.read_bytes() == path.read_bytes()
-
-
-def test_store_tells_how_it_is_read(path: Path) -> None:
-    with ups_store.open(path) as plain, ups_store.open(path, access="pread", verify="touch") as checked:
-        assert (plain.access, plain.verify_on_touch) == ("map", False)
-        assert (checked.access, checked.verify_on_touch) == ("pread", True)
 
 
 @pytest.mark.parametrize("access", ["map", "pread"])
@@ -174,36 +140,7 @@ def test_cut_file_is_told_by_check_length(path: Path, access: Any) -> None:
         store.check_length()
 
 
-def test_residency_is_a_share_of_the_file(store: Store) -> None:
-    assert store["fields"].sum() == VALUES["fields"].sum()
-    assert 0 < store.residency() <= 1
-
-
-@pytest.mark.parametrize("access", ["map", "pread"])
-def test_residency_of_a_file_that_was_cut_is_an_error(make_store: MakeStore, access: Any) -> None:
-    path = make_store(VALUES)
-    with ups_store.open(path, access=access) as store:
-        os.truncate(path, 5000)
-        with pytest.raises(TruncatedError) as caught:
-            store.residency()
-        assert (caught.value.path, caught.value.found) == (str(path), 5000)
-        assert caught.value.hint
-
-
 # --- what is refused ----------------------------------------------------------------------------------
-
-
-def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFoundError) as caught:
-        ups_store.open(tmp_path / "none.zarr.zip")
-    assert isinstance(caught.value, FileNotFoundError)
-    assert caught.value.path == str(tmp_path / "none.zarr.zip")
-
-
-def test_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError) as caught:
-        ups_store.open(tmp_path)
-    assert caught.value.kind == "not_a_file"
 
 
 def test_failed_open_leaves_no_descriptor_open(tmp_path: Path) -> None:
@@ -217,24 +154,6 @@ def test_failed_open_leaves_no_descriptor_open(tmp_path: Path) -> None:
 
 
 # --- closing, replacing -------------------------------------------------------------------------------
-
-
-def test_closed_store_refuses_to_read(path: Path) -> None:
-    with ups_store.open(path) as store:
-        pass
-    store.close()
-    calls: list[Callable[[], Any]] = [
-        lambda: store["fields"],
-        lambda: store.sample(0),
-        lambda: store.gather([0]),
-        lambda: store.constants,
-        store.residency,
-    ]
-    for call in calls:
-        with pytest.raises(StoreClosedError) as caught:
-            call()
-        assert caught.value.path == str(path)
-    assert len(store) == 4
 
 
 def test_views_outlive_the_store_and_its_file(path: Path) -> None:
@@ -264,18 +183,6 @@ def test_open_store_keeps_the_old_content_after_a_replacement(path: Path, store:
 
 
 # --- other processes and threads ------------------------------------------------------------------------
-
-
-def test_pickled_store_opens_the_file_again(store: Store) -> None:
-    with pickle.loads(pickle.dumps(store)) as copy:
-        assert copy.path == store.path
-        assert_same_bits(copy.gather(range(4)), VALUES)
-
-
-def test_pickled_store_opens_a_rebuilt_file_of_the_same_content(store: Store, path: Path) -> None:
-    pickled = pickle.dumps(store)
-    build(path, VALUES, constants=mixed_constants(), attrs={"encoder": "grid"})
-    pickle.loads(pickled).close()
 
 
 @pytest.mark.parametrize("change", ["values", "identity"])
@@ -313,25 +220,10 @@ def total_in_forked_child(store: Store) -> float:
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("work", [total_of, total_in_forked_child])
-def test_store_works_in_spawned_and_forked_children(store: Store, work: Callable[[Store], float]) -> None:
+def test_store_works_in_spawned_and_forked_children(store: Store) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        assert pool.submit(work, store).result(timeout=60) == total_of(store)
-
-
-def test_threads_read_the_same_from_one_store(store: Store) -> None:
-    def read(seed: int) -> bool:
-        order = np.random.default_rng(seed).integers(0, 4, 50)
-        batch = store.gather(order)
-        samples = [store.sample(int(i)) for i in order]
-        return all(
-            batch[name].tobytes() == VALUES[name][order].tobytes()
-            and np.array([sample[name] for sample in samples]).tobytes() == batch[name].tobytes()
-            for name in VALUES
-        )
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(read, range(40)))
+        for work in (total_of, total_in_forked_child):
+            assert pool.submit(work, store).result(timeout=60) == total_of(store)
 
 
 @pytest.mark.parametrize("left", [None, 4096])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ups_store.format.checksum import crc32, crc32c
 from ups_store.format.layout import Layout
 from ups_store.format.zip_records import pack_directory
 from ups_store.read import verify
-from ups_store.read.verify import Problem, Report, verify_file
+from ups_store.read.verify import Report, verify_file
 
 
 @pytest.fixture
@@ -46,18 +46,8 @@ def kinds(report: Report) -> list[str]:
 # --- good files ---------------------------------------------------------------------------------------
 
 
-def test_good_store_has_no_problems(path: Path) -> None:
-    with ups_store.open(path) as store:
-        report = store.verify()
-        assert (report.ok, report.problems, report.damaged) == (True, (), {})
-        assert (report.path, report.nbytes) == (path, path.stat().st_size)
-        assert report.num_chunks == 4 + 5  # slots of `fields`; chunks of latent, mask, nu, t, x
-
-
-@pytest.mark.parametrize("num_threads", [None, 1, 4])
-def test_progress_adds_up_to_the_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int | None
-) -> None:
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_progress_adds_up_to_the_file(path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
     monkeypatch.setattr(verify, "_BLOCK_BYTES", 6000)
     steps: list[int] = []
     with ups_store.open(path) as store:
@@ -94,12 +84,13 @@ def tiny_store(path: Path, note: str = "") -> Path:
         return writer.finish()
 
 
-def changes(path: Path) -> Iterator[tuple[int, Report | FormatError]]:
-    """What opening and verifying say to one changed bit of each byte in turn."""
+def changes(path: Path, step: int) -> Iterator[tuple[int, Report | FormatError]]:
+    """What opening and verifying say to one changed bit of every so many bytes in turn."""
     raw = path.read_bytes()
     fd = os.open(path, os.O_RDWR)
     try:
-        for offset, byte in enumerate(raw):
+        for offset in range(0, len(raw), step):
+            byte = raw[offset]
             os.pwrite(fd, bytes([byte ^ 1 << offset % 8]), offset)
             try:
                 yield offset, verify_file(path, num_threads=1)
@@ -111,7 +102,10 @@ def changes(path: Path) -> Iterator[tuple[int, Report | FormatError]]:
 
 
 @pytest.mark.no_cover  # a minute instead of seconds
-def test_every_changed_byte_is_found_and_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_changed_byte_is_found_and_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
     """A problem's byte range holds the changed byte; only a changed entry CRC in the directory is told
     from the data and the local header that it doesn't fit to.
     """
@@ -121,7 +115,7 @@ def test_every_changed_byte_is_found_and_placed(tmp_path: Path, monkeypatch: pyt
     layout = layout_of(path)
     slot = layout.arrays["fields"].slot(0)
     elsewhere = 0
-    for offset, outcome in changes(path):
+    for offset, outcome in changes(path, step):
         if isinstance(outcome, FormatError):
             assert not slot[0] <= offset < slot[1]
             continue
@@ -134,7 +128,7 @@ def test_every_changed_byte_is_found_and_placed(tmp_path: Path, monkeypatch: pyt
         if slot[0] <= offset < slot[1]:
             kind = "chunk_crc" if offset < slot[0] + 4100 else "slot_padding"
             assert [(p.kind, p.array, p.sample) for p in holding] == [(kind, "fields", 0)]
-    assert elsewhere == 3 * 4
+    assert elsewhere == 3 * 4 or step > 1
     assert verify_file(path, num_threads=1).ok
 
 
@@ -146,7 +140,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "num_bits", [50, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    "num_bits", [30, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 def test_random_bit_of_a_store_of_16_mib_is_found_and_placed_alone(large: Path, num_bits: int) -> None:
     """Half of the bits lie in the samples, the others in the 6 kB around them."""
@@ -190,7 +184,7 @@ def assert_found(report: Report, place: int, sample: int, *, is_sample: bool) ->
 # --- where damage is said to be -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [0, 5119, 5120, 5123])
+@pytest.mark.parametrize("at", [0, 5123])
 def test_damaged_chunk_of_a_slot_names_array_sample_and_bytes(path: Path, at: int) -> None:
     first, _ = layout_of(path).arrays["fields"].slot(2)
     flip(path, first + at)
@@ -205,16 +199,6 @@ def test_damaged_chunk_of_a_slot_names_array_sample_and_bytes(path: Path, at: in
     )
 
 
-def test_damage_in_several_places_is_said_in_file_order(path: Path) -> None:
-    layout = layout_of(path)
-    fields, nu = layout.arrays["fields"], layout.arrays["nu"]
-    flip(path, layout.metadata[1].offset + 10, fields.slot(3)[0], fields.slot(1)[0] + 5130, nu.offset)
-    report = verify_file(path)
-    assert kinds(report) == ["local_header", "slot_padding", "chunk_crc", "chunk_crc"]
-    assert [p.byte_range[0] for p in report.problems] == sorted(p.byte_range[0] for p in report.problems)
-    assert report.damaged == {"fields": [1, 3], "nu": []}
-
-
 def test_shard_index_is_compared_byte_by_byte(path: Path) -> None:
     fields = layout_of(path).arrays["fields"]
     index = fields.slot(4)[0]
@@ -224,30 +208,6 @@ def test_shard_index_is_compared_byte_by_byte(path: Path) -> None:
         ("shard_index", "fields", (index + 3, index + 5)),
         ("shard_index", "fields", (index + 20, index + 21)),
     ]
-
-
-def test_many_differences_in_one_record_are_one_problem(path: Path) -> None:
-    entry = layout_of(path).arrays["fields"].entry
-    assert entry is not None
-    end = entry.data_offset
-    flip(path, *range(end - 40, end, 2))
-    report = verify_file(path)
-    assert [(p.kind, p.byte_range) for p in report.problems] == [("local_header", (end - 40, end - 1))]
-
-
-def test_number_of_threads_does_not_change_the_report(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_BLOCK_BYTES", 6000)  # a slot each
-    layout = layout_of(path)
-    fields = layout.arrays["fields"]
-    flip(path, fields.slot(0)[0], fields.slot(3)[0], layout.metadata[2].offset)
-    reports = [verify_file(path, num_threads=num) for num in (1, 4)]
-    assert reports[0] == reports[1]
-    assert reports[0].damaged == {"fields": [0, 3]}
-
-
-def test_problem_without_array_shows_its_bytes() -> None:
-    problem = Problem("directory", "3.5", (5, 7), detail="expected 00, found 01")
-    assert str(problem) == "bytes 5..7: directory expected 00, found 01 (spec 3.5)"
 
 
 # --- forged checksums -----------------------------------------------------------------------------------
@@ -362,11 +322,3 @@ def test_replaced_file_is_not_verified_in_place_of_the_open_one(path: Path) -> N
 def test_store_without_elements_verifies(make_store: MakeStore, values: Any) -> None:
     report = verify_file(make_store(values, dims={}))
     assert (report.ok, report.num_chunks) == (True, 0)
-
-
-def test_report_lists_samples_once_and_in_order() -> None:
-    def problems() -> Iterable[Problem]:
-        for sample in (3, 1, 3):
-            yield Problem("chunk_crc", "5.2", (0, 1), "fields", sample)
-
-    assert Report(Path("a"), 0, 0, tuple(problems())).damaged == {"fields": [1, 3]}

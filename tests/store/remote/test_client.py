@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,22 +53,9 @@ def test_ranges_and_end_are_a_request_each(server: ObjectServer, form: str) -> N
     assert (found.num_requests, found.num_bytes) == (2, 24)
 
 
-def test_end_of_a_short_object_is_all_of_it(server: ObjectServer) -> None:
-    server.objects["b/d/a"] = b"abc"
-    assert bytes(RemoteObject(Url.of("s3://b/d/a")).read_end(64)) == b"abc"
-
-
 @pytest.mark.parametrize(
     "fault",
-    [
-        {"status": 503},
-        {"status": 500},
-        {"status": 429},
-        {"cut": 3},
-        {"cut": 0},
-        {"shift": 7},
-        {"is_whole": True},
-    ],
+    [{"status": 503}, {"status": 429}, {"cut": 3}, {"shift": 7}, {"is_whole": True}],
     ids=str,
 )
 def test_what_may_pass_is_tried_again(server: ObjectServer, fault: dict[str, Any]) -> None:
@@ -83,11 +69,9 @@ def test_what_may_pass_is_tried_again(server: ObjectServer, fault: dict[str, Any
     ("fault", "kind"),
     [
         ({"status": 503}, "unreachable"),
-        ({"cut": 0}, "unreachable"),
         ({"shift": 7}, "unreachable"),
         ({"is_whole": True}, "no_ranges"),
         ({"status": 403}, "not_allowed"),
-        ({"status": 401}, "not_allowed"),
         ({"status": 400}, "refused"),
         ({"delay_s": 0.5}, "unreachable"),
     ],
@@ -169,15 +153,6 @@ def test_without_obstore_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
         RemoteObject(Url.of("s3://b/d/a")).read(0, 1)
 
 
-def test_deadline_bounds_a_request_that_hangs(server: ObjectServer) -> None:
-    """Bounded by the server's delay in the end; the error is there before."""
-    failing(server, float("inf"), delay_s=60.0)
-    begun = time.monotonic()
-    with pytest.raises(RemoteError):
-        RemoteObject(Url.of("s3://b/d/a"), deadline_s=0.4).read(0, 1)
-    assert time.monotonic() - begun < 60.0
-
-
 def test_end_of_an_object_of_a_known_version_is_a_range(server: ObjectServer) -> None:
     found = RemoteObject(Url.of("s3://b/d/a"))
     assert found.version.nbytes == len(DATA)
@@ -185,15 +160,6 @@ def test_end_of_an_object_of_a_known_version_is_a_range(server: ObjectServer) ->
     assert bytes(found.read_end(1 << 20)) == DATA
     assert [asked.range for asked in server.asked[1:]] == [(len(DATA) - 4, len(DATA)), (0, len(DATA))]
     assert bytes(found.read(0, 0)) == b""
-
-
-def test_process_whose_parent_had_a_client_gets_an_error(
-    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_pid", os.getpid() + 1)
-    with pytest.raises(RemoteError) as caught:
-        RemoteObject(Url.of("s3://b/d/a")).read(0, 1)
-    assert caught.value.kind == "forked"
 
 
 def test_process_that_has_used_none_has_places_for_all_requests(

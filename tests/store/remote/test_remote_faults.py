@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from object_server import Asked, Fault, ObjectServer
-from remote_stores import URL, object_server, some_values, upload
+from remote_stores import URL, some_values, upload
 from seaweed import BUCKET, serving_s3
 from small_stores import assert_same_bits, build, samples_of
 
@@ -19,12 +18,6 @@ from ups_store.errors import CorruptChunkError, RemoteError, StoreReplacedError
 from ups_store.remote import client
 
 DEADLINE_S = 4.0
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with object_server(monkeypatch) as state:
-        yield state
 
 
 def fault_of(drawn: random.Random) -> Fault | None:
@@ -71,7 +64,6 @@ def test_every_value_is_right_or_an_error_in_time(
         (Fault(tag='"stale"'), StoreReplacedError),
         (Fault(status=503), RemoteError),
         (Fault(cut=10), RemoteError),
-        (Fault(shift=5), RemoteError),
         (Fault(status=404), ups_store.StoreNotFoundError),
     ],
     ids=str,

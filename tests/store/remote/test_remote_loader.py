@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from object_server import Asked, Fault, ObjectServer
-from remote_stores import DIMS, KEY, URL, object_server, some_values, upload
+from remote_stores import DIMS, KEY, URL, some_values, upload
 
 import ups_store
-from ups_store.errors import StoreReplacedError
 
 torch = pytest.importorskip("torch", reason="the extra [torch]")
 
 from ups_store.torch import StoreDataset, Window, make_loader  # noqa: E402
 
 OPTIONS: dict[str, Any] = {"batch_size": 6, "shuffle": True, "seed": 5}
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with object_server(monkeypatch) as state:
-        yield state
 
 
 def batches(loader: Any) -> list[dict[str, Any]]:
@@ -40,15 +32,14 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
         assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_epochs_are_those_of_the_file_and_the_second_is_local(
-    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UPS_STORE_CACHE_DIR", str(tmp_path / "slots"))
     values = {"u": np.random.default_rng(0).standard_normal((40, 8, 4096)).astype(np.float32)}
     path = upload(server, tmp_path, values)
     # Else samples of the next epoch may be asked for while this one still fetches them.
-    loader = make_loader(URL, num_workers=num_workers, across_epochs=False, **OPTIONS)
+    loader = make_loader(URL, num_workers=2, across_epochs=False, **OPTIONS)
     local = make_loader(path, num_workers=0, **OPTIONS)
     assert_same(batches(loader), batches(local))
     assert server.num_bytes < 1.05 * len(server.objects[KEY])
@@ -105,17 +96,6 @@ def test_batches_survive_a_server_that_fails_now_and_then(server: ObjectServer, 
     loader = make_loader(URL, num_workers=2, **OPTIONS)
     assert_same(batches(loader), batches(make_loader(path, num_workers=0, **OPTIONS)))
     loader.close()
-
-
-def test_object_that_is_replaced_amid_an_epoch_ends_it(server: ObjectServer, tmp_path: Path) -> None:
-    upload(server, tmp_path, some_values())
-    loader = make_loader(URL, num_workers=0, **OPTIONS)
-    there = iter(loader)
-    next(there)
-    (tmp_path / "a.zarr.zip").unlink()
-    upload(server, tmp_path, some_values(seed=1))
-    with pytest.raises(StoreReplacedError):
-        list(there)
 
 
 def test_shuffle_of_a_remote_store_is_by_blocks(server: ObjectServer, tmp_path: Path) -> None:

