@@ -7,7 +7,6 @@ a read doesn't return.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from ups_store.building.config import ReadingConfig
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
-from ups_store.sources.contents import Selection, SourceInfo
+from ups_store.sources.contents import EVERYTHING, Selection, SourceInfo
 from ups_store.sources.reader import ALIGN, MAX_SAMPLES, ReadRequest, describe_request
 from ups_store.sources.readers import Patience, ReaderPool, Skipped
 from ups_store.sources.source_files import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
@@ -46,13 +45,13 @@ class Choice:
     why: str
 
     def sentence(self) -> str:
-        """What was chosen automatically, for people."""
+        """Say what was chosen automatically."""
         by = describe_readers(self.num_workers)
         return f"reading {by}, chosen automatically ({self.why}; reading.num_workers sets it)"
 
 
 def describe_readers(num_workers: int) -> str:
-    """Such as "with 2 reader processes", for people."""
+    """Say such as "with 2 reader processes", for people."""
     return f"with {num_workers} reader process" + ("es" if num_workers > 1 else "")
 
 
@@ -90,25 +89,37 @@ class Readers:
     def for_samples(
         self, requests: Sequence[ReadRequest], *, nbytes: int, stored_nbytes: int, slot_nbytes: int
     ) -> ReaderPool:
-        """The pool for reading samples.
+        """Give the pool for reading samples, with as many readers as are worth their start.
 
-        Args:
-            requests: What is to be read.
-            nbytes: How much that is, as it is asked for.
-            stored_nbytes: How much that is in the files; more where they are reduced while they are read.
-            slot_nbytes: Size of the largest batch.
+        `nbytes` is how much is asked for, `stored_nbytes` how much that is in the files: more where they are
+        reduced while they are read. `slot_nbytes` is the size of the largest batch.
         """
-        self.pool.resize(self.pool.num_workers, slot_nbytes=slot_nbytes)
+        pool = self.pool
+        pool.resize(pool.num_workers, slot_nbytes=slot_nbytes)
         if self.is_auto and requests and not self._is_rate_known:
-            self._choose_for(requests, nbytes, stored_nbytes)
+            most_nbytes = max(nbytes, stored_nbytes)
+            if most_nbytes <= TINY_NBYTES:
+                why = f"{format_nbytes(most_nbytes)} are read sooner than another one starts"
+                self.choice = Choice(pool.num_workers, why)
+            else:
+                most = min(num_cores(), MAX_AUTO, len(requests))
+                self._fit()
+                rate = self._rate(requests[0], nbytes)
+                self._is_rate_known = True
+                self.choice = Choice(most, "the first batch can't be read")
+                if rate is not None:
+                    self.choice = Choice(*chosen(nbytes, rate=rate, most=most))
+                pool.resize(self.choice.num_workers, slot_nbytes=pool.slot_nbytes)
+                if rate is not None and not self.is_tuned:  # else the trials note both choices
+                    self._note(self.choice.sentence())
         self._fit()
-        return self.pool
+        return pool
 
     def describe(
-        self, path: Path, task: Task, selection: Selection | None = None, *, follow: Path | None = None
+        self, path: Path, task: Task, selection: Selection = EVERYTHING, *, follow: Path | None = None
     ) -> SourceInfo:
         """Say what a file holds, as `open_source`; raises as `ReaderPool.ask`."""
-        info: SourceInfo = self.pool.ask(describe_request(path, task, selection or Selection(), follow))
+        info: SourceInfo = self.pool.ask(describe_request(path, task, selection, follow))
         return info
 
     def read(
@@ -138,41 +149,34 @@ class Readers:
                 arrays[name][batch.samples] = values
         return arrays
 
-    def _choose_for(self, requests: Sequence[ReadRequest], nbytes: int, stored_nbytes: int) -> None:
-        if max(nbytes, stored_nbytes) <= TINY_NBYTES:
-            why = f"{format_nbytes(max(nbytes, stored_nbytes))} are read sooner than another one starts"
-            self.choice = Choice(self.pool.num_workers, why)
-            return
-        most = min(num_cores(), MAX_AUTO, len(requests))
-        self._fit()
-        rate = _rate(self.pool, requests[0], nbytes)
-        self._is_rate_known = True
-        if rate is None:
-            self._choose(most, "the first batch can't be read")
-            return
-        self._choose(*chosen(nbytes, rate=rate, most=most))
-        if not self.is_tuned:  # else the trials note both choices
-            self._note(self.choice.sentence())
+    def _rate(self, request: ReadRequest, nbytes: int) -> float | None:
+        """Measure bytes per second of one reader, the file open and its first batch in memory, or nearly so.
 
-    def _choose(self, num_workers: int, why: str) -> None:
-        self.choice = Choice(num_workers, why)
-        self.pool.resize(num_workers, slot_nbytes=self.pool.slot_nbytes, num_slots=USUAL_SLOTS)
+        The first reading opens the file, fills memory, and may have to wait for another reader; it is enough
+        where even then one reads `nbytes` sooner than another would be worth its start.
+        """
+        for _ in range(2):
+            started = time.perf_counter()
+            (item,) = self.pool.read([request])
+            if isinstance(item, Skipped):
+                return None
+            rate = sum(array.nbytes for array in item.arrays.values()) / (time.perf_counter() - started)
+            if nbytes < 2 * START_S * rate:
+                break
+        return rate
 
     def _fit(self) -> None:
         """Have fewer readers, and then slots, than chosen if memory or descriptors don't suffice."""
-        if len(self.pool.status().readers) >= self.pool.num_workers:
+        limit, slot_nbytes = self.pool.num_workers, self.pool.slot_nbytes
+        if len(self.pool.status().readers) >= limit:
             return  # all of them run already
-        wanted, slot_nbytes = self.pool.num_workers, self.pool.slot_nbytes
-        num_workers, num_slots = fitting(
-            wanted, slot_nbytes=slot_nbytes, memory=available_bytes(), descriptors=free_descriptors()
-        )
-        if (num_workers, num_slots) == (wanted, USUAL_SLOTS):
-            return
-        self._note(
-            f"{num_workers} of {wanted} readers with {num_slots} slots: memory or descriptors are scarce"
-        )
-        self.choice = dataclasses.replace(self.choice, num_workers=num_workers)
-        self.pool.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
+        room = {"memory": available_bytes(), "descriptors": free_descriptors()}
+        num_workers, num_slots = fitting(limit, slot_nbytes=slot_nbytes, **room)
+        if (num_workers, num_slots) != (limit, USUAL_SLOTS):
+            readers = f"{num_workers} of {limit} readers with {num_slots} slots"
+            self._note(f"{readers}: memory or descriptors are scarce")
+            self.choice = Choice(num_workers, self.choice.why)
+            self.pool.resize(num_workers, slot_nbytes=slot_nbytes, num_slots=num_slots)
 
     def __enter__(self) -> Self:
         return self
@@ -181,27 +185,9 @@ class Readers:
         self.pool.close()
 
 
-def chosen(nbytes: int, *, rate: float, most: int) -> tuple[int, str]:
-    """How many readers are worth their start, and why.
-
-    Args:
-        nbytes: What is to be read.
-        rate: Bytes per second that one reader was measured to give.
-        most: How many there may be.
-    """
-    shown = f"{format_nbytes(nbytes)} at {format_nbytes(int(rate))}/s by one reader"
-    if rate >= FAST_BYTES_PER_S:
-        return 1, f"{shown}, faster than commits"
-    # Another reader has to save more time than its start takes.
-    worth = max(1, math.floor(nbytes / rate / START_S))
-    if worth < most:
-        return worth, f"{shown}: another would take longer to start than it saves"
-    return most, f"{shown}, at most {most}"
-
-
 @contextlib.contextmanager
 def given_or_own(readers: Readers | None, config: ReadingConfig | None = None) -> Iterator[Readers]:
-    """Readers that a caller gave, or new ones for the duration of a block."""
+    """Give the readers of a caller, or new ones for the duration of a block."""
     if readers:
         yield readers
     else:
@@ -209,12 +195,27 @@ def given_or_own(readers: Readers | None, config: ReadingConfig | None = None) -
             yield own
 
 
-def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> tuple[int, int]:
-    """As many readers as there is room for, at most `wanted`, and their number of slots.
+def chosen(nbytes: int, *, rate: float, most: int) -> tuple[int, str]:
+    """Say how many readers are worth their start, and why.
+
+    `rate` is what one reader was measured to give, in bytes per second, `most` how many there may be.
+    """
+    by_one = f"{format_nbytes(nbytes)} at {format_nbytes(int(rate))}/s by one reader"
+    if rate >= FAST_BYTES_PER_S:
+        return 1, f"{by_one}, faster than commits"
+    # Another reader has to save more time than its start takes.
+    worth = max(1, math.floor(nbytes / rate / START_S))
+    if worth < most:
+        return worth, f"{by_one}: another would take longer to start than it saves"
+    return most, f"{by_one}, at most {most}"
+
+
+def fitting(limit: int, *, slot_nbytes: int, memory: int, descriptors: int) -> tuple[int, int]:
+    """Say for how many readers there is room, at most `limit`, and their number of slots.
 
     Reading takes memory beside the slots: what a reader is, and a block of the file.
     """
-    num_workers = min(wanted, (descriptors - _SPARE_DESCRIPTORS) // _READER_DESCRIPTORS)
+    num_workers = min(limit, (descriptors - _SPARE_DESCRIPTORS) // _READER_DESCRIPTORS)
     if num_workers < 1:
         raise StoreError(
             "too few file descriptors for a reader",
@@ -224,31 +225,14 @@ def fitting(wanted: int, *, slot_nbytes: int, memory: int, descriptors: int) -> 
             hint="raise `ulimit -n`",
         )
     for num_slots in range(USUAL_SLOTS, 0, -1):
-        each = _READER_NBYTES + BLOCK_BYTES + num_slots * slot_nbytes
-        possible = min(num_workers, memory // each)
+        reader_nbytes = _READER_NBYTES + BLOCK_BYTES + num_slots * slot_nbytes
+        possible = min(num_workers, memory // reader_nbytes)
         if possible >= 1:
             return possible, num_slots
     raise StoreError(
         "too little memory for a reader",
         kind="no_memory",
-        expected=f"{each:,} bytes, with one slot of {slot_nbytes:,}",
+        expected=f"{reader_nbytes:,} bytes, with one slot of {slot_nbytes:,}",
         found=f"{memory:,} free",
         hint="free some, or raise the limit of the container",
     )
-
-
-def _rate(pool: ReaderPool, request: ReadRequest, nbytes: int) -> float | None:
-    """Bytes per second that one reader gives, the file open and its first batch in memory, or nearly so many.
-
-    The first reading opens the file, fills memory, and may have to wait for another reader; it is enough
-    where even then one reads `nbytes` sooner than another would be worth its start.
-    """
-    for _ in range(2):
-        started = time.perf_counter()
-        (item,) = pool.read([request])
-        if isinstance(item, Skipped):
-            return None
-        rate = sum(array.nbytes for array in item.arrays.values()) / (time.perf_counter() - started)
-        if nbytes < 2 * START_S * rate:
-            break
-    return rate

@@ -27,19 +27,12 @@ _MAX_BATCH_BYTES = 4 * BATCH_BYTES  # each reader has two of them in memory
 
 @dataclass
 class Tuning:
-    """What was chosen, and why.
+    """What was chosen, and why."""
 
-    Attributes:
-        num_workers: Reader processes.
-        batch_size: Samples read, encoded and committed at a time.
-        why: The reason, for people.
-        trials: What was tried: batch size, samples that were committed, how fast.
-    """
-
-    num_workers: int
-    batch_size: int
-    why: str = ""
-    trials: list[dict[str, Any]] = field(default_factory=list)
+    num_workers: int  # reader processes
+    batch_size: int  # samples read, encoded and committed at a time
+    why: str = ""  # for people
+    trials: list[dict[str, Any]] = field(default_factory=list)  # batch size, committed samples, how fast
 
     def sentence(self) -> str:
         """Say what was chosen automatically, for people."""
@@ -62,52 +55,48 @@ def tune(
     note: Callable[[str], None],
     is_alone: bool = True,
 ) -> Tuning:
-    """Commit some of the missing samples while trying batch sizes, and choose one for the rest."""
+    """Commit some of the missing samples while trying batch sizes, and choose one for the others."""
     plan, trials = filling.plan, list[dict[str, Any]]()
     size = default = batch_size_of(plan)
+
+    def attempt(size: int, samples: Samples) -> float | None:
+        """Build for a while; return samples per second, None where memory may suffice for fewer."""
+        started, rate = time.perf_counter(), None
+        filling.progress.clear()
+        filling.batch_size = size
+        try:
+            filling.fill(filling.missing(samples), for_s=TRIAL_S)
+            rate = max(1e-9, rate_of(filling.progress, time.perf_counter() - started))
+        except Exception as error:
+            is_of_memory = isinstance(error, MemoryError) or getattr(error, "kind", "") == "no_memory"
+            if size <= plan.group_size or not (is_of_memory or "OutOfMemory" in type(error).__name__):
+                raise
+        clock.add("probe", time.perf_counter() - started)
+        num_samples, per_s = sum(num for _, num in filling.progress), rate and round(rate, 3)
+        trials.append({"batch_size": size, "num_samples": num_samples, "samples_per_s": per_s})
+        return rate
+
     if not is_alone:
         why = "other processes of this machine build too, so times say little"
     elif len(samples) < MIN_BATCHES * default:
         why = f"{len(samples)} samples are too few to try others on"
     else:
         most = min(MAX_SAMPLES, _MAX_BATCH_BYTES // max(1, plan.source_sample_nbytes))
-        while (rate := _try(filling, size, samples, clock, trials)) is None:  # out of memory
+        while (rate := attempt(size, samples)) is None:  # out of memory
             size = max(plan.group_size, size // 2)
-        rest_s = len(left := filling.left_of(samples)) / rate
-        is_short = rest_s < LONG * TRIAL_S
-        while not is_short and 2 * size <= most and len(left) >= 2 * MIN_BATCHES * size:
-            twice = _try(filling, 2 * size, left, clock, trials)
-            if twice is None or twice <= BETTER * rate:
-                break
-            size, rate, left = 2 * size, twice, filling.left_of(samples)
-        why = f"{rate:,.0f} samples/s, the best of {len(trials)} tries"
-        if is_short:
-            why = f"the rest takes some {rest_s:.0f} s, too little to try others"
+        rest_s = len(rest := filling.missing(samples)) / rate
+        why = f"the rest takes some {rest_s:.0f} s, too little to try others"
+        if rest_s >= LONG * TRIAL_S:
+            while 2 * size <= most and len(rest) >= 2 * MIN_BATCHES * size:
+                twice = attempt(2 * size, rest)
+                if twice is None or twice <= BETTER * rate:
+                    break
+                size, rate, rest = 2 * size, twice, filling.missing(samples)
+            why = f"{rate:,.0f} samples/s, the best of {len(trials)} tries"
     filling.batch_size = size
     tuning = Tuning(readers.pool.num_workers, size, why, trials)
     note(tuning.sentence())
     return tuning
-
-
-def _try(
-    filling: Filling, size: int, samples: Samples, clock: Stopwatch, trials: list[dict[str, Any]]
-) -> float | None:
-    """Build for a while; return samples per second, or None where memory didn't suffice and may for fewer."""
-    started = time.perf_counter()
-    filling.progress.clear()
-    filling.batch_size = size
-    try:
-        filling.fill(filling.left_of(samples), for_s=TRIAL_S)
-        rate = max(1e-9, rate_of(filling.progress, time.perf_counter() - started))
-    except Exception as error:
-        is_of_memory = isinstance(error, MemoryError) or getattr(error, "kind", "") == "no_memory"
-        if size <= filling.plan.group_size or not (is_of_memory or "OutOfMemory" in type(error).__name__):
-            raise
-        rate = None
-    clock.add("probe", time.perf_counter() - started)
-    num_samples = sum(num for _, num in filling.progress)
-    trials.append({"batch_size": size, "num_samples": num_samples, "samples_per_s": rate and round(rate, 3)})
-    return rate
 
 
 def rate_of(progress: Sequence[tuple[float, int]], seconds: float) -> float:

@@ -47,18 +47,13 @@ ChunkAt = Callable[[int], Chunk]
 
 @dataclass(frozen=True, eq=False)
 class Intact:
-    """What verifies.
+    """What verifies."""
 
-    Attributes:
-        samples: Which samples, bool, shape (N,), by array with a sample axis and with elements.
-        constants: Names of the constants.
-        empty: Names of the arrays with a sample axis and without elements.
-        suspect: Names of arrays whose chunks verify, though the checksum of the whole entry doesn't.
-    """
-
+    # Which samples, bool, shape (N,), by array with a sample axis and with elements
     samples: Mapping[str, npt.NDArray[np.bool_]]
-    constants: tuple[str, ...]
-    empty: tuple[str, ...]
+    constants: tuple[str, ...]  # names of the constants
+    empty: tuple[str, ...]  # names of the arrays with a sample axis and without elements
+    # Names of arrays whose chunks verify, though the checksum of the whole entry doesn't
     suspect: tuple[str, ...] = ()
 
     @property

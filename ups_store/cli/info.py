@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import indent
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ups_store.check.info import ArrayInfo, BuildInfo, PackedInfo, StoreInfo
+from ups_store.check.info import StoreInfo
 from ups_store.check.preview import sample_text
-from ups_store.check.statistics import ArrayStatistics
 from ups_store.command_line import reading_urls
 from ups_store.console import (
     AsJson,
@@ -170,10 +169,24 @@ def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableT
     where = f", for it lies on {info.network}" if info.network and info.reads != "remote" else ""
     yield f"reads: {info.reads}{where}"
     yield ""
-    yield _arrays(info)
+    table = _table("array", "shape", "dtype", "dims", "per sample", "slot", right=("per sample", "slot"))
+    for name, array in {**info.arrays, **info.constants}.items():
+        per_sample = format_nbytes(array.sample_nbytes)
+        per_sample = f"constant, {per_sample}" if name in info.constants else per_sample
+        slot = format_nbytes(array.slot_nbytes) if array.slot_nbytes else "-"
+        shape = str(array.shape).replace("None", "*")
+        table.add_row(name, shape, array.dtype, one_line(" ".join(array.dims)), per_sample, slot)
+    yield table
     if info.statistics is not None:
         yield ""
-        yield _statistics(info.statistics)
+        numbers = ("min", "max", "mean", "NaN", "Inf")
+        table = _table("array", *numbers, right=numbers)
+        for name, values in info.statistics.items():
+            moments = (values.minimum, values.maximum, values.mean)
+            cells = ("-" if value is None else f"{value:.6g}" for value in moments)
+            counts = (Text(f"{n:,}", style="bold red" if n else "") for n in (values.num_nan, values.num_inf))
+            table.add_row(name, *cells, *counts)
+        yield table
     attrs = {name: array.attrs for name, array in info.arrays.items() if array.attrs} if verbose else {}
     for heading, document in (
         ("attributes", info.attrs),
@@ -184,67 +197,47 @@ def one_store(info: StoreInfo, *, verbose: bool = False) -> Iterator[RenderableT
         if document:
             yield ""
             yield Text(heading, style="bold")
-            yield indent(_pretty(document), "  ")
+            for key, value in document.items():  # nested values as JSON
+                text = one_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                if len(text) > 100:
+                    text = json.dumps(value, ensure_ascii=False, indent=2)
+                yield indent(f"{one_line(key)}: {text}", "  ")
 
 
 def several_stores(infos: Sequence[StoreInfo]) -> Table:
     """Make a table with a line for each store."""
     table = _table("store", "samples", "size", "arrays", "config hash", "state", right=("samples", "size"))
     for info in infos:
-        arrays = ", ".join(f"{name} {_shape(array.shape[1:])}" for name, array in info.arrays.items())
+        arrays = []
+        for name, array in info.arrays.items():
+            shape = "×".join("*" if num is None else str(num) for num in array.shape[1:]) or "scalar"
+            arrays.append(f"{name} {shape}")
         size, config_hash = format_nbytes(info.nbytes), info.config_hash[:_SHORT_HASH]
         path, num_samples = one_line(str(info.path)), f"{info.num_samples:,}"
-        table.add_row(path, num_samples, size, arrays, config_hash, _state(info))
+        table.add_row(path, num_samples, size, ", ".join(arrays), config_hash, _state(info))
     return table
 
 
 def _state(info: StoreInfo) -> str:
     age = format_age(time.time() - info.modified_s)
-    if info.build is None:
-        packed = _packing(info.packed) if info.packed else ""
-        noun = "partition" if partition_of(info.partitions[0] if info.partitions else "") else "store"
-        partitions = f"{counted(len(info.partitions), noun)} · " if info.partitions else ""
-        return f"{partitions}{packed}written {age} · {info.resident_share:.0%} in RAM"
-    return f"{_build(info.build, info.num_samples)} · last written {age}"
-
-
-def _packing(packed: PackedInfo) -> str:
-    nbytes = format_nbytes(packed.mapped_nbytes)
-    level = "" if packed.level is None else f", level {packed.level}"
-    return f"packed by {packed.codec}{level}, {nbytes} unpacked · "
-
-
-def _build(build: BuildInfo, num_samples: int) -> str:
-    which = f"{build.num_committed:,} of {num_samples:,} samples" if build.is_counted else ""
-    which = which or f"{counted(build.num_committed, 'sample')} of an unknown number"
-    text = f"unfinished: {which} committed"
-    text += f", {build.durability}" if build.durability else ", only its renaming is left"
-    if build.is_running:
-        return f"{text} · being built by {one_line(build.owner or 'an unknown process')}"
-    return f"{text} · no process builds it" + (f" (last {one_line(build.owner)})" if build.owner else "")
-
-
-def _arrays(info: StoreInfo) -> Table:
-    table = _table("array", "shape", "dtype", "dims", "per sample", "slot", right=("per sample", "slot"))
-    for name, array in info.arrays.items():
-        slot = format_nbytes(array.slot_nbytes) if array.slot_nbytes else "-"
-        table.add_row(name, *_cells(array), format_nbytes(array.sample_nbytes), slot)
-    for name, array in info.constants.items():
-        table.add_row(name, *_cells(array), f"constant, {format_nbytes(array.sample_nbytes)}", "-")
-    return table
-
-
-def _cells(array: ArrayInfo) -> tuple[str, str, str]:
-    return str(array.shape).replace("None", "*"), array.dtype, one_line(" ".join(array.dims))
-
-
-def _statistics(statistics: Mapping[str, ArrayStatistics]) -> Table:
-    table = _table("array", "min", "max", "mean", "NaN", "Inf", right=("min", "max", "mean", "NaN", "Inf"))
-    for name, values in statistics.items():
-        numbers = (_number(value) for value in (values.minimum, values.maximum, values.mean))
-        counts = (Text(f"{n:,}", style="bold red" if n else "") for n in (values.num_nan, values.num_inf))
-        table.add_row(name, *numbers, *counts)
-    return table
+    if (build := info.build) is not None:
+        which = f"{counted(build.num_committed, 'sample')} of an unknown number"
+        which = f"{build.num_committed:,} of {info.num_samples:,} samples" if build.is_counted else which
+        kept = f", {build.durability}" if build.durability else ", only its renaming is left"
+        by = f"being built by {one_line(build.owner or 'an unknown process')}"
+        if not build.is_running:
+            by = "no process builds it" + (f" (last {one_line(build.owner)})" if build.owner else "")
+        return f"unfinished: {which} committed{kept} · {by} · last written {age}"
+    facts = []
+    if info.partitions:
+        facts.append(
+            counted(len(info.partitions), "partition" if partition_of(info.partitions[0]) else "store")
+        )
+    if info.packed:
+        level = "" if info.packed.level is None else f", level {info.packed.level}"
+        unpacked = f"{format_nbytes(info.packed.mapped_nbytes)} unpacked"
+        facts.append(f"packed by {info.packed.codec}{level}, {unpacked}")
+    return " · ".join([*facts, f"written {age}", f"{info.resident_share:.0%} in RAM"])
 
 
 def _table(*headings: str, right: Iterable[str] = ()) -> Table:
@@ -252,22 +245,3 @@ def _table(*headings: str, right: Iterable[str] = ()) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
-
-
-def _shape(shape: tuple[int | None, ...]) -> str:
-    return "×".join("*" if num is None else str(num) for num in shape) if shape else "scalar"
-
-
-def _pretty(document: Mapping[str, Any]) -> str:
-    """Write a line for each key; nested values as JSON."""
-    lines = []
-    for key, value in document.items():
-        text = one_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if len(text) > 100:
-            text = json.dumps(value, ensure_ascii=False, indent=2)
-        lines.append(f"{one_line(key)}: {text}")
-    return "\n".join(lines)

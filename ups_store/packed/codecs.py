@@ -32,17 +32,11 @@ _SHUFFLED, _BITS_SHUFFLED = 0b1, 0b100  # of the flags
 
 @dataclass(frozen=True)
 class Packing:
-    """How a store is packed.
+    """How a store is packed."""
 
-    Attributes:
-        codec: "blosc" or "pcodec".
-        level: Effort, within `LEVELS[codec]`.
-        fingerprint: `Store.fingerprint` of the mapped form: what unpacking must give.
-    """
-
-    codec: str
-    level: int
-    fingerprint: str
+    codec: str  # "blosc" or "pcodec"
+    level: int  # effort, within `LEVELS[codec]`
+    fingerprint: str  # `Store.fingerprint` of the mapped form: what unpacking must give
 
     @classmethod
     def of(cls, codec: str, level: int | None, fingerprint: str) -> Packing:

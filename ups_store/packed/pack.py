@@ -39,7 +39,8 @@ from ups_store.system.files import (
 from ups_store.system.memory import num_cores
 from ups_store.system.parallel import in_order
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.write.create import create, identity_of
+from ups_store.write.create import create
+from ups_store.write.plan import identity_of
 from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
@@ -47,17 +48,11 @@ BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
 
 @dataclass(frozen=True)
 class PackReport:
-    """What packing did.
+    """What packing did."""
 
-    Attributes:
-        path: The packed file.
-        nbytes: Its length.
-        mapped_nbytes: Length of the mapped file.
-    """
-
-    path: Path
-    nbytes: int
-    mapped_nbytes: int
+    path: Path  # the packed file
+    nbytes: int  # its length
+    mapped_nbytes: int  # length of the mapped file
 
 
 def pack(

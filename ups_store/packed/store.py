@@ -58,17 +58,11 @@ PRELOAD_BYTES = 64 << 20  # between two calls of `progress`
 
 @dataclass(frozen=True)
 class PackedArray:
-    """One array of a packed store.
+    """One array of a packed store."""
 
-    Attributes:
-        layout: Where it lies in the mapped form.
-        entry: Its data entry here; None for an array without elements.
-        codec: How its chunks are packed.
-    """
-
-    layout: ArrayLayout
-    entry: Entry | None
-    codec: ChunkCodec
+    layout: ArrayLayout  # where it lies in the mapped form
+    entry: Entry | None  # its data entry here; None for an array without elements
+    codec: ChunkCodec  # how its chunks are packed
 
     @cached_property
     def num_chunks(self) -> int:
@@ -83,21 +77,13 @@ class PackedArray:
 
 @dataclass(frozen=True)
 class PackedCatalog(Catalog):
-    """What a packed file holds and where; its `layout` is the geometry of the mapped form.
-
-    Attributes:
-        packing: How it is packed.
-        arrays: By name, sorted.
-        metadata: Entries of the `zarr.json` documents, root first.
-        directory_offset: First byte of the central directory.
-        nbytes: Length of the file.
-    """
+    """What a packed file holds and where; its `layout` is the geometry of the mapped form."""
 
     packing: Packing
-    arrays: dict[str, PackedArray]
-    metadata: tuple[Entry, ...]
-    directory_offset: int
-    nbytes: int
+    arrays: dict[str, PackedArray]  # by name, sorted
+    metadata: tuple[Entry, ...]  # entries of the `zarr.json` documents, root first
+    directory_offset: int  # first byte of the central directory
+    nbytes: int  # length of the file
 
 
 def mapped_root(root: RootMeta) -> RootMeta:

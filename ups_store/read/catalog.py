@@ -63,32 +63,21 @@ ParseArray: TypeAlias = Callable[[str, bytes], ArrayMeta]
 
 @dataclass(frozen=True)
 class Catalog:
-    """What a store holds and where.
-
-    Attributes:
-        root: The root group's metadata.
-        layout: Geometry, checked against the file.
-        crcs: CRC-32 of every entry in file order; of the metadata entries only while it is being built.
-    """
+    """What a store holds and where."""
 
     root: RootMeta
-    layout: Layout
+    layout: Layout  # geometry, checked against the file
+    # CRC-32 of every entry in file order; of the metadata entries only while it is being built
     crcs: tuple[int, ...]
 
 
 @dataclass
 class Documents:
-    """The `zarr.json` documents of a file's arrays.
+    """The `zarr.json` documents of a file's arrays."""
 
-    Attributes:
-        metas: Every array with the bytes of its document, sorted by name.
-        entries: Entries of all documents, the root's first.
-        crcs: CRC-32 of the data of each entry.
-    """
-
-    metas: list[tuple[ArrayMeta, int]]
-    entries: list[Entry]
-    crcs: list[int]
+    metas: list[tuple[ArrayMeta, int]]  # every array with the bytes of its document, sorted by name
+    entries: list[Entry]  # entries of all documents, the root's first
+    crcs: list[int]  # CRC-32 of the data of each entry
 
 
 def fingerprint_of(catalog: Catalog) -> str:
@@ -305,18 +294,12 @@ class Directory:
 
     They only claim: sizes and checksums are taken from them where the metadata says that a record must lie,
     and in the end all their bytes are compared with those that the computed geometry gives.
-
-    Attributes:
-        end: The end records.
-        raw: Bytes of the directory.
-        path: For messages.
-        position: Where the next record begins in `raw`.
     """
 
     end: EndRecords
-    raw: bytes
-    path: Path
-    position: int = 0
+    raw: bytes  # bytes of the directory
+    path: Path  # for messages
+    position: int = 0  # where the next record begins in `raw`
 
     def next_claim(self, name: str, offset: int) -> tuple[Entry, int]:
         """The next entry, which must bear this name and be at this offset, and the CRC-32 of its data."""

@@ -40,20 +40,13 @@ Wholes: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 class Wanted(NamedTuple):
-    """A chunk that a batch needs.
-
-    Attributes:
-        chunk: The chunk.
-        shape: Shape of its values, and `dtype` theirs.
-        target: Memory that they go to, C-contiguous; None for new memory.
-        use: What is done with them then, if anything.
-    """
+    """A chunk that a batch needs."""
 
     chunk: Chunk
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of its values, and `dtype` theirs
     dtype: np.dtype[Any]
-    target: npt.NDArray[Any] | None = None
-    use: Callable[[npt.NDArray[Any]], None] | None = None
+    target: npt.NDArray[Any] | None = None  # memory that they go to, C-contiguous; None for new memory
+    use: Callable[[npt.NDArray[Any]], None] | None = None  # what is done with them then, if anything
 
     def take(self, fill: Callable[[npt.NDArray[Any]], object]) -> None:
         """Have the payload, which was checked or is about to be, written to its memory, and use it."""
@@ -151,9 +144,9 @@ class ChunkedStore(AnyStore):
 
         wanted: list[Wanted] = []
         for sample in sorted(rows):
-            kept = None if window is None else SHARED.get((self._key, name, sample))
-            if kept is not None:
-                copy(kept, sample)
+            cached = None if window is None else SHARED.get((self._key, name, sample))
+            if cached is not None:
+                copy(cached, sample)
                 continue
             target, use = (out[rows[sample][0], ...], repeat) if is_direct else (None, keep)
             is_used = not is_direct or len(rows[sample]) > 1

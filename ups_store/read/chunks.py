@@ -25,21 +25,13 @@ _BLOCK_BYTES = 4 << 20  # of a large payload at a time
 
 
 class Chunk(NamedTuple):
-    """A chunk of a store; one is made for every sample that is read, so it isn't a data class.
+    """A chunk of a store; one is made for every sample that is read, so it isn't a data class."""
 
-    Attributes:
-        array: Name of its array.
-        sample: Its sample; None for a whole array.
-        first: First byte in the file.
-        nbytes: Bytes of its payload.
-        crc: CRC-32C of the payload; None where it lies behind the payload.
-    """
-
-    array: str
-    sample: int | None
-    first: int
-    nbytes: int
-    crc: int | None = None
+    array: str  # name of its array
+    sample: int | None  # its sample; None for a whole array
+    first: int  # first byte in the file
+    nbytes: int  # bytes of its payload
+    crc: int | None = None  # CRC-32C of the payload; None where it lies behind the payload
 
     @property
     def end(self) -> int:

@@ -51,19 +51,12 @@ def names_of(names: Sequence[str] | bytes) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """A window over time.
+    """A window over time."""
 
-    Attributes:
-        axis: The time axis, counted without the sample axis.
-        start: First time step per sample, shape (B,), int64.
-        length: Number of time steps.
-        stride: Time steps from one to the next; 1 where there is no next.
-    """
-
-    axis: int
-    start: Samples
-    length: int
-    stride: int
+    axis: int  # the time axis, counted without the sample axis
+    start: Samples  # first time step per sample, shape (B,), int64
+    length: int  # number of time steps
+    stride: int  # time steps from one to the next; 1 where there is no next
 
     def of(self, rows: slice) -> TimeWindow:
         """The window for some of the samples."""
@@ -155,21 +148,13 @@ def batch_shape(meta: ArrayMeta, num: int, window: TimeWindow | None) -> tuple[i
 
 @dataclass(frozen=True)
 class Pattern:
-    """The runs that every sample, or every window of one length and stride, consists of.
+    """The runs that every sample, or every window of one length and stride, consists of."""
 
-    Attributes:
-        shape: Shape of a sample, or window.
-        num_starts: Time steps at which a window may begin; 1 for whole samples.
-        step_nbytes: From one time step to the next; 0 for whole samples.
-        within: First byte of each run, counted from the first one's, int64, shape (k,).
-        run_nbytes: Bytes of each.
-    """
-
-    shape: tuple[int, ...]
-    num_starts: int
-    step_nbytes: int
-    within: npt.NDArray[np.int64]
-    run_nbytes: int
+    shape: tuple[int, ...]  # shape of a sample, or window
+    num_starts: int  # time steps at which a window may begin; 1 for whole samples
+    step_nbytes: int  # from one time step to the next; 0 for whole samples
+    within: npt.NDArray[np.int64]  # first byte of each run, counted from the first one's, int64, shape (k,)
+    run_nbytes: int  # bytes of each
 
 
 def window_pattern(meta: ArrayMeta, length: int, stride: int) -> Pattern:
@@ -458,17 +443,3 @@ def _neighbours(firsts: npt.NDArray[np.int64], nbytes: int) -> list[slice]:
     is_next = is_far | (np.diff(since // _READ_BYTES) != 0)
     edges = [0, *(np.flatnonzero(is_next) + 1).tolist(), len(firsts)]
     return [slice(first, end) for first, end in itertools.pairwise(edges)]
-
-
-def _read_block(
-    fd: int, runs: Runs, dtype: np.dtype[Any], rows: npt.NDArray[Any], numbers: Samples, path: Path
-) -> None:
-    """Read sorted runs by one call into the rows of these numbers."""
-    first, end = int(runs.firsts[0]), int(runs.firsts[-1]) + runs.nbytes
-    if len(numbers) == 1 and rows.dtype == dtype:
-        read_rows(fd, first, rows[numbers[0]], path=path)
-        return
-    block = page_aligned(end - first)
-    read_rows(fd, first, block, path=path)
-    picked = items_of(block, runs.nbytes)[runs.firsts - first]
-    rows[numbers] = picked.view(dtype).reshape(len(numbers), -1)

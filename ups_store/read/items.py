@@ -30,23 +30,17 @@ from ups_store.read.several import parts_of
 from ups_store.read.windows import NUM_STEPS, TIMES, Trajectories, Window, check_time_axis
 
 Array = npt.NDArray[Any]
-
 StoreLike: TypeAlias = AnyStore | str | os.PathLike[str]
-
 Where = tuple[str | None, Sequence[int]]  # path of a store, and numbers of its samples
-
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 TAKEN_KEYS = frozenset({"index", "task", "valid"})
-
 TAKEN_WINDOW_KEYS = TAKEN_KEYS | {"z0", "z1", "params", "t", "dt"}
-
 SCRATCH_BYTES = 1 << 20  # of rows before conversion: stays in the second-level cache
-
 SMALL_BYTES = 64 << 10  # below, malloc reuses memory itself, and an `index` that is kept keeps nothing else
 
 
-class Described:
+class ShowsFacts:
     """Shows what is known of it: in one line, and in notebooks as a table."""
 
     def _facts(self) -> dict[str, object]:
@@ -65,7 +59,7 @@ class Described:
         return one_line(f"<table><caption>{name}</caption>{''.join(rows)}</table>")
 
 
-class Sources(Described):
+class NumberedSources(ShowsFacts):
     """Several stores whose items are numbered through.
 
     Attributes:
@@ -130,7 +124,7 @@ class Sources(Described):
         return self.sources[number].where(mine, epoch=epoch)
 
 
-class StoreItems(Sources):
+class StoreItems(NumberedSources):
     """The items of one or several stores, one after the other, in batches of NumPy arrays."""
 
     transform: Callable[[Any], Any] | None = None
@@ -249,26 +243,16 @@ class StoreItems(Sources):
 
 @dataclass(frozen=True)
 class Field:
-    """One array of a batch.
+    """One array of a batch."""
 
-    Attributes:
-        key: Its name in the batch, or in the batch's `params`.
-        name: Its array in the store, of dtype `stored`.
-        rows: Shape of one copied sample, time steps of a window included.
-        shape: Shape of one sample in the batch.
-        dtype: Dtype in the batch.
-        is_param: Whether it lies in `params`.
-        steps: Its time steps counted from the window's start; None where it has no time.
-    """
-
-    key: str
-    name: str
-    stored: np.dtype[Any]
-    rows: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    is_param: bool = False
-    steps: range | None = None
+    key: str  # its name in the batch, or in the batch's `params`
+    name: str  # its array in the store
+    stored: np.dtype[Any]  # of that
+    rows: tuple[int, ...]  # shape of one copied sample, time steps of a window included
+    shape: tuple[int, ...]  # of one sample in the batch
+    dtype: np.dtype[Any]  # in the batch
+    is_param: bool = False  # whether it lies in `params`
+    steps: range | None = None  # its time steps counted from the window's start; None where it has no time
 
     def put(self, values: dict[str, Any], array: Array) -> None:
         """Add its array to a batch."""

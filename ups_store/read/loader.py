@@ -23,30 +23,22 @@ import numpy.typing as npt
 
 from ups_store.errors import BatchTimeoutError, SpecError
 from ups_store.format.ragged import LENGTHS
-from ups_store.read.items import BufferPool, Described, StoreItems, StoreLike, Where, split
+from ups_store.read.items import BufferPool, ShowsFacts, StoreItems, StoreLike, Where, split
 from ups_store.read.order import Order, Shuffle, Step, expect
 from ups_store.read.prefetch import OnWait, Prefetch, check_timeout, deadline, late
 from ups_store.read.ranks import RankedOrder, Ranks, is_number
 from ups_store.read.windows import Window
 
 NUM_WORKERS, PREFETCH_FACTOR = 2, 2  # the latter as of torch's DataLoader
-
 WAIT_SHARE = 0.05  # a loop that waits less than this is not held up by its data
-
 FAULTS_PER_S = 100.0  # major page faults, each a read from the disk
-
 HAND_OVER_S = 1e-3  # of work at a time: handing it from thread to thread takes up to a tenth of that
-
 GROUP_BYTES = 4 << 20  # that a batch keeps in memory at most, as batches of a group share it
-
 CALLER_S = 2e-4  # a batch that takes less is made by the loop's thread: about what a hand-over costs both
-
 CALLER_BYTES = 128 << 10  # of a group that it makes; above, the copy takes the time, which threads share
-
 _THREAD_USAGE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 Collate = Callable[[Sequence[Any]], Any]
-
 BatchTransform = Callable[[Any, Step], Any]
 
 
@@ -204,7 +196,7 @@ class EpochReport:
         )
 
 
-class Loader(Described):
+class Loader(ShowsFacts):
     """Batches of a dataset; `for batch in loader` is one epoch.
 
     Every iteration is the next epoch, also after one that was abandoned; after `load_state_dict` it is the

@@ -28,11 +28,9 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 OnWait = Callable[[], None]
-
 Outcome = tuple[Any, BaseException | None]  # a result, or the error in its place
 
 POLL_S = 0.2  # between two calls of `on_wait`
-
 _SHOWN = 4  # samples in a message
 
 

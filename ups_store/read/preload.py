@@ -34,21 +34,15 @@ from ups_store.system.files import Progress
 from ups_store.system.memory import available_bytes
 
 Mode: TypeAlias = Literal["auto", "page-cache", "copy", "device"]
-
 Outcome: TypeAlias = Literal["page-cache", "copy", "device", "mapped", "mixed"]
-
 ReadCatalog: TypeAlias = Callable[[int, Path], Catalog]
 
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.1  # share of the available memory that is left to others
-
 NUM_THREADS = 4  # reads in flight, which a disk needs more of than there may be processors
-
 STEP_BYTES = 64 << 20  # between two steps progress is called and Ctrl-C is heard
-
 PIECE_BYTES = 4 << 20  # of one call; a step is a whole number of them
-
 _USED_BY = {  # arguments that have an effect in some modes only
     "device": ("auto", "device"),
     "samples": ("device",),
@@ -56,7 +50,6 @@ _USED_BY = {  # arguments that have an effect in some modes only
 }
 
 _INSTEAD = {"pinned": 'write "device", or "copy" for memory of the host'}  # of modes that there were
-
 _NO_FILES_IN_MEMORY = (errno.ENOSYS, errno.EPERM)  # no memfd: another system, or a sandbox that forbids it
 
 

@@ -14,11 +14,8 @@ from ups_store.read.order import DataOrder, MixedOrder, Shuffle, expect
 from ups_store.system.memory import available_bytes
 
 BLOCK_BYTES = 4 << 20  # read at once with shuffle="block": a disk's seek or a network's round trip disappears
-
 MAX_BLOCK_SIZE = 4096
-
 RESIDENT_SHARE = 0.99  # from here on nothing worth mentioning is read from the disk
-
 _AGREED = ("world_size", "sizes", "weights", "num_steps", "drop_last", "pad_last")
 
 logger = logging.getLogger(__name__)

@@ -44,17 +44,11 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Building:
-    """A file under its building name, as it was found.
-
-    Attributes:
-        state: What it is.
-        catalog: Its metadata and geometry.
-        header: Header of its build tail; None once it is finished.
-    """
+    """A file under its building name, as it was found."""
 
     state: State
-    catalog: Catalog
-    header: TailHeader | None
+    catalog: Catalog  # its metadata and geometry
+    header: TailHeader | None  # header of its build tail; None once it is finished
 
 
 def building_path(path: Path) -> Path:
@@ -64,8 +58,8 @@ def building_path(path: Path) -> Path:
     """
     if is_in_memory(path):
         return path
-    place = files.link_target(path) or path
-    return place.with_name(place.name + BUILDING_SUFFIX)
+    target = files.link_target(path) or path
+    return target.with_name(target.name + BUILDING_SUFFIX)
 
 
 def read_building_file(fd: int, path: Path) -> Building:
@@ -171,20 +165,20 @@ def intact_parts(
     progress: Progress = lambda nbytes: None,
 ) -> npt.NDArray[np.bool_]:
     """Read samples and compare their bytes in the file with what their records say (spec 6.4)."""
-    found = np.zeros_like(crcs)
+    computed = np.zeros_like(crcs)
     sample_nbytes = sum(array.meta.nbytes for array in layout.per_sample) // max(1, layout.num_samples)
     per_piece = max(1, _CHECK_BLOCK_BYTES // max(1, sample_nbytes))
     pieces = [slice(first, first + per_piece) for first in range(0, len(samples), per_piece)]
 
-    def read(part: slice) -> None:
+    def read(rows: slice) -> None:
         for column, array in enumerate(layout.per_sample):
-            found[part, column] = _crcs_of(fd, layout, array, samples[part])
+            computed[rows, column] = _crcs_of(fd, layout, array, samples[rows])
 
     for first in range(0, len(pieces), _PIECES_AT_ONCE):
-        some = pieces[first : first + _PIECES_AT_ONCE]
-        for_each(read, some, num_threads=num_threads)
-        progress(len(samples[some[0].start : some[-1].stop]) * sample_nbytes)
-    intact: npt.NDArray[np.bool_] = found == crcs
+        batch = pieces[first : first + _PIECES_AT_ONCE]
+        for_each(read, batch, num_threads=num_threads)
+        progress(len(samples[batch[0].start : batch[-1].stop]) * sample_nbytes)
+    intact: npt.NDArray[np.bool_] = computed == crcs
     return intact
 
 

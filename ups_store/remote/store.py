@@ -99,7 +99,7 @@ class RemoteStore(ChunkedStore):
     def _read_chunks(self, wanted: Sequence[Wanted], num_threads: int | None) -> None:
         missing = [each for each in wanted if not self._take_cached(each)]
         missing.sort(key=lambda each: each.chunk.first)
-        ranges = [piece for block in _blocks(missing) for piece in block.ranges()]
+        ranges = [each for block in _blocks(missing) for each in block.ranges()]
         for_each(self._fetch, ranges, num_threads=num_threads or REQUESTS_IN_FLIGHT)
 
     def _take_cached(self, wanted: Wanted) -> bool:
@@ -117,9 +117,9 @@ class RemoteStore(ChunkedStore):
         wanted.take(partial(_copy, payload))
         return True
 
-    def _fetch(self, piece: _Range) -> None:
-        block = piece.block
-        raw = block.add(piece, self.remote.read(piece.first, piece.nbytes))
+    def _fetch(self, request: tuple[_Block, int, int]) -> None:
+        block, first, nbytes = request
+        raw = block.add(first, self.remote.read(first, nbytes))
         if raw is None:  # other threads have the rest
             return
         for wanted in block.wanted:
@@ -184,17 +184,13 @@ class RemoteStore(ChunkedStore):
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How stores are read from URLs.
+    """How stores are read from URLs."""
 
-    Attributes:
-        cache_dir: Folder that keeps fetched chunks, shared by all stores and processes; None keeps none.
-        cache_bytes: What that folder may take on its disk; None: half of what is free there.
-        deadline_s: Seconds until a request with all its attempts is an error.
-    """
-
+    # Folder that keeps fetched chunks, shared by all stores and processes; None keeps none
     cache_dir: str | None = None
+    # What that folder may take on its disk; None: half of what is free there
     cache_bytes: int | None = None
-    deadline_s: float = DEADLINE_S
+    deadline_s: float = DEADLINE_S  # seconds until a request with all its attempts is an error
 
     @classmethod
     def of(
@@ -328,35 +324,26 @@ class _Block:
         """Bytes from the first chunk to the end of the last."""
         return self.wanted[-1].chunk.end - self.first
 
-    def ranges(self) -> Iterator[_Range]:
-        """Cut it into the requests that it takes."""
+    def ranges(self) -> Iterator[tuple[_Block, int, int]]:
+        """Cut it into the requests that it takes: first byte, and number of bytes."""
         firsts = range(self.first, self.first + self.nbytes, _REQUEST_BYTES)
         self._left = len(firsts)
         for first in firsts:
-            yield _Range(self, first, min(_REQUEST_BYTES, self.first + self.nbytes - first))
+            yield self, first, min(_REQUEST_BYTES, self.first + self.nbytes - first)
 
-    def add(self, piece: _Range, raw: memoryview) -> memoryview | None:
+    def add(self, first: int, raw: memoryview) -> memoryview | None:
         """Take a range; returns all bytes to whichever thread has brought the last of them."""
-        if piece.nbytes == self.nbytes:
+        if len(raw) == self.nbytes:
             return raw
         with self._lock:
             memory = self._memory = self._memory or np.empty(self.nbytes, np.uint8).data
-        memory[piece.first - self.first :][: piece.nbytes] = raw
+        memory[first - self.first :][: len(raw)] = raw
         with self._lock:
             self._left -= 1
             if self._left:
                 return None
             self._memory = None  # freed as soon as it is used, not with the last of the batch
             return memory
-
-
-@dataclass(frozen=True)
-class _Range:
-    """One request."""
-
-    block: _Block
-    first: int
-    nbytes: int
 
 
 def _blocks(wanted: Sequence[Wanted]) -> Iterator[_Block]:

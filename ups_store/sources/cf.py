@@ -14,21 +14,13 @@ ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Uns
 
 @dataclass(frozen=True)
 class CfEncoding:
-    """How stored numbers are decoded: `stored * scale + offset`, and which of them mean "none".
+    """How stored numbers are decoded: `stored * scale + offset`, and which of them mean "none"."""
 
-    Attributes:
-        scale: `scale_factor`.
-        offset: `add_offset`.
-        fills: `_FillValue` and `missing_value`, but NaN, as numbers of the stored dtype.
-        is_unsigned: `_Unsigned`: the bits of integers are those of numbers without a sign.
-        names: Those of the attributes that have an effect.
-    """
-
-    scale: float
-    offset: float
-    fills: tuple[Any, ...]
-    is_unsigned: bool
-    names: tuple[str, ...]
+    scale: float  # `scale_factor`
+    offset: float  # `add_offset`
+    fills: tuple[Any, ...]  # `_FillValue` and `missing_value`, but NaN, as numbers of the stored dtype
+    is_unsigned: bool  # `_Unsigned`: the bits of integers are those of numbers without a sign
+    names: tuple[str, ...]  # those of the attributes that have an effect
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any], dtype: np.dtype[Any]) -> CfEncoding | None:

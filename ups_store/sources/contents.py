@@ -147,16 +147,11 @@ class StoredDataset:
 
 @dataclass(frozen=True)
 class StoredNumber(StoredDataset):
-    """One number for every sample: a dataset with a single value, or an attribute of what `name` is.
-
-    Attributes:
-        attribute: Name of the attribute; empty for the dataset's value.
-        asked_by: What asks for it, for messages.
-    """
+    """One number for every sample: a dataset with a single value, or an attribute of what `name` is."""
 
     axes: str = ""
-    attribute: str = ""
-    asked_by: str = ""
+    attribute: str = ""  # empty for the dataset's value
+    asked_by: str = ""  # what asks for it, for messages
 
 
 @dataclass(frozen=True)
@@ -169,21 +164,13 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class Contents:
-    """Where a file keeps what.
+    """Where a file keeps what."""
 
-    Attributes:
-        ndim: Number of spatial axes.
-        channels: Names along the channel axis of "fields".
-        arrays: The arrays by name.
-        coordinates: Dataset of each coordinate, by the letter of its axis.
-        groups: One group per sample, in order, from which the datasets' paths start; empty where datasets
-            hold all samples.
-    """
-
-    ndim: int
-    channels: tuple[str, ...]
+    ndim: int  # number of spatial axes
+    channels: tuple[str, ...]  # names along the channel axis of "fields"
     arrays: Mapping[str, StoredArray]
-    coordinates: Mapping[str, StoredDataset]
+    coordinates: Mapping[str, StoredDataset]  # by the letter of their axis
+    # One group per sample, in order, from which the datasets' paths start; empty where datasets hold all.
     groups: tuple[str, ...] = field(default=(), repr=False)
 
     def path_of(self, dataset: StoredDataset, *, sample: int = 0) -> str:
@@ -199,15 +186,10 @@ def path_in(group: str, name: str) -> str:
 
 
 class Convention(ABC):
-    """One way of keeping simulations in HDF5; it only describes, `regions` reads them all alike.
+    """One way of keeping simulations in HDF5; it only describes, `regions` reads them all alike."""
 
-    Attributes:
-        name: Part of a store's identity.
-        version: Likewise; raised when the same file would give other arrays.
-    """
-
-    name: str
-    version: int = 1
+    name: str  # part of a store's identity
+    version: int = 1  # likewise; raised when the same file would give other arrays
 
     @abstractmethod
     def matches(self, file: Any) -> bool:

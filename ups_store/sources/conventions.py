@@ -61,31 +61,19 @@ _PARAMETERS = {name: name for name in ("nu", "beta", "rho", "eta", "zeta", "mach
 
 @dataclass(frozen=True)
 class Rule(Convention):
-    """Where the files of a family keep what, if they hold certain datasets.
+    """Where the files of a family keep what, if they hold certain datasets."""
 
-    Attributes:
-        name: See `Convention`; several rules may share one.
-        datasets: The datasets of the fields at the root, in channel order, or in the group of each sample.
-        axes: Theirs, in stored order; see `contents.AXIS_NAMES`.
-        channels: Names along the channel axis.
-        holds: Datasets that a file of the rule holds at the root: of each of these, one at least.
-        shapes: Shapes of some of its datasets; with groups, of the first sample's.
-        arrays: Other arrays by name: dataset, stored axes, axes in a store.
-        coordinates: Axes with a root dataset such as `x-coordinate`, where it is there.
-        coordinate_paths: Other datasets of coordinates by axis, with their stored axes, where they are there.
-        has_groups: Whether a group "0000", "0001", ... holds each sample.
-    """
-
-    name: str
-    datasets: tuple[str, ...]
-    axes: str
+    name: str  # several rules may share one
+    datasets: tuple[str, ...]  # of the fields, at the root or in each sample's group, in channel order
+    axes: str  # theirs, in stored order; see `contents.AXIS_NAMES`
     channels: tuple[str, ...]
-    holds: tuple[tuple[str, ...], ...] = ()
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    arrays: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    coordinates: str = ""
+    holds: tuple[tuple[str, ...], ...] = ()  # at the root: of each of these, one dataset at least
+    shapes: Mapping[str, Shape] = field(default_factory=dict)  # of datasets; with groups, the first sample's
+    arrays: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)  # dataset, axes, axes in a store
+    coordinates: str = ""  # axes with a root dataset such as `x-coordinate`, where it is there
+    # Other datasets of coordinates by axis, with their stored axes, where they are there.
     coordinate_paths: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    has_groups: bool = False
+    has_groups: bool = False  # whether a group "0000", "0001", ... holds each sample
 
     def matches(self, file: h5py.File) -> bool:
         """Whether the datasets are there, of these shapes."""

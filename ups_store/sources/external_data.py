@@ -50,16 +50,8 @@ class _Spot(NamedTuple):
 class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
     """An open source whose objects are checked when they are asked for by their whole path.
 
-    The groups that it gives aren't guarded.
-
-    Args:
-        path: The source.
-        root: Folder below which other files may lie; None: there may be none.
-        note: Called with the name of each that is looked at.
-
-    Attributes:
-        outer: Other files that were needed so far, in the order of their first use.
-        is_complete: Whether all are known; then another one is a sign that the source changed.
+    The groups that it gives aren't guarded. Other files may lie below `root`; with None there may be none.
+    `note` is called with the name of each that is looked at.
     """
 
     def __init__(
@@ -69,8 +61,8 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             raise ConfigError("data.follow_external", expected="a folder", found=root)
         self._plain = open_hdf5(path)  # whose items are as HDF5 has them
         super().__init__(self._plain.id)
-        self.outer: list[OuterFile] = []
-        self.is_complete = False
+        self.outer: list[OuterFile] = []  # that were needed so far, in the order of their first use
+        self.is_complete = False  # whether all are known; another one is then a sign that the source changed
         self.may_have_outer = root is not None
         self._path, self._note = path, note
         self._root = None if root is None else Path(os.path.realpath(root))
@@ -190,9 +182,8 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         if not path.is_relative_to(self._root):
             hint = "move the file there, or allow another folder: --follow-external (data.follow_external)"
             problem = f"dataset {dataset!r} {_WORDS[kind]}, beyond the folder that is allowed"
-            error = self._error(problem, "external_outside", path, dataset, hint)
-            error.expected = f"a file below {self._root}"
-            raise error
+            expected = f"a file below {self._root}"
+            raise self._error(problem, "external_outside", path, dataset, hint, expected=expected)
         if not path.exists():
             raise self._missing(name, kind, dataset)
         if not path.is_file():
@@ -265,9 +256,8 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             names = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
             if any("%b" in name.replace("%%", "") for name in names):
                 problem = "virtual dataset of numbered sources: a missing last one couldn't be noticed"
-                error = self._unsupported(problem, dataset)
-                error.expected, error.found = "names without %b", f"{names[1]} of {names[0]}"
-                raise error
+                facts = {"expected": "names without %b", "found": f"{names[1]} of {names[0]}"}
+                raise self._unsupported(problem, dataset, **facts)
             file, name = (text.replace("%%", "%") for text in names)
             space = plist.get_virtual_vspace(i)
             start, box = self._selected(space, space.shape, dataset)
@@ -345,18 +335,19 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         hint = "fetch or mount it, or make the dataset without it"
         return self._error(f"{subject} dataset {dataset!r} is missing", missing_kind, name, dataset, hint)
 
-    def _error(self, problem: str, kind: str, outer: object, dataset: str, hint: str) -> SourceError:
-        return SourceError(
-            problem, kind=kind, path=self._path, found=outer, hint=hint, dataset=dataset, outer=str(outer)
-        )
+    def _error(
+        self, problem: str, kind: str, outer: object, dataset: str, hint: str, **facts: object
+    ) -> SourceError:
+        facts |= {"found": outer, "outer": str(outer), "hint": hint}
+        return source_error(problem, kind, self._path, dataset, **facts)
 
     def _truncated(self, dataset: str, expected: object, found: object) -> SourceError:
         facts: dict[str, Any] = {"expected": expected, "found": found, "hint": "copy the file again"}
         return source_error("data in another file ends too early", "truncated", self._path, dataset, **facts)
 
-    def _unsupported(self, problem: str, dataset: str) -> SourceError:
+    def _unsupported(self, problem: str, dataset: str, **facts: object) -> SourceError:
         hint = "make it again, of blocks of its sources, all by their names"
-        return source_error(problem, "virtual_unsupported", self._path, dataset, hint=hint)
+        return source_error(problem, "virtual_unsupported", self._path, dataset, hint=hint, **facts)
 
 
 def _steps(name: str) -> list[str]:

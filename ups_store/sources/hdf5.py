@@ -40,9 +40,7 @@ def source_error(
     problem: str, kind: str, path: str | Path, dataset: str | None = None, **details: Any
 ) -> SourceError:
     """Return a `SourceError` about a file, and a dataset in it; `details` as for every `StoreError`."""
-    error = SourceError(problem, kind=kind, path=path, **details)
-    error.dataset = dataset
-    return error
+    return SourceError(problem, kind=kind, path=path, dataset=dataset, **details)
 
 
 @contextmanager

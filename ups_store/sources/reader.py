@@ -131,32 +131,18 @@ def _digest(reader: Reader, path: Path, kind: DigestKind, size: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ReadRequest:
-    """Read samples of one file in the dtypes of a store.
-
-    Attributes:
-        path: The file.
-        task: What the file is meant to be.
-        selection: Reduction while reading.
-        samples: What the caller calls the samples, such as their numbers in the store; shape (B,), at most
-            `MAX_SAMPLES`.
-        indices: Their numbers in the file, shape (B,).
-        dtypes: Name of the dtype that each array is cast to.
-        check_finite: Whether NaN and Inf are an error.
-        with_ranges: Whether to find the range of values of each array, which `check_finite` does, too.
-        follow: Folder below which other files may lie that it takes data from; None: there may be none.
-        state: The file, and those, as they have to be; by default as they are when the reader opens them.
-    """
+    """Read samples of one file in the dtypes of a store."""
 
     path: Path
-    task: Task | None
+    task: Task | None  # what the file is meant to be
     selection: Selection
-    samples: npt.NDArray[np.int64]
-    indices: npt.NDArray[np.int64]
-    dtypes: Mapping[str, str]
-    check_finite: bool = False
-    with_ranges: bool = True
-    follow: Path | None = None
-    state: FileState | None = None
+    samples: npt.NDArray[np.int64]  # what the caller calls them, shape (B,), at most `MAX_SAMPLES`
+    indices: npt.NDArray[np.int64]  # their numbers in the file, shape (B,)
+    dtypes: Mapping[str, str]  # name of the dtype that each array is cast to
+    check_finite: bool = False  # whether NaN and Inf are an error
+    with_ranges: bool = True  # whether to find the range of values of each array, as `check_finite` does, too
+    follow: Path | None = None  # folder below which other files may lie; None: there may be none
+    state: FileState | None = None  # of the file, and those, as it has to be; by default as it is when opened
 
     def __post_init__(self) -> None:
         assert 0 < len(self.indices) == len(self.samples) <= MAX_SAMPLES, len(self.indices)
@@ -231,23 +217,16 @@ class ReadRequest:
 class Activity:
     """What a reader does; written by the reader alone, and there even if it is stopped.
 
-    Attributes:
-        request_id: The request that it works on, or did last; -1 before the first.
-        progressed_s: When it began the request, or last said that it got on with it, by `time.monotonic`,
-            which is one clock for all processes of a machine.
-        since_s: Since when it does what it does, likewise.
-        doing: "starting", "idle", "beginning", "opening", "reading", "checking", "digesting", or what else a
-            request says. HDF5 reads and decodes in one call, so "reading" is both.
-        num_done: How much of the request it has done, in a unit of the request's.
-        dataset: HDF5 path of what it reads; "" where no dataset is concerned.
+    Times are by `time.monotonic`, which is one clock for all processes of a machine. HDF5 reads and decodes
+    in one call, so "reading" is both.
     """
 
-    request_id: int
-    progressed_s: float
-    since_s: float
-    doing: str
-    num_done: int = 0
-    dataset: str = ""
+    request_id: int  # the request that it works on, or did last; -1 before the first
+    progressed_s: float  # when it began the request, or last said that it got on with it
+    since_s: float  # since when it does what it does
+    doing: str  # "starting", "idle", "beginning", "opening", "reading", "checking", or what a request says
+    num_done: int = 0  # how much of the request, in a unit of the request's
+    dataset: str = ""  # HDF5 path of what it reads; "" where no dataset is concerned
 
     @property
     def activity(self) -> str:

@@ -83,23 +83,15 @@ _Error = TypeVar("_Error", bound=SourceError)
 
 @dataclass(frozen=True)
 class Patience:
-    """How long readers may take, and how often one is replaced.
+    """How long readers may take, and how often one is replaced."""
 
-    Attributes:
-        timeout_s: For one request, from when it is begun, or since it last said that it got on.
-        open_timeout_s: For opening a file.
-        start_timeout_s: For the start of a reader, which takes 0.3 s, or many on a busy machine; one that is
-            stopped meanwhile has `open_timeout_s`.
-        retries: How often a request is tried again after its reader was late or died, or the system reported
-            EIO or ESTALE.
-        backoff_s: Pause before the first of these; it doubles each time.
-    """
-
-    timeout_s: float = 300.0
-    open_timeout_s: float = 60.0
+    timeout_s: float = 300.0  # for one request, from when it is begun, or since it last said that it got on
+    open_timeout_s: float = 60.0  # for opening a file
+    # For the start of a reader, which takes 0.3 s, or many on a busy machine; one that is stopped meanwhile
+    # has `open_timeout_s`.
     start_timeout_s: float = 60.0
-    retries: int = 2
-    backoff_s: float = 0.5
+    retries: int = 2  # of a request whose reader was late or died, or reported EIO or ESTALE
+    backoff_s: float = 0.5  # before the first of these; it doubles each time
 
 
 class ReadBatch(NamedTuple):
@@ -159,22 +151,14 @@ class _Job:
 class ReaderPool:
     """Reader processes, started when there is something to do, ended by `close` or the end of a `with`.
 
-    For one thread, which has to live as long as the pool; `status` and `stacks` are for any.
-
-    Args:
-        num_workers: How many processes, at least one: a read that hangs is given up with its process.
-        slot_nbytes: Size of a slot: of the largest batch, each array rounded up to `ALIGN`.
-        num_slots: Slots of each reader; with 2 it reads one batch while the caller works with another. Memory
-            is bounded by `num_workers * num_slots * slot_nbytes` and what reading one batch takes.
-        patience: Deadlines and retries.
-        on_error: Whether `read` raises what is wrong with a source, or gives `Skipped` instead.
-        note: Given a sentence for every reader that is replaced.
-
-    Attributes:
-        process_class: What starts a process; tests put one in its place that runs requests in their own.
+    For one thread, which has to live as long as the pool; `status` and `stacks` are for any. A slot holds the
+    largest batch, each array rounded up to `ALIGN`; with 2 a reader fills one while the caller works with
+    another. Memory is bounded by `num_workers * num_slots * slot_nbytes` and what reading one batch takes.
+    `on_error` says whether `read` raises what is wrong with a source, or gives `Skipped` instead; `note` is
+    given a sentence for every reader that is replaced.
     """
 
-    process_class: ClassVar[type[ReaderProcess]]
+    process_class: ClassVar[type[ReaderProcess]]  # tests put one in its place that starts no process
 
     def __init__(
         self,
@@ -212,14 +196,10 @@ class ReaderPool:
         self._workers = kept + [_Worker(self) for _ in range(num_workers - len(kept))]
 
     def read(self, requests: Iterable[ReadRequest]) -> Iterator[ReadBatch | Skipped]:
-        """Read batches of samples.
+        """Read batches; requests are taken one by one, at most `num_workers * num_slots` ahead of the caller.
 
-        Args:
-            requests: What to read; taken one by one, at most `num_workers * num_slots` ahead of the caller.
-
-        Yields:
-            In the order of the requests, their `samples` and the arrays, shape (B, ...), which are views of a
-            slot: valid until the next item is asked for. Or `Skipped`.
+        Gives, in the order of the requests, their `samples` and the arrays, shape (B, ...), which are views
+        of a slot: valid until the next item is asked for. Or `Skipped`.
 
         Raises:
             ReadTimeoutError: If a request was late each time it was tried; its notes hold the reader's stack.

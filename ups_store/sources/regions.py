@@ -39,17 +39,9 @@ def read_samples(
 ) -> CastLoss:
     """Read `len(out)` consecutive samples, each chunk of the dataset once if they are whole chunks.
 
-    Args:
-        out: Where they go, shape (samples, ...) in the order of `to_axes` after reduction; any strides, and
-            any floating dtype, to which they are cast.
-        dataset: Dataset with the axes `axes`.
-        axes: Its axes as letters, in stored order. Without "s" it is one sample.
-        to_axes: Axes of `out` as letters, "s" first; those that the dataset lacks have length 1 in `out`.
-        first: Number of the first sample in the dataset.
-        selection: Strides in space and time.
-        extent: Where the dataset lies in its file; None where HDF5 is needed to read it.
-        encoding: How its numbers are encoded.
-        progress: Called after every few MiB.
+    They go to `out`, shape (samples, ...) in the order of `to_axes` after reduction, of any strides and any
+    floating dtype, to which they are cast. A dataset without "s" in its `axes` is one sample; axes that it
+    lacks have length 1 in `out`. Without an `extent` HDF5 reads; `progress` is called after every few MiB.
     """
     if extent and not encoding and extent.fits(out, axes=axes, to_axes=to_axes, selection=selection):
         extent.read_into(out, first=first * extent.sample_nbytes(axes), progress=progress)
@@ -119,21 +111,14 @@ def _aligned(start: int, stop: int, size: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class DatasetExtent:
-    """Where the bytes of a dataset lie in its file, as they are in memory and without gaps.
+    """Where the bytes of a dataset lie in its file, as they are in memory and without gaps."""
 
-    Attributes:
-        fd: Descriptor of the file, which belongs to HDF5.
-        offset: The dataset's first byte.
-        shape: The dataset's.
-        dtype: Likewise.
-        is_mapped: Whether what lies in the page cache is copied out of a mapping. Whoever cuts the file in
-            the milliseconds that this takes ends the process by SIGBUS: for reader processes only.
-    """
-
-    fd: int
-    offset: int
+    fd: int  # of the file, which belongs to HDF5
+    offset: int  # the dataset's first byte
     shape: tuple[int, ...]
     dtype: np.dtype
+    # Whether what lies in the page cache is copied out of a mapping. Whoever cuts the file in the
+    # milliseconds that this takes ends the process by SIGBUS: for reader processes only.
     is_mapped: bool = False
 
     @classmethod

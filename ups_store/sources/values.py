@@ -23,25 +23,15 @@ _INF_BITS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # without the sign
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Range of the finite values and counts of the others.
+    """Range of the finite values and counts of the others; what a cast lost is known only to what casts."""
 
-    Attributes:
-        minimum: Smallest finite value; inf if there is none.
-        maximum: Largest finite value; -inf if there is none.
-        num_nan: Number of NaN.
-        num_inf: Number of positive and negative infinities.
-        num_underflow: Values other than 0 that a cast made 0; known only to what casts.
-        num_overflow: Finite values that a cast made infinite, likewise.
-        num_flat: By channel, values that a cast can't tell apart, likewise; empty where there are none.
-    """
-
-    minimum: float = np.inf
-    maximum: float = -np.inf
+    minimum: float = np.inf  # inf if there is no finite value
+    maximum: float = -np.inf  # likewise
     num_nan: int = 0
-    num_inf: int = 0
-    num_underflow: int = 0
-    num_overflow: int = 0
-    num_flat: tuple[int, ...] = ()
+    num_inf: int = 0  # of either sign
+    num_underflow: int = 0  # values other than 0 that a cast made 0
+    num_overflow: int = 0  # finite values that a cast made infinite
+    num_flat: tuple[int, ...] = ()  # by channel, values that a cast can't tell apart; empty if none
 
     @property
     def is_finite(self) -> bool:
@@ -85,21 +75,13 @@ class ValueRange:
 
 @dataclass(frozen=True)
 class CastLoss:
-    """What a cast made of values.
+    """What a cast made of values."""
 
-    Attributes:
-        num_zero: Values other than 0 that became 0.
-        num_inf: Finite values that became infinite.
-        low: Least finite value of what was cast together with those that became infinite.
-        high: Largest one.
-        num_flat: By channel, values of samples in which it varies by less than the step between two numbers.
-    """
-
-    num_zero: int = 0
-    num_inf: int = 0
-    low: float = np.inf
+    num_zero: int = 0  # values other than 0 that became 0
+    num_inf: int = 0  # finite values that became infinite
+    low: float = np.inf  # least and largest finite value of what was cast together with those
     high: float = -np.inf
-    num_flat: tuple[int, ...] = ()
+    num_flat: tuple[int, ...] = ()  # by channel, values of samples that vary by less than a step of the dtype
 
     def __add__(self, other: CastLoss) -> CastLoss:
         return CastLoss(
@@ -118,12 +100,10 @@ def _added(*counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def cast_into(out: npt.NDArray[Any], values: npt.NDArray[Any], *, channel_axes: int = 0) -> CastLoss:
-    """Copy values to where they go, cast to the dtype that is there.
+    """Copy values of any real dtype to where they go, cast to the dtype and broadcast to the shape there.
 
-    Args:
-        out: Where they go, samples along the first axis; any strides.
-        values: Of any real dtype, of a shape that broadcasts to that of `out`.
-        channel_axes: How many of the last axes are of channels; 0: where variation isn't looked for.
+    Samples are along the first axis of `out`; `channel_axes` of the last are of channels, 0: where variation
+    isn't looked for.
     """
     raised: set[str] = set()
     with np.errstate(over="call", under="call", invalid="ignore", call=lambda flag, _: raised.add(flag)):

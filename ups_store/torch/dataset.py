@@ -19,7 +19,7 @@ from ups_store.printable import printable
 from ups_store.read import items as numpy_items
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
-from ups_store.read.items import BufferPool, Sources, StoreItems, StoreLike, Where
+from ups_store.read.items import BufferPool, NumberedSources, StoreItems, StoreLike, Where
 from ups_store.read.open import open_any
 from ups_store.read.order import MixedOrder, expect
 from ups_store.read.prefetch import check_timeout, in_time
@@ -226,7 +226,7 @@ def _num_threads() -> int | None:
 Mixable: TypeAlias = StoreDataset | StoreLike
 
 
-class MixedDataset(Sources):
+class MixedDataset(NumberedSources):
     """Several datasets for one loader, every batch of which has samples of all in the shares of `weights`.
 
     `make_loader(MixedDataset([a, b], weights=[3, 1]), batch_size=64)` gives batches with 48 samples of `a`

@@ -41,7 +41,6 @@ _NUM_BUFFERS = 2
 
 # What rows are copied as: the widest word that divides them, so the device computes the fewest addresses.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
 _WIDEST_BYTES = 16
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import Sampler, default_collate
 from ups_store.errors import ConfigError
 from ups_store.read import loader, ranks
 from ups_store.read.base import AnyStore
-from ups_store.read.items import Described, StoreLike
+from ups_store.read.items import ShowsFacts, StoreLike
 from ups_store.read.loader import NUM_WORKERS, BatchTransform, Collate, Made
 from ups_store.read.order import DataOrder, Order, Shuffle, Step, expect
 from ups_store.read.ranks import RankedOrder
@@ -259,7 +259,7 @@ def _no_dataset(dataset: object, hint: str) -> ConfigError:
     )
 
 
-class StoreBatchSampler(Described, Sampler[list[int]]):
+class StoreBatchSampler(ShowsFacts, Sampler[list[int]]):
     """Batches of items of a `StoreDataset`, each from one store: `DataLoader(dataset, batch_sampler=...)`.
 
     Without it a `DataLoader` mixes stores in a batch, which only works where their arrays have equal shapes.

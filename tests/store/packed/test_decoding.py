@@ -67,16 +67,6 @@ def test_gather_decodes_by_as_many_threads_as_there_are_processors(
     assert_same_bits(packed.gather([5, 1, 9], ["latent"]), {"latent": VALUES["latent"][[5, 1, 9]]})
 
 
-def test_small_arrays_are_decoded_once(
-    packed: ups_store.PackedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded = Decoded(monkeypatch)
-    for _ in range(3):
-        packed.gather([1, 2], ["nu"])
-        assert packed["t"].shape == (T,)
-    assert decoded == [("nu", None), ("t", None)]
-
-
 def test_windows_of_a_sample_decode_it_once_even_in_several_batches(
     packed: ups_store.PackedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,15 +264,6 @@ def test_packed_store_is_opened_as_a_dataset_decoded_into_memory_if_it_fits(
     opened = torch_room.open_dataset(path)
     assert opened.rung == rung
     assert np.array_equal(opened.dataset[5]["latent"], VALUES["latent"][5])
-
-
-def test_views_of_a_packed_store_need_a_copy_in_memory(path: Path, torch_room: Any) -> None:
-    with ups_store.open(path) as store:
-        dataset = torch_room.StoreDataset(store, views=True)
-        with pytest.raises(SpecError, match="preload"):
-            dataset[3]
-        store.preload("copy")
-        assert np.array_equal(dataset[3]["latent"], VALUES["latent"][3])
 
 
 def test_forked_process_decodes_with_samples_kept_by_its_parent(packed: ups_store.PackedStore) -> None:

@@ -51,14 +51,6 @@ def test_packed_gather_is_that_of_the_mapped_form(stores: Stores, indices: list[
         assert_same_bits(batch, expected)
 
 
-def test_packed_gather_converts_to_the_outputs_dtype(stores: Stores) -> None:
-    _, packed = stores
-    out = {name: np.empty((2, *mixed_values(7)[name].shape[1:]), np.float32) for name in ("latent", "nu")}
-    packed.gather([6, 2], list(out), out=out)
-    expected = {name: mixed_values(7)[name][[6, 2]].astype(np.float32) for name in out}
-    assert_same_bits(out, expected)
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [

@@ -252,20 +252,6 @@ def test_packed_store_refuses_what_has_no_effect_on_it(tmp_path: Path, options: 
     assert caught.value.kind == "unsupported"
 
 
-def test_partitions_report_damage_by_file_and_by_number_in_the_whole(tmp_path: Path) -> None:
-    made("partitions", tmp_path).close()
-    part = partition_path(tmp_path / "a_train.zarr.zip", 1, 3)
-    raw = bytearray(part.read_bytes())
-    raw[raw.index(VALUES["fields"][3].tobytes())] ^= 1
-    part.write_bytes(raw)
-    with ups_store.open(tmp_path / "a_train-*-of-00003.zarr.zip") as store:
-        report = store.verify()
-    assert [part.ok for part in report.parts] == [True, False, True]
-    assert report.parts[1].damaged == {"fields": [1]}
-    assert report.damaged == {"fields": [3]}
-    assert report.problems[0].path == part
-
-
 def test_identity_equals_what_was_given_in_json_values(tmp_path: Path) -> None:
     """The sentence of the README: comparing tells whether a store is made from the same."""
     given = {"task": "a", "n": 3, "nu": 0.5, "names": ["u", "v"], "none": None, "ok": True, "in": {"k": [1]}}
@@ -291,13 +277,6 @@ def test_repr_shows_nothing_that_a_file_could_run(tmp_path: Path) -> None:
     assert "<b>.zarr" not in html
     assert "\x1b" not in html + text
     assert "&lt;script&gt;" in html
-
-
-def test_repr_of_many_arrays_is_short(tmp_path: Path) -> None:
-    values = {f"u{i}": np.zeros(1, np.int8) for i in range(50)}
-    with ups_store.open(build(tmp_path / "a.zarr.zip", values, dims={}, identity={})) as store:
-        assert len(repr(store).splitlines()) == 22
-        assert "and 30 more" in repr(store)
 
 
 def test_open_of_a_mapped_store_loads_no_codec(make_store: MakeStore) -> None:

@@ -86,25 +86,6 @@ def test_gather_is_indexing_by_samples(store: Store, order: str, make: Callable[
         assert all(batch[name] is out[name] for name in batch)
 
 
-def test_gather_into_what_an_earlier_call_returned_is_the_same_memory(store: Store) -> None:
-    out = store.gather([0, 1, 2, 3])
-    before = {name: value.ctypes.data for name, value in out.items()}
-    for indices in ([6, 5, 4, 3], [1, 1, 1, 1]):
-        batch = store.gather(indices, out=out)
-        assert {name: value.ctypes.data for name, value in batch.items()} == before
-        assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
-
-
-@pytest.mark.parametrize("nbytes", [4096, 20_000])
-def test_gather_into_foreign_memory_leaves_its_gaps_alone(store: Store, nbytes: int) -> None:
-    """Also where the gaps are as wide as those of the file's slots."""
-    stride = store._catalog.layout.arrays[f"u{nbytes}"].stride
-    memory = np.full((3, stride), 0xAA, np.uint8)
-    store.gather([4, 2, 0], [f"u{nbytes}"], out={f"u{nbytes}": memory[:, :nbytes]})
-    assert (memory[:, :nbytes] == VALUES[f"u{nbytes}"][[4, 2, 0]]).all()
-    assert (memory[:, nbytes:] == 0xAA).all()
-
-
 def test_memory_of_a_batch_is_free_once_nothing_refers_to_it(store: Store) -> None:
     batch = store.gather(np.array([0, 1]), ["u8192"])["u8192"]
     memory = weakref.ref(batch)
@@ -137,14 +118,6 @@ def test_gather_in_threads_is_the_same(store: Store, order: str, make: Callable[
     out = store.gather(indices) if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
     batch = store.gather(indices, out=out, num_threads=3)
     assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
-
-
-def test_gather_returns_memory_of_its_own(store: Store) -> None:
-    batch = store.gather([0, 1])
-    for name, value in batch.items():
-        assert not np.shares_memory(value, store[name])
-        value[...] = 0
-    assert_same_bits(store.gather([0, 1]), {name: value[:2] for name, value in VALUES.items()})
 
 
 def test_gather_takes_the_named_arrays_in_their_order(store: Store) -> None:
@@ -369,11 +342,6 @@ def test_windows_without_meaning_are_refused(timed: Store, options: dict[str, An
     with pytest.raises(SpecError) as caught:
         timed.gather([0, 1], **options)
     assert (caught.value.kind, caught.value.array) == ("window", "fields")
-
-
-def test_windows_into_an_output_of_whole_samples_are_refused(timed: Store) -> None:
-    with pytest.raises(SpecError, match=r"expected writeable float32 \(1, 2, 300\)"):
-        timed.gather([0], ["fields"], length=2, out=timed.gather([0], ["fields"]))
 
 
 def test_array_first_used_during_a_preload_is_not_kept(

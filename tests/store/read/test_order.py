@@ -89,23 +89,6 @@ def test_permutation_block_of_a_large_size_is_undone_by_the_plain_inverse(
     assert [plain_inverse(permutation, item, tweak) for item in found.tolist()] == positions.tolist()
 
 
-def test_permutation_of_ten_million_gives_every_item_once() -> None:
-    size, permutation = 10**7, Permutation(10**7, 3)
-    seen = np.zeros(size, bool)
-    for first in range(0, size, 8192):
-        seen[permutation(np.arange(first, min(first + 8192, size)))] = True
-    assert seen.all()
-
-
-@given(size=sizes, key=keys, tweaks=st.lists(st.integers(0, 1 << 40), min_size=2, max_size=4, unique=True))
-def test_permutation_with_a_tweak_per_position_agrees_with_one_tweak(
-    size: int, key: int, tweaks: list[int]
-) -> None:
-    permutation, positions = Permutation(size, key), np.arange(size)
-    together = permutation(np.tile(positions, len(tweaks)), np.repeat(tweaks, size))
-    assert np.array_equal(together, np.concatenate([permutation(positions, tweak) for tweak in tweaks]))
-
-
 @given(
     size=st.integers(1, 3000),
     key=keys,
@@ -152,16 +135,6 @@ def test_block_shuffle_reads_few_places_at_a_time() -> None:
     assert np.count_nonzero(np.abs(np.diff(window)) == 1) < 20
 
 
-def test_block_shuffle_draws_other_items_for_the_last_block_every_epoch() -> None:
-    last = [
-        frozenset(
-            BlockPermutation(105, 0, epoch, block_size=10, blocks_per_window=2)(np.arange(100, 105)).tolist()
-        )
-        for epoch in range(10)
-    ]
-    assert len(set(last)) > 5
-
-
 @given(
     size=st.integers(1, 300),
     batch_size=st.integers(1, 40),
@@ -201,15 +174,6 @@ def test_steps_hold_the_same_samples_whatever_the_world_size(
             assert one.mask.tolist() == [value for step in ranks for value in step.mask.tolist()]
 
 
-def test_partial_last_batch_is_dropped_or_padded_from_the_beginning_of_the_epoch() -> None:
-    padded = list(DataOrder([10], global_batch_size=4, shuffle=True, pad_last=True).steps())
-    assert [step.mask.tolist() for step in padded if step.mask is not None][-1] == [True, True, False, False]
-    assert padded[-1].items[2:].tolist() == padded[0].items[:2].tolist()
-    dropped = list(DataOrder([10], global_batch_size=4, shuffle=True, drop_last=True).steps())
-    assert [step.items.tolist() for step in dropped] == [step.items.tolist() for step in padded[:2]]
-    assert all(step.mask is None for step in dropped)
-
-
 @pytest.mark.parametrize(("world_size", "shares"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (4, [1, 2, 2, 2])])
 def test_last_batch_is_shorter_and_divided_as_evenly_as_possible(world_size: int, shares: list[int]) -> None:
     ranks = [
@@ -234,13 +198,6 @@ def test_last_batch_that_not_every_rank_has_an_item_of_is_an_error_that_names_bo
     assert "2 items for 4 ranks: drop_last=True leaves it out, pad_last=True fills it up" in first
     assert DataOrder([40, 10], drop_last=True, **options).num_steps == 12
     assert DataOrder([40, 10], pad_last=True, **options).num_steps == 13
-
-
-def test_batch_larger_than_the_dataset_repeats_it_as_padding() -> None:
-    (step,) = DataOrder([3], global_batch_size=8, pad_last=True).steps()
-    assert step.items.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert step.mask is not None
-    assert step.mask.tolist() == [True] * 3 + [False] * 5
 
 
 @given(
@@ -299,13 +256,6 @@ def test_state_of_another_order_is_refused_with_both_named(
     assert (caught.value.kind, caught.value.found) == ("state", saved[name])
     assert caught.value.expected == repr(own[name])
     assert f"another {name.replace('_', ' ')}" in str(caught.value)
-
-
-def test_state_of_an_older_version_without_shuffle_is_refused_and_says_what_to_add() -> None:
-    order = DataOrder([100], global_batch_size=10)
-    with pytest.raises(ConfigError, match="the state lacks shuffle") as caught:
-        order.load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "global_batch_size": 10})
-    assert caught.value.kind == "state"
 
 
 def test_several_sources_are_taken_once_each_and_never_mixed_in_a_step() -> None:

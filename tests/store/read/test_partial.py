@@ -14,6 +14,7 @@ from small_stores import (
     assert_same_bits,
     begin,
     build,
+    complete,
     mixed_constants,
     mixed_values,
     samples_of,
@@ -21,14 +22,12 @@ from small_stores import (
 
 import ups_store
 from ups_store import (
-    FormatError,
     NotCommittedError,
     StoreClosedError,
     StoreNotFoundError,
     StoreReplacedError,
     StoreWriter,
 )
-from ups_store.write import commit
 
 VALUES = mixed_values()
 
@@ -95,18 +94,11 @@ def test_partial_store_sees_later_commits_and_the_publication(path: Path, writer
 
 def test_partial_open_of_a_file_with_only_the_rename_left_is_whole(path: Path, writer: StoreWriter) -> None:
     writer.commit_many(range(4), VALUES)
-    commit._complete(writer.building)
+    complete(writer)
     writer.close()
     with ups_store.open(path, partial=True) as store:
         assert store.committed.all()
         assert_same_bits({name: store[name] for name in store.arrays}, VALUES)
-
-
-def test_partial_open_of_a_damaged_file_is_refused(path: Path, writer: StoreWriter) -> None:
-    writer.close()
-    os.truncate(f"{path}.building", 100)
-    with pytest.raises(FormatError):
-        ups_store.open(path, partial=True)
 
 
 def test_pickled_partial_store_opens_what_there_is_then(path: Path, writer: StoreWriter) -> None:
@@ -139,10 +131,3 @@ def test_views_of_a_partial_store_stay_valid_after_a_restart(path: Path, writer:
     build(path, mixed_values(seed=1), identity={"other": 1}, on_mismatch="restart")
     assert view.tobytes() == VALUES["fields"][1].tobytes()
     assert np.array_equal(all_arrays(path)["nu"], mixed_values(seed=1)["nu"])
-
-
-def test_partial_store_of_no_samples_is_whole(path: Path) -> None:
-    with begin(path, mixed_values(0)), ups_store.open(path, partial=True) as store:
-        assert store.committed.shape == (0,)
-        assert store["fields"].shape == (0, 5, 64, 4)
-        assert store.gather([])["nu"].shape == (0,)

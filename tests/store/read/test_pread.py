@@ -22,7 +22,7 @@ from small_stores import (
 )
 
 import ups_store
-from ups_store import SpecError, StoreClosedError, TruncatedError
+from ups_store import StoreClosedError, TruncatedError
 from ups_store.check.info import describe
 from ups_store.read import gather
 from ups_store.read.recovery import building_path
@@ -106,12 +106,6 @@ def test_long_neighbourhoods_are_read_in_pieces(
     assert sorted(at - first for at, _ in reads) == [0, 3 * 5184, 6 * 5184]
 
 
-def test_windows_are_read_without_the_other_time_steps(stores: Stores, reads: Reads) -> None:
-    layout = stores[1]._catalog.layout.arrays["fields"]
-    stores[1].gather([4], ["fields"], start=2, length=2)
-    assert reads == [(layout.slot(4)[0] + 2 * 1024, 2 * 1024)]
-
-
 def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "_MAX_GAP_BYTES", -1)
     together = threading.Barrier(4)
@@ -124,15 +118,6 @@ def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest
     monkeypatch.setattr(files, "read_into", waiting)
     found = stores[1].gather([6, 0, 3, 1], ["fields"], num_threads=4)
     assert_same_bits(found, samples_of({"fields": VALUES["fields"]}, [6, 0, 3, 1]))
-
-
-def test_pread_of_a_sample_far_from_the_others_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gather, "_MAX_GAP_BYTES", 0)
-    values = {"nu": np.arange(500.0), "few": np.arange(1500, dtype=np.int16).reshape(500, 3)}
-    with ups_store.open(build(tmp_path / "a.zarr.zip", values, dims={}), access="pread") as store:
-        assert_same_bits(store.gather([0, 499, 7]), samples_of(values, [0, 499, 7]))
 
 
 def test_pread_reads_windows_over_a_later_axis(tmp_path: Path) -> None:
@@ -208,11 +193,6 @@ def test_short_read_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert caught.value.kind == "truncated_while_open"
 
 
-def test_unknown_access_is_refused(path: Path) -> None:
-    with pytest.raises(SpecError, match="map or pread"):
-        ups_store.open(path, access="mmap")  # type: ignore[arg-type]
-
-
 # --- network file systems -------------------------------------------------------------------------------
 
 
@@ -252,9 +232,3 @@ def test_local_file_system_is_mapped(path: Path, monkeypatch: pytest.MonkeyPatch
         assert (store.access, store.network) == ("map", None)
         described = describe(store)
     assert (described.reads, described.network) == ("map", None)
-
-
-def test_file_system_that_the_kernel_does_not_tell_counts_as_local(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY)
-    os.close(fd)
-    assert files.network_file_system(fd) is None

@@ -19,7 +19,6 @@ from ups_store import (
     ReadError,
     SpecError,
     Store,
-    StoreClosedError,
     StoreReplacedError,
     TruncatedError,
 )
@@ -28,8 +27,6 @@ from ups_store.system import files, memory
 
 VALUES = mixed_values(64)
 CHOSEN = [5, 0, 63, 5]
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-HAS_HUGE_PAGES = HUGE_PAGES.exists() and "[never]" not in HUGE_PAGES.read_text()
 IN_RAM = pytest.mark.parametrize("mode", ["page-cache", "copy"])
 
 
@@ -46,19 +43,6 @@ def store(path: Path) -> Store:
     return ups_store.open(path)
 
 
-def flags_of(address: int) -> list[str]:
-    """VmFlags of the mapping that holds an address of this process."""
-    is_meant = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, _, rest = line.partition(" ")
-        if not name.endswith(":"):
-            first, last = (int(end, 16) for end in name.split("-"))
-            is_meant = first <= address < last
-        elif is_meant and name == "VmFlags:":
-            return rest.split()
-    raise LookupError(f"no mapping at {address:#x}")
-
-
 @IN_RAM
 @pytest.mark.parametrize("access", ["map", "pread"])
 def test_preloaded_store_holds_the_same_values(path: Path, mode: Any, access: Any) -> None:
@@ -69,15 +53,6 @@ def test_preloaded_store_holds_the_same_values(path: Path, mode: Any, access: An
         assert_same_bits({name: store[name] for name in store.arrays}, VALUES)
         assert_same_bits(dict(store.constants), mixed_constants())
         assert store.residency() == 1.0
-
-
-@IN_RAM
-def test_progress_adds_up_to_the_file_in_steps(store: Store, mode: Any) -> None:
-    steps: list[int] = []
-    store.preload(mode, progress=steps.append)
-    assert sum(steps) == store.nbytes
-    assert max(steps) == preload.STEP_BYTES
-    assert len(steps) > 2
 
 
 @IN_RAM
@@ -125,35 +100,11 @@ def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> Non
     assert_same_bits(store.sample(7), {name: value[7] for name, value in VALUES.items()})
 
 
-@pytest.mark.skipif(not HAS_HUGE_PAGES, reason="no transparent huge pages here")
-def test_copy_asks_for_huge_pages(store: Store) -> None:
-    assert "hg" not in flags_of(store["fields"].ctypes.data)
-    store.preload("copy")
-    assert "hg" in flags_of(store["fields"].ctypes.data)  # proc_pid_smaps(5): huge page advise
-
-
-def test_copy_is_not_made_twice(store: Store) -> None:
-    store.preload("copy")
-    memory = store._file.mapping()
-    for mode in ("copy", "page-cache", "auto"):
-        assert store.preload(mode).mode == "copy"
-    assert store._file.mapping() is memory
-
-
 def test_pickled_store_with_a_private_copy_opens_the_file(path: Path) -> None:
     store = ups_store.open(path, access="pread")
     store.preload("copy")
     other = pickle.loads(pickle.dumps(store))
     assert (other.access, other._file.is_copy) == ("pread", False)
-
-
-def test_closed_store_lets_go_of_its_copy(store: Store) -> None:
-    store.preload("copy")
-    store.close()
-    with pytest.raises(StoreClosedError):
-        store.gather([0])
-    with pytest.raises(StoreClosedError):
-        store.preload()
 
 
 @IN_RAM

@@ -69,12 +69,6 @@ def test_copy_beyond_an_ulimit_is_an_error_and_auto_shares_the_page_cache(path: 
     assert (auto[0], auto[2]) == ("page-cache", digest_of(path))
 
 
-def test_shared_copy_beyond_an_ulimit_gives_way_to_the_page_cache(path: Path) -> None:
-    (auto,) = outcomes(path, partial(limit_address_space, 30 * MIB), {"shared": True})
-    assert auto[0] == "page-cache"
-    assert auto[1].startswith("copy refused (the store doesn't fit into RAM")
-
-
 def test_store_larger_than_its_control_group_is_refused_and_stays_readable(path: Path, group: Path) -> None:
     requests = [{"mode": "page-cache"}, {"mode": "copy"}, {"mode": "copy", "shared": True}, {"mode": "auto"}]
     *refused, auto = outcomes(path, partial(join_group, group, path), *requests)

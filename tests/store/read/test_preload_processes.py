@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preload_processes import MIB, digest, mapped_bytes, own_copy, read_all, read_slowly, use_copy
+from preload_processes import MIB, digest, own_copy, read_all, read_slowly, use_copy
 from small_stores import MakeStore
 
 import ups_store
 from ups_store import StoreReplacedError
-from ups_store.read.items import writable
 from ups_store.torch import StoreDataset
-from ups_store.torch.batch import as_tensor
 
 pytestmark = pytest.mark.multi_process
 SPAWN = multiprocessing.get_context("spawn")  # nothing is inherited
@@ -108,16 +106,6 @@ def test_shared_copy_outlives_its_owner_and_nothing_outlives_the_processes(path:
             assert holders(inode) == set()
 
 
-def test_shared_copy_is_mapped_once_more_by_an_unpickled_store(path: Path) -> None:
-    with ups_store.open(path) as store:
-        store.preload("copy", shared=True)
-        other = pickle.loads(pickle.dumps(store))
-        assert digest(other) == digest(store)
-        assert mapped_bytes("memfd:", "Pss") <= 1.05 * store.nbytes
-        assert (other.residency(), other.access) == (1.0, "map")
-        other.close()
-
-
 def test_dataset_takes_its_batches_from_the_copy_in_every_process(path: Path) -> None:
     with ups_store.open(path) as store:
         store.preload("copy", shared=True)
@@ -136,26 +124,6 @@ def test_shared_copy_cannot_be_changed_or_cut(path: Path) -> None:
             file.write(b"damage")
         with pytest.raises(PermissionError):
             os.truncate(copy_path, 0)
-
-
-def test_change_in_place_stays_in_the_process_that_made_it(path: Path) -> None:
-    with ups_store.open(path) as store:
-        store.preload("copy", shared=True)
-        with pickle.loads(pickle.dumps(store)) as other:
-            before = digest(other)
-            as_tensor(writable(store["fields"]))[0] += 1
-            assert digest(store) != before
-            assert digest(other) == before
-
-
-def test_closed_store_frees_its_shared_copy(path: Path) -> None:
-    store = ups_store.open(path)
-    store.preload("copy", shared=True)
-    copy_path = store._file.copy_path
-    assert copy_path is not None
-    inode = os.stat(copy_path).st_ino
-    store.close()
-    assert holders(inode) == set()
 
 
 def test_pickled_copy_of_another_store_is_refused(path: Path, make_store: MakeStore) -> None:

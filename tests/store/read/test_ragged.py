@@ -42,13 +42,6 @@ def test_gather_of_ragged_arrays_gives_the_samples_in_order(
         check_same(store.gather(indices), VALUES, indices)
 
 
-def test_views_of_a_mapped_store_are_not_copied_and_read_only(path: Path) -> None:
-    with ups_store.open(path) as store:
-        rows = store["points"].rows
-        views = store.gather([0, 2], ["points"])["points"]
-        assert all(np.shares_memory(rows, view) and not view.flags.writeable for view in views)
-
-
 def test_one_sample_has_its_rows_and_its_text(path: Path, access: Any) -> None:
     with ups_store.open(path, access=access) as store:
         sample = store.sample(-1)
@@ -274,12 +267,3 @@ def test_unfinished_store_gives_committed_ragged_samples(tmp_path: Path, access:
             check_same(store.gather([0, 2]), VALUES, [0, 2])
             with pytest.raises(ups_store.NotCommittedError):
                 store.gather([0, 1])
-
-
-def test_large_samples_are_verified_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ups_store.read import verify
-
-    for name in ("_BLOCK_BYTES", "_PIECE_BYTES"):
-        monkeypatch.setattr(verify, name, 7)  # pieces that cut characters, too
-    with ups_store.open(build_ragged(tmp_path / "a.zarr.zip", ragged_values((3, 0, 9, 1, 2)))) as store:
-        assert store.verify().ok

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -140,17 +140,6 @@ def test_cut_file_is_told_by_check_length(path: Path, access: Any) -> None:
         store.check_length()
 
 
-@pytest.mark.parametrize("access", ["map", "pread"])
-def test_residency_of_a_file_that_was_cut_is_an_error(make_store: MakeStore, access: Any) -> None:
-    path = make_store(VALUES)
-    with ups_store.open(path, access=access) as store:
-        os.truncate(path, 5000)
-        with pytest.raises(TruncatedError) as caught:
-            store.residency()
-        assert (caught.value.path, caught.value.found) == (str(path), 5000)
-        assert caught.value.hint
-
-
 # --- what is refused ----------------------------------------------------------------------------------
 
 
@@ -196,12 +185,6 @@ def test_open_store_keeps_the_old_content_after_a_replacement(path: Path, store:
 # --- other processes and threads ------------------------------------------------------------------------
 
 
-def test_pickled_store_opens_a_rebuilt_file_of_the_same_content(store: Store, path: Path) -> None:
-    pickled = pickle.dumps(store)
-    build(path, VALUES, constants=mixed_constants(), attrs={"encoder": "grid"})
-    pickle.loads(pickled).close()
-
-
 @pytest.mark.parametrize("change", ["values", "identity"])
 def test_pickled_store_refuses_a_file_of_other_content(store: Store, path: Path, change: str) -> None:
     pickled = pickle.dumps(store)
@@ -241,21 +224,6 @@ def test_store_works_in_spawned_and_forked_children(store: Store) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         for work in (total_of, total_in_forked_child):
             assert pool.submit(work, store).result(timeout=60) == total_of(store)
-
-
-def test_threads_read_the_same_from_one_store(store: Store) -> None:
-    def read(seed: int) -> bool:
-        order = np.random.default_rng(seed).integers(0, 4, 50)
-        batch = store.gather(order)
-        samples = [store.sample(int(i)) for i in order]
-        return all(
-            batch[name].tobytes() == VALUES[name][order].tobytes()
-            and np.array([sample[name] for sample in samples]).tobytes() == batch[name].tobytes()
-            for name in VALUES
-        )
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(read, range(40)))
 
 
 @pytest.mark.parametrize("left", [None, 4096])

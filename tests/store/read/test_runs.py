@@ -100,12 +100,10 @@ def checksum(firsts: npt.NDArray[np.int64], nbytes: int) -> int:
     ("firsts", "nbytes", "out_nbytes"),
     [
         ([0, -1], 10, 20),
-        ([0, len(MEMORY) - 9], 10, 20),
         ([2**63 - 1], 10, 10),
         ([0], len(MEMORY) + 1, len(MEMORY) + 1),
         ([0, 1], 10, 19),
         ([0, 1], 10, 21),
-        ([0, 1], 10, 30),
         ([0], 0, 0),
         ([0], -1, 1),
     ],
@@ -172,13 +170,9 @@ def test_sealed_slots_are_runs_with_their_crc32c(data: st.DataObject) -> None:
     ("firsts", "nbytes", "stride"),
     [
         ([0, -1], 10, 20),
-        ([0, len(MEMORY) - 9], 10, 20),
         ([0, 1], 0, 20),
-        ([0, 1], -1, 20),
         ([0, 1], 17, 20),
-        ([0, 1], 10, 40),
         ([0, 1], 10, 13),
-        ([0, 1], 10, 0),
         ([0, 1, 2], 10, 20),
     ],
 )
@@ -278,59 +272,6 @@ def test_what_is_wrong_copies_nothing_and_says_why(
     assert (out == 7).all()
 
 
-@pytest.mark.parametrize(
-    "indices",
-    [
-        [2, 0],
-        (2, 0),
-        np.array([2, 0], np.int32),
-        np.array([2, 9, 0])[::2],
-        np.array([2, 0], ">i8"),
-        [np.int8(2), 0],
-    ],
-)
-def test_unusual_indices_are_copied_all_the_same(store: Store, indices: Any) -> None:
-    assert_same_bits(store.gather(indices, ["late"]), {"late": VALUES["late"][[2, 0]]})
-
-
-@pytest.mark.parametrize(
-    "start", [1, np.int64(1), [1, 1], np.array([1, 1], np.int16), np.array([1, 9, 1])[::2]]
-)
-def test_unusual_starts_are_copied_all_the_same(store: Store, start: Any) -> None:
-    batch = store.gather(np.array([2, 0]), ["fields"], start=start, length=2)
-    assert_same_bits(batch, {"fields": VALUES["fields"][[2, 0], 1:3]})
-
-
-def make_read_only(out: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    out.flags.writeable = False
-    return out
-
-
-@pytest.mark.parametrize(
-    "out",
-    [
-        pytest.param(lambda out: out.astype(np.float64), id="float64"),
-        pytest.param(np.asfortranarray, id="fortran"),
-        pytest.param(lambda out: np.repeat(out, 2, -1)[..., ::2], id="gaps"),
-        pytest.param(lambda out: out.view(type("Sub", (np.ndarray,), {})), id="subclass"),
-        pytest.param(lambda out: out.byteswap().view(">f4"), id="big endian"),
-    ],
-)
-def test_unusual_output_is_filled_all_the_same(store: Store, out: Any) -> None:
-    target = out(np.ones((2, *VALUES["fields"].shape[1:]), np.float32))
-    store.gather(np.array([4, 1]), ["fields"], out={"fields": target})
-    assert (target == VALUES["fields"][[4, 1]]).all()
-
-
-@pytest.mark.parametrize(
-    "out", [make_read_only, lambda out: out[:1], lambda out: out.view(np.int32), bytearray]
-)
-def test_output_that_is_none_is_refused(store: Store, out: Any) -> None:
-    target = out(np.ones((2, *VALUES["fields"].shape[1:]), np.float32))
-    with pytest.raises(SpecError):
-        store.gather(np.array([4, 1]), ["fields"], out={"fields": target})
-
-
 def test_names_of_no_effect_are_refused_after_usual_calls(store: Store) -> None:
     out = {"nu": np.zeros(2, np.int32), "late": np.zeros((2, *VALUES["late"].shape[1:]))}
     with pytest.raises(SpecError, match="out"):
@@ -338,24 +279,6 @@ def test_names_of_no_effect_are_refused_after_usual_calls(store: Store) -> None:
     with pytest.raises(SpecError, match="window"):
         store.gather(np.array([0, 1]), ["nu"], start=np.array([0, 1]), length=2)
     assert (out["nu"] == 0).all()
-
-
-def test_single_step_has_any_stride(store: Store) -> None:
-    starts = np.array([3, 8])
-    batch = store.gather(np.array([0, 1]), ["late", "fields"], start=starts, length=1, stride=2**70)
-    assert_same_bits(batch, windowed([0, 1], starts, 1, 1))
-
-
-@pytest.mark.parametrize("indices", [[4, 1], np.array([4, 1])])
-@pytest.mark.parametrize("options", [{}, {"start": np.array([0, 0]), "length": NUM_STEPS}])
-def test_names_are_taken_from_any_iterable(store: Store, indices: Any, options: Any) -> None:
-    batch = store.gather(indices, iter(("fields", "nu")), **options)  # type: ignore[arg-type]
-    assert_same_bits(batch, {name: VALUES[name][[4, 1]] for name in ("fields", "nu")})
-
-
-def test_usual_lists_and_numbers_take_one_call(only_compiled: Store) -> None:
-    batch = only_compiled.gather([2, 0], ["fields", "nu"], start=3, length=2)
-    assert_same_bits(batch, {"fields": VALUES["fields"][[2, 0], 3:5], "nu": VALUES["nu"][[2, 0]]})
 
 
 def test_windows_of_several_lengths_are_laid_out_once_each(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from small_stores import MakeStore
 
@@ -85,25 +84,3 @@ def test_file_cut_to_nothing_is_an_error(make_store: MakeStore) -> None:
         with pytest.raises(TruncatedError, match="cut the file") as caught:
             store.gather([0])
     assert (caught.value.found, caught.value.path) == (0, str(path))
-
-
-def test_file_cut_behind_what_is_read_is_no_matter_for_read_calls(make_store: MakeStore) -> None:
-    path = make_store()
-    with ups_store.open(path, access="pread") as store:
-        wanted = store.gather([0], ["fields"])["fields"].copy()
-        first = path.read_bytes().index(wanted.tobytes())
-        nbytes = first + wanted.nbytes
-        with path.open("r+b") as file:
-            file.truncate(nbytes)
-        # The length is compared all the same: whoever cuts a store made all of it worthless.
-        with pytest.raises(TruncatedError):
-            store.gather([0], ["fields"])
-
-
-def test_longer_file_is_read_on(make_store: MakeStore) -> None:
-    path = make_store()
-    with ups_store.open(path) as store:
-        expected = store["nu"].copy()
-        with path.open("ab") as file:
-            file.write(b"more")
-        assert np.array_equal(store.gather([0, 1, 2, 3], ["nu"])["nu"], expected)

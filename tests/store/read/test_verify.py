@@ -46,14 +46,6 @@ def kinds(report: Report) -> list[str]:
 # --- good files ---------------------------------------------------------------------------------------
 
 
-def test_good_store_has_no_problems(path: Path) -> None:
-    with ups_store.open(path) as store:
-        report = store.verify()
-        assert (report.ok, report.problems, report.damaged) == (True, (), {})
-        assert (report.path, report.nbytes) == (path, path.stat().st_size)
-        assert report.num_chunks == 4 + 5  # slots of `fields`; chunks of latent, mask, nu, t, x
-
-
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_progress_adds_up_to_the_file(path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
     monkeypatch.setattr(verify, "_BLOCK_BYTES", 6000)
@@ -110,7 +102,7 @@ def changes(path: Path, step: int) -> Iterator[tuple[int, Report | FormatError]]
 
 
 @pytest.mark.no_cover  # a minute instead of seconds
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_changed_byte_is_found_and_placed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -207,16 +199,6 @@ def test_damaged_chunk_of_a_slot_names_array_sample_and_bytes(path: Path, at: in
     )
 
 
-def test_damage_in_several_places_is_said_in_file_order(path: Path) -> None:
-    layout = layout_of(path)
-    fields, nu = layout.arrays["fields"], layout.arrays["nu"]
-    flip(path, layout.metadata[1].offset + 10, fields.slot(3)[0], fields.slot(1)[0] + 5130, nu.offset)
-    report = verify_file(path)
-    assert kinds(report) == ["local_header", "slot_padding", "chunk_crc", "chunk_crc"]
-    assert [p.byte_range[0] for p in report.problems] == sorted(p.byte_range[0] for p in report.problems)
-    assert report.damaged == {"fields": [1, 3], "nu": []}
-
-
 def test_shard_index_is_compared_byte_by_byte(path: Path) -> None:
     fields = layout_of(path).arrays["fields"]
     index = fields.slot(4)[0]
@@ -226,25 +208,6 @@ def test_shard_index_is_compared_byte_by_byte(path: Path) -> None:
         ("shard_index", "fields", (index + 3, index + 5)),
         ("shard_index", "fields", (index + 20, index + 21)),
     ]
-
-
-def test_many_differences_in_one_record_are_one_problem(path: Path) -> None:
-    entry = layout_of(path).arrays["fields"].entry
-    assert entry is not None
-    end = entry.data_offset
-    flip(path, *range(end - 40, end, 2))
-    report = verify_file(path)
-    assert [(p.kind, p.byte_range) for p in report.problems] == [("local_header", (end - 40, end - 1))]
-
-
-def test_number_of_threads_does_not_change_the_report(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_BLOCK_BYTES", 6000)  # a slot each
-    layout = layout_of(path)
-    fields = layout.arrays["fields"]
-    flip(path, fields.slot(0)[0], fields.slot(3)[0], layout.metadata[2].offset)
-    reports = [verify_file(path, num_threads=num) for num in (1, 4)]
-    assert reports[0] == reports[1]
-    assert reports[0].damaged == {"fields": [0, 3]}
 
 
 # --- forged checksums -----------------------------------------------------------------------------------
@@ -310,6 +273,15 @@ def test_forged_digest_of_a_constant_without_elements_is_found_in_the_root_entry
     assert (problem.kind, problem.array) == ("constant_digest", "y")
     assert problem.byte_range == (root.data_offset, root.end)
     assert problem.detail.startswith(f"sha256 in the identity {'0' * 64}, computed ")
+
+
+def test_forged_boolean_in_a_slot_is_found(make_store: MakeStore) -> None:
+    path = make_store({"mask": np.zeros((2, 5000), bool)}, dims={})
+    layout = layout_of(path)
+    payload = bytes(4999) + b"\2"
+    overwrite(path, layout.arrays["mask"].slot(1)[0], payload + struct.pack("<I", crc32c(payload)))
+    reseal(path, layout)
+    assert [(p.kind, p.sample) for p in verify_file(path).problems] == [("bool_value", 1)]
 
 
 def test_entry_crc_that_fits_in_both_headers_but_not_to_the_data_is_found(path: Path) -> None:

@@ -17,7 +17,7 @@ from entry_points import install_entry_points
 from object_server import ObjectServer
 from ragged_stores import LENGTHS, TEXTS, build_ragged, ragged_values
 from remote_stores import object_server
-from small_stores import DIMS, MakeStore, build, damage, mixed_constants, mixed_values
+from small_stores import DIMS, MakeStore, build, damage, mixed_values
 from test_any_store import CONSTANTS, REMOTE_KINDS, VALUES, made
 
 import ups_store
@@ -102,16 +102,6 @@ def test_assigning_changes_a_copy(make_store: MakeStore) -> None:
         np.testing.assert_array_equal(store["nu"], mixed_values()["nu"])
 
 
-def test_touch_checks_what_xarray_reads(make_store: MakeStore) -> None:
-    path = make_store()
-    damage(path, "fields", 2)
-    with ups_store.open(path, verify="touch") as store:
-        fields = store.to_xarray()["fields"]
-        np.testing.assert_array_equal(fields[1].values, mixed_values()["fields"][1])
-        with pytest.raises(ups_store.CorruptChunkError):
-            fields[2].values  # noqa: B018
-
-
 @pytest.mark.parametrize("kind", ["mapped", "pread", "set"])
 def test_ragged_arrays_are_rows_and_offsets_and_text_is_str(
     kind: str, ragged_sets: dict[str, ups_store.AnyStore]
@@ -189,16 +179,6 @@ def test_chunks_of_dask_are_of_whole_samples_and_alike(
         np.testing.assert_allclose(mean, mixed_values()["fields"].mean(0), rtol=1e-5, atol=1e-6)
 
 
-def test_open_dataset_takes_options_and_leaves_variables_out(make_store: MakeStore) -> None:
-    path = make_store()
-    options: dict[str, Any] = {"engine": StoreBackend, "access": "pread"}
-    with xr.open_dataset(path, drop_variables="latent", **options) as dataset:
-        assert set(dataset.variables) == {*mixed_values(), *mixed_constants()} - {"latent"}
-        assert not np.shares_memory(dataset["nu"].values, ups_store.open(path)["nu"])
-    with xr.open_dataset(path, drop_variables=["nu", "x"], **options) as dataset:
-        assert not {"nu", "x"} & set(dataset.variables)
-
-
 @pytest.mark.parametrize("kind", ["packed partitions", "remote"])
 def test_open_dataset_takes_patterns_packed_stores_and_urls(
     kind: str, tmp_path: Path, server: ObjectServer
@@ -246,3 +226,13 @@ def test_xarray_finds_the_backend_by_its_entry_point(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.stdout.split() == ["15.0", "15.0"], done.stderr
+
+
+def test_touch_checks_what_xarray_reads(make_store: MakeStore) -> None:
+    path = make_store()
+    damage(path, "fields", 2)
+    with ups_store.open(path, verify="touch") as store:
+        fields = store.to_xarray()["fields"]
+        np.testing.assert_array_equal(fields[1].values, mixed_values()["fields"][1])
+        with pytest.raises(ups_store.CorruptChunkError):
+            fields[2].values  # noqa: B018

@@ -74,9 +74,7 @@ def test_known_tasks_stay_known(tmp_path: Path) -> None:
     assert config.get_task("active_matter").ndim == 2
 
 
-@pytest.mark.parametrize(
-    "axes", ["sample time x y", " sample,time, x,y ", "(sample, time, x, y)", ["sample", "time", "x", "y"]]
-)
+@pytest.mark.parametrize("axes", [" sample,time, x,y ", "(sample, time, x, y)", ["sample", "time", "x", "y"]])
 def test_axes_mean_the_same_in_all_spellings(axes: object, tmp_path: Path) -> None:
     task = load(tmp_path, changed(fields=[{"dataset": "u", "axes": axes}])).get_task("flow")
     assert task.declaration["fields"][0]["axes"] == "sample time x y"
@@ -85,7 +83,6 @@ def test_axes_mean_the_same_in_all_spellings(axes: object, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ("a.h5", {"all": ("a.h5",)}),
         ("a.h5,b.h5", {"all": ("a.h5", "b.h5")}),
         (["a.h5", "b*.h5"], {"all": ("a.h5", "b*.h5")}),
         ({"train": "a.h5", "valid": ["b.h5"]}, {"train": ("a.h5",), "val": ("b.h5",)}),
@@ -111,16 +108,10 @@ def test_declaration_for_the_identity_is_what_decides_the_content(tmp_path: Path
     ("task", "key", "hint"),
     [
         ({"ndim": 1, "file": "a"}, "tasks.flow.file", "did you mean tasks.flow.files?"),
-        (changed(feilds=[]), "tasks.flow.layout.feilds", "did you mean tasks.flow.layout.fields?"),
         (
             changed(fields=[{"datset": "u", "axes": "sample x"}]),
             "tasks.flow.layout.fields.0.datset",
             "did you mean tasks.flow.layout.fields.0.dataset?",
-        ),
-        (
-            changed(parameters={"nu": {"atribute": "nu"}}),
-            "tasks.flow.layout.parameters.nu.atribute",
-            "did you mean tasks.flow.layout.parameters.nu.attribute?",
         ),
         (
             changed(coordinates={"t": {"dt": 0.1}}),
@@ -144,13 +135,13 @@ def test_unknown_task_suggests_a_declared_one(tmp_path: Path) -> None:
     assert "flow" in str(error.expected)
 
 
-@pytest.mark.parametrize("name", ["a-b", "a.b", "", "_a", "a b"])
+@pytest.mark.parametrize("name", ["a-b", ""])
 def test_task_whose_name_makes_no_file_name_is_refused(name: str, tmp_path: Path) -> None:
     error = error_of(tmp_path, {"ndim": 1}, name=name)
     assert (error.problem, error.found) == ("tasks", repr(name))
 
 
-@pytest.mark.parametrize("name", ["burgers1d", "active_matter"])
+@pytest.mark.parametrize("name", ["burgers1d"])
 def test_task_that_there_is_already_is_refused(name: str, tmp_path: Path) -> None:
     error = error_of(tmp_path, {"ndim": 1}, name=name)
     assert "another name" in str(error.expected)
@@ -162,105 +153,55 @@ FIELD = {"dataset": "u", "axes": "sample time x"}
 @pytest.mark.parametrize(
     ("task", "key", "expected"),
     [
-        ({}, "tasks.flow", "ndim or layout"),
-        ({"ndim": 4}, "tasks.flow.ndim", "1, 2 or 3"),
-        ({"ndim": 1, "layout": LAYOUT}, "tasks.flow", "ndim 2, as the layout's fields have it"),
-        ({"ndim": 1, "boundary": {"y": "wall"}}, "tasks.flow", "boundary of x"),
-        ({"ndim": 1, "files": {"all": "a", "test": "b"}}, "tasks.flow", "files of all, or of each split"),
-        ({"ndim": 1, "files": 3}, "tasks.flow.files.all", "a list"),
-        (changed(fields=None), "missing key", "tasks.flow.layout.fields"),
-        (changed(fields=[{"axes": "x"}]), "missing key", "tasks.flow.layout.fields.0.dataset"),
-        (changed(fields=[]), "tasks.flow.layout.fields", "1 or more values"),
-        (changed(fields=[{"dataset": "u", "axes": 3}]), "tasks.flow.layout.fields.0.axes", "a valid string"),
-        (
-            changed(fields=[{**FIELD, "axes": "sample x x"}]),
-            "tasks.flow.layout.fields.0.axes",
-            "every axis once",
-        ),
-        (
-            changed(fields=[{**FIELD, "axes": "sample tme x"}]),
-            "tasks.flow.layout.fields.0.axes",
-            "axes among",
-        ),
-        (changed(fields=[{**FIELD, "axes": "sample ?"}]), "tasks.flow.layout.fields.0.axes", "axes among"),
-        (changed(fields=[{**FIELD, "axes": "x component"}]), "tasks.flow.layout.fields.0", "axis channel"),
-        (changed(fields=[{**FIELD, "channels": ["a", "b"]}]), "tasks.flow.layout.fields.0", "one channel"),
-        (changed(fields=[{**FIELD, "axes": "sample time y"}]), "tasks.flow.layout", "fields with axes x"),
-        (changed(fields=[{**FIELD, "axes": "sample"}]), "tasks.flow.layout", "fields with axes x"),
-        (changed(fields=[FIELD]), "tasks.flow.layout", "axes of the fields, x"),
-        (changed(coordinates={"z": "z"}), "tasks.flow.layout", "axes of the fields, x y"),
-        (changed(coordinates={"w": "z"}), "tasks.flow.layout.coordinates.w.[key]", "'x', 'y', 'z' or 't'"),
-        (changed(coordinates=3), "tasks.flow.layout.coordinates", "keys and values"),
-        (changed(coordinates={"x": {}}), "tasks.flow.layout.coordinates.x", "either dataset or step"),
-        (
-            changed(coordinates={"x": {"dataset": "x", "step": 1}}),
-            "tasks.flow.layout.coordinates.x",
-            "either dataset or step",
-        ),
-        (
-            changed(coordinates={"x": {"step": 0}}),
-            "tasks.flow.layout.coordinates.x.step",
-            "greater than 0",
-        ),
-        (
-            {"layout": {"fields": [{**FIELD, "axes": "sample x"}], "coordinates": {"t": "t"}}},
-            "tasks.flow.layout",
-            "coordinates of axes of the fields",
-        ),
-        (
-            changed(arrays={"k": {"dataset": "k", "axes": "sample x channel"}}),
-            "tasks.flow.layout.arrays.k",
-            "axis component",
-        ),
-        (
-            changed(arrays={"fields": {"dataset": "k", "axes": "x"}}),
-            "tasks.flow.layout.arrays",
-            "names of arrays",
-        ),
-        (
-            changed(arrays={"a/b": {"dataset": "k", "axes": "x"}}),
-            "tasks.flow.layout.arrays",
-            "names of arrays",
-        ),
-        (
-            changed(arrays={"nu": {"dataset": "k", "axes": "x"}}),
-            "tasks.flow.layout",
-            "different names for arrays and parameters",
-        ),
-        (changed(parameters={"t": {"attribute": "t"}}), "tasks.flow.layout.parameters", "names of arrays"),
-        (
-            changed(parameters={"a": {}}),
-            "tasks.flow.layout.parameters.a",
-            "one of dataset, attribute and file",
-        ),
-        (
-            changed(parameters={"a": {"attribute": "a", "dataset": "a"}}),
-            "tasks.flow.layout.parameters.a",
-            "one of dataset, attribute and file",
-        ),
-        (
-            changed(parameters={"a": {"dataset": "a", "of": "b"}}),
-            "tasks.flow.layout.parameters.a",
-            "of together with attribute",
-        ),
-        (
-            changed(parameters={"a": {"file_name": "nu"}}),
-            "tasks.flow.layout.parameters.a.file_name",
-            "a regular expression with one group",
-        ),
-        (
-            changed(parameters={"a": {"file_name": "nu("}}),
-            "tasks.flow.layout.parameters.a.file_name",
-            "a regular expression with one group",
-        ),
-        (changed(groups="run*"), "tasks.flow.layout", "no axis sample in a sample's own group"),
+        ({}, "", "ndim or layout"),
+        ({"ndim": 4}, ".ndim", "1, 2 or 3"),
+        ({"ndim": 1, "layout": LAYOUT}, "", "ndim 2, as the layout's fields have it"),
+        ({"ndim": 1, "boundary": {"y": "wall"}}, "", "boundary of x"),
+        ({"ndim": 1, "files": {"all": "a", "test": "b"}}, "", "files of all, or of each split"),
     ],
 )
-def test_declaration_that_makes_no_sense_is_refused(
+def test_task_that_makes_no_sense_is_refused(
     task: dict[str, Any], key: str, expected: str, tmp_path: Path
 ) -> None:
     error = error_of(tmp_path, task)
-    assert error.problem == key
+    assert error.problem == f"tasks.flow{key}"
+    assert str(error.expected).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "expected"),
+    [
+        ({"fields": [{"dataset": "u", "axes": 3}]}, "fields.0.axes", "a valid string"),
+        ({"fields": [{**FIELD, "axes": "sample x x"}]}, "fields.0.axes", "every axis once"),
+        ({"fields": [{**FIELD, "axes": "sample tme x"}]}, "fields.0.axes", "axes among"),
+        ({"fields": [{**FIELD, "axes": "x component"}]}, "fields.0", "axis channel"),
+        ({"fields": [{**FIELD, "channels": ["a", "b"]}]}, "fields.0", "one channel"),
+        ({"fields": [{**FIELD, "axes": "sample time y"}]}, "", "fields with axes x"),
+        ({"fields": [FIELD]}, "", "axes of the fields, x"),
+        ({"coordinates": {"z": "z"}}, "", "axes of the fields, x y"),
+        ({"coordinates": 3}, "coordinates", "keys and values"),
+        ({"coordinates": {"x": {}}}, "coordinates.x", "either dataset or step"),
+        ({"coordinates": {"x": {"step": 0}}}, "coordinates.x.step", "greater than 0"),
+        (
+            {"fields": [{**FIELD, "axes": "sample x y"}], "coordinates": {"t": "t"}, "arrays": None},
+            "",
+            "coordinates of axes of the fields",
+        ),
+        ({"arrays": {"k": {"dataset": "k", "axes": "x channel"}}}, "arrays.k", "axis component"),
+        ({"arrays": {"fields": {"dataset": "k", "axes": "x"}}}, "arrays", "names of arrays"),
+        ({"arrays": {"nu": {"dataset": "k", "axes": "x"}}}, "", "different names for arrays and parameters"),
+        ({"parameters": {"a": {"attribute": "a", "dataset": "a"}}}, "parameters.a", "one of dataset, attrib"),
+        ({"parameters": {"a": {"dataset": "a", "of": "b"}}}, "parameters.a", "of together with attribute"),
+        ({"parameters": {"a": {"file_name": "nu"}}}, "parameters.a.file_name", "a regular expression with"),
+        ({"parameters": {"a": {"file_name": "nu("}}}, "parameters.a.file_name", "a regular expression with"),
+        ({"groups": "run*"}, "", "no axis sample in a sample's own group"),
+    ],
+)
+def test_layout_that_makes_no_sense_is_refused(
+    keys: dict[str, Any], key: str, expected: str, tmp_path: Path
+) -> None:
+    error = error_of(tmp_path, changed(**keys))
+    assert error.problem == f"tasks.flow.layout.{key}".rstrip(".")
     assert str(error.expected).startswith(expected)
 
 
@@ -284,11 +225,3 @@ def test_list_in_the_place_of_keys_is_refused(tmp_path: Path) -> None:
         load_config(path, overrides=["data=[1]"])
     assert (caught.value.problem, caught.value.found) == ("data", "a list")
     assert caught.value.hint == "say data.<name>=..."
-
-
-def test_tasks_that_are_no_keys_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "build.yaml"
-    path.write_text("data: {task: burgers1d}\ntasks: 3\n")
-    with pytest.raises(ConfigError) as caught:
-        load_config(path)
-    assert (caught.value.problem, caught.value.found) == ("tasks", "3")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -31,8 +32,6 @@ from pdebench_files import (
     write_navier_stokes,
     write_reacdiff,
     write_scalar_1d,
-    write_shallow_water,
-    write_shock_tube,
 )
 
 from ups_store.errors import ConfigError, SourceError, StoreClosedError
@@ -120,7 +119,7 @@ def test_array_info_describes_what_read_returns(family: Family, tmp_path: Path) 
                 assert length == len(source.info.constants.get(dim, range(length)))
 
 
-@pytest.mark.parametrize("indices", [[3, 0, 1, 2, 2], [4], [], [0, 2, 4], range(1, 4), np.array([2, 3])])
+@pytest.mark.parametrize("indices", [[3, 0, 1, 2, 2], [], range(1, 4)])
 def test_read_returns_samples_in_the_order_asked_for(family: Family, indices, tmp_path: Path) -> None:
     path = family.write(tmp_path / family.file_name)
     with open_source(path) as source:
@@ -176,12 +175,6 @@ def test_coordinates_are_read_reduced_and_cut_to_their_axis(tmp_path: Path) -> N
     assert set(constants) == {"t", "x", "y"}
 
 
-def test_coordinates_come_from_the_file_as_they_are(tmp_path: Path) -> None:
-    with open_source(write_converted(tmp_path / "a.h5")) as source:
-        assert source.info.constants["x"][0] == -1.0
-        assert np.array_equal(source.info.constants["t"], coordinate(T))
-
-
 def test_darcy_has_no_time_coordinate_and_its_coefficient_no_time(tmp_path: Path) -> None:
     with open_source(write_darcy(tmp_path / "a.h5"), task=get_task("darcy2d")) as source:
         assert set(source.info.constants) == {"x", "y"}
@@ -195,14 +188,6 @@ def test_navier_stokes_has_time_of_one_sample_and_force_components(tmp_path: Pat
         assert source.info.constants["t"].shape == (T,)
         assert source.info.arrays["force"].dims == ("y", "x", "component")
         assert source.info.channels == ("Vx", "Vy", "particles")
-
-
-def test_navier_stokes_without_time_has_no_constants(tmp_path: Path) -> None:
-    path = edited(
-        write_navier_stokes(tmp_path / "a.h5", latest_index=None), lambda file: file.__delitem__("t")
-    )
-    with open_source(path) as source:
-        assert source.info.constants == {}
 
 
 @pytest.mark.parametrize(
@@ -232,12 +217,6 @@ def test_groups_are_sorted_as_text(tmp_path: Path) -> None:
     path = edited(write_diffsorp(tmp_path / "a.h5"), lambda file: file.move("0001", "00005"))
     with open_source(path) as source, h5py.File(path) as file:
         assert np.array_equal(source.read([1])["fields"][0], file["00005/data"][...])
-
-
-def test_layout_is_recognised_whatever_the_file_is_called(family: Family, tmp_path: Path) -> None:
-    with open_source(family.write(tmp_path / "file.bin")) as source:
-        assert source.info.layout == family.layout
-        assert source.info.layout_version == 1
 
 
 @pytest.mark.parametrize(
@@ -270,28 +249,16 @@ def test_converted_file_takes_channel_names_of_its_task(tmp_path: Path) -> None:
         assert source.info.channels == ("u", "v")
 
 
-def test_integer_coordinate_keeps_its_dtype(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"data": values("data", (2, T, X)), "t": np.arange(T)})
-    with open_source(path) as source:
-        assert source.info.constants["t"].dtype == np.int64
-
-
 def test_float16_file_is_read_as_float16(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", {"data": values("data", (2, T, X), "<f2")})
     with open_source(path) as source:
         assert source.read([0])["fields"].dtype == np.float16
 
 
-def test_attribute_latest_index_missing_or_last_is_a_finished_simulation(tmp_path: Path) -> None:
-    for latest_index in (None, T - 1):
-        path = write_navier_stokes(tmp_path / f"{latest_index}.h5", latest_index=latest_index)
-        open_source(path).close()
-
-
 # --- selections ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "2", None])
+@pytest.mark.parametrize("bad", [0, True, "2"])
 @pytest.mark.parametrize("name", ["reduce_space", "reduce_time"])
 def test_selection_rejects_what_is_no_positive_whole_number(name: str, bad: object) -> None:
     with pytest.raises(ConfigError, match=f"data.{name}") as caught:
@@ -302,13 +269,9 @@ def test_selection_rejects_what_is_no_positive_whole_number(name: str, bad: obje
 # --- files that can't be opened -----------------------------------------------------------------------
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_no_files(tmp_path: Path) -> None:
     error = error_of(tmp_path / "none.hdf5")
-    assert error.kind == "missing_file"
-    assert error.exit_code == 3
-
-
-def test_folder_is_no_file(tmp_path: Path) -> None:
+    assert (error.kind, error.exit_code) == ("missing_file", 3)
     error = error_of(tmp_path)
     assert (error.kind, error.found) == ("not_hdf5", "a folder")
 
@@ -329,7 +292,7 @@ def test_other_file_is_not_hdf5(content: bytes, found: str, tmp_path: Path) -> N
     assert error.found.startswith(found)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.02, 0.99])
 def test_truncated_file_is_called_so(share: float, tmp_path: Path) -> None:
     path = write_scalar_1d(tmp_path / "a.h5")
     size = int(path.stat().st_size * share)
@@ -399,19 +362,11 @@ def test_unknown_layout_lists_what_the_file_holds(tmp_path: Path) -> None:
     assert error.found.endswith("...")
 
 
-def test_file_without_datasets_has_no_layout(tmp_path: Path) -> None:
-    assert error_of(write(tmp_path / "a.h5", {})).found == "no datasets"
-
-
 @pytest.mark.parametrize(
     ("write_file", "name"),
     [
         (write_cfd1d, "density"),
-        (write_cfd1d, "pressure"),
-        (write_cfd2d, "Vy"),
         (write_darcy, "nu"),
-        (write_navier_stokes, "velocity"),
-        (write_navier_stokes, "particles"),
         (write_navier_stokes, "force"),
     ],
 )
@@ -423,96 +378,49 @@ def test_missing_dataset_is_named_beside_what_is_there(write_file, name: str, tm
     assert name not in error.found.split()
 
 
-def test_group_in_place_of_dataset_is_a_missing_dataset(tmp_path: Path) -> None:
-    error = error_of(write(tmp_path / "a.h5", {"tensor/values": np.zeros((2, T, X), "f4")}))
-    assert (error.kind, error.dataset) == ("missing_dataset", "tensor")
+GROUPS = "(time, x, 1), (time, x, y, 1) or (time, y, x, 2)"
+FLOATS = "float16, float32 or float64"
 
 
 @pytest.mark.parametrize(
-    ("datasets", "expected"),
+    ("shapes", "kind", "dataset", "expected"),
     [
-        ({"tensor": (5, X)}, "(sample, time, x)"),
-        ({"tensor": (5, 1, X, Y), "nu": (5, X)}, "(sample, x, y)"),
-        ({"density": (X,), "pressure": (X,), "Vx": (X,)}, "(sample, time, x)"),
-        ({"density": (2, T, X), "pressure": (2, T), "Vx": (2, T, X)}, "(sample, time, x)"),
-        ({"data": (5, T)}, "(sample, time, x, channel)"),
-        ({"0000/data": (T, X)}, "(time, x, 1), (time, x, y, 1) or (time, y, x, 2)"),
-        ({"0000/data": (T, X, Y, 5)}, "(time, x, 1), (time, x, y, 1) or (time, y, x, 2)"),
-        ({"0000/data": ()}, "(time, x, 1), (time, x, y, 1) or (time, y, x, 2)"),
+        ({"tensor": (5, X)}, "wrong_rank", "tensor", "(sample, time, x)"),
+        ({"tensor": (5, 1, X, Y), "nu": (5, X)}, "wrong_rank", "nu", "(sample, x, y)"),
+        ({"data": (5, T)}, "wrong_rank", "data", "(sample, time, x, channel)"),
+        ({"0000/data": (T, X)}, "wrong_rank", "0000/data", GROUPS),
+        ({"tensor": (2, T, X), "dtype": "<i4"}, "wrong_dtype", "tensor", FLOATS),
+        ({"tensor": (2, T, X), "dtype": np.longdouble}, "wrong_dtype", "tensor", FLOATS),
+        ({"tensor": (0, T, X)}, "no_samples", "tensor", ">= 1"),
+        ({"tensor": (2, 0, X)}, "empty_axis", "tensor", ">= 1"),
+        (
+            {"density": (5, T, X), "pressure": (5, T - 1, X), "Vx": (5, T, X)},
+            "shapes_differ",
+            "pressure",
+            T,
+        ),
+        ({"tensor": (5, T, X), "x-coordinate": (X + 1,)}, "wrong_length", "x-coordinate", X),
+        ({"tensor": (5, T, X), "t-coordinate": (T + 2,)}, "wrong_length", "t-coordinate", T),
     ],
 )
-def test_wrong_rank_says_which_axes_are_expected(datasets, expected: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {name: np.zeros(shape, "f4") for name, shape in datasets.items()})
-    error = error_of(path)
-    assert (error.kind, error.expected) == ("wrong_rank", expected)
-    assert error.dataset in datasets
+def test_datasets_that_do_not_fit_are_refused(
+    shapes: dict[str, Any], kind: str, dataset: str, expected: object, tmp_path: Path
+) -> None:
+    dtype = shapes.get("dtype", "f4")
+    arrays = {name: np.zeros(shape, dtype) for name, shape in shapes.items() if name != "dtype"}
+    error = error_of(write(tmp_path / "a.h5", arrays))
+    assert (error.kind, error.dataset, error.expected) == (kind, dataset, expected)
 
 
-@pytest.mark.parametrize("dtype", ["<i4", "<c8", "S3", np.longdouble])
-def test_fields_that_are_no_floats_are_refused(dtype, tmp_path: Path) -> None:
-    error = error_of(write(tmp_path / "a.h5", {"tensor": np.zeros((2, T, X), dtype)}))
-    assert (error.kind, error.dataset) == ("wrong_dtype", "tensor")
-
-
-@pytest.mark.parametrize(
-    ("datasets", "kind"),
-    [
-        ({"tensor": (0, T, X)}, "no_samples"),
-        ({"tensor": (2, 0, X)}, "empty_axis"),
-        ({"data": (2, T, X, 0)}, "empty_axis"),
-        ({"velocity": (0, T, X, Y, 2), "particles": (0, T, X, Y, 1), "force": (0, X, Y, 2)}, "no_samples"),
-    ],
-)
-def test_empty_dataset_is_refused(datasets, kind: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {name: np.zeros(shape, "f4") for name, shape in datasets.items()})
-    error = error_of(path)
-    assert error.kind == kind
-    assert error.dataset in datasets
-
-
-def test_variables_of_different_sizes_are_refused(tmp_path: Path) -> None:
-    shapes = {"density": (5, T, X), "pressure": (5, T - 1, X), "Vx": (5, T, X)}
-    path = write(tmp_path / "a.h5", {name: np.zeros(shape, "f4") for name, shape in shapes.items()})
-    error = error_of(path)
-    assert (error.kind, error.dataset, error.expected, error.found) == ("shapes_differ", "pressure", T, T - 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "length"), [("x-coordinate", X + 1), ("t-coordinate", T - 1), ("t-coordinate", T + 2)]
-)
-def test_coordinate_that_does_not_fit_its_axis_is_refused(name: str, length: int, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"tensor": values("tensor", (5, T, X)), name: coordinate(length)})
-    error = error_of(path)
-    assert (error.kind, error.dataset, error.found) == ("wrong_length", name, length)
-
-
-def test_axes_in_the_other_order_are_noticed_by_the_coordinates(tmp_path: Path) -> None:
-    path = write_shallow_water(tmp_path / "a.h5")
-
-    def swap(file: h5py.File) -> None:
-        data = file["0000/data"][...]
-        del file["0000/data"]
-        file["0000/data"] = data.swapaxes(1, 2)
-
-    assert error_of(edited(path, swap)).kind == "wrong_length"
-
-
-def test_time_that_differs_between_samples_is_refused(tmp_path: Path) -> None:
+def test_times_that_differ_unfinished_simulations_and_parameters_in_words_are_refused(tmp_path: Path) -> None:
     def shift(file: h5py.File) -> None:
         file["t"][2] += 1
 
     error = error_of(edited(write_navier_stokes(tmp_path / "a.h5"), shift))
     assert (error.kind, error.sample, error.dataset) == ("grids_differ", 2, "t")
-
-
-def test_unfinished_simulation_is_refused(tmp_path: Path) -> None:
-    error = error_of(write_navier_stokes(tmp_path / "a.h5", latest_index=2))
+    error = error_of(write_navier_stokes(tmp_path / "b.h5", latest_index=2))
     assert (error.kind, error.expected, error.found) == ("incomplete", f"{T} frames", "3 written")
-
-
-@pytest.mark.parametrize("value", ["0.01", [0.01, 0.02], 1j])
-def test_parameter_that_is_no_number_is_refused(value: object, tmp_path: Path) -> None:
-    error = error_of(write_scalar_1d(tmp_path / "a.h5", attrs={"Nu": value}))
+    error = error_of(write_scalar_1d(tmp_path / "c.h5", attrs={"Nu": "0.01"}))
     assert error.kind == "bad_parameter"
 
 
@@ -521,9 +429,6 @@ def test_parameter_that_is_no_number_is_refused(value: object, tmp_path: Path) -
     [
         (write_cfd2d, "cfd1d", "number of spatial axes"),
         (write_cfd2d, "navier_stokes2d", "channels"),
-        (write_converted_2d, "diffreact2d", "channels"),
-        (write_diffsorp, "burgers1d", "channels"),
-        (write_darcy, "shallow_water2d", "channels"),
         (write_scalar_1d, "advection1d", "parameters"),
         (write_converted_2d, "darcy2d", "number of frames"),
     ],
@@ -532,12 +437,6 @@ def test_file_of_another_task_is_refused(write_file, task: str, what: str, tmp_p
     error = error_of(write_file(tmp_path / "a.h5"), task=get_task(task))
     assert error.kind == "task_mismatch"
     assert f"by its {what}" in str(error)
-
-
-def test_steady_state_is_no_trajectory(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"data": values("data", (2, 1, X))})
-    error = error_of(path, task=get_task("burgers1d"))
-    assert (error.kind, error.expected, error.found) == ("task_mismatch", ">= 2", 1)
 
 
 # --- reading that fails -------------------------------------------------------------------------------
@@ -604,15 +503,6 @@ def test_sample_of_another_shape_is_refused_when_it_is_read(tmp_path: Path) -> N
     with open_source(path) as source, pytest.raises(SourceError) as caught:
         source.read(range(5))
     assert (caught.value.kind, caught.value.sample) == ("shapes_differ", 3)
-
-
-@pytest.mark.parametrize("name", ["data", "grid/x"])
-def test_sample_without_a_dataset_is_refused_when_it_is_read(name: str, tmp_path: Path) -> None:
-    path = edited(write_diffsorp(tmp_path / "a.h5"), lambda file: file.__delitem__(f"0002/{name}"))
-    with open_source(path) as source, pytest.raises(SourceError) as caught:
-        source.read(range(5))
-    error = caught.value
-    assert (error.kind, error.sample, error.dataset) == ("missing_dataset", 2, f"0002/{name}")
 
 
 # --- files of one store -------------------------------------------------------------------------------
@@ -693,15 +583,9 @@ def test_periodic_and_outflow_files_can_not_make_one_store(tmp_path: Path) -> No
     assert caught.value.found == {"x": "outflow"}
 
 
-def test_shock_tube_does_not_join_the_training_files(tmp_path: Path) -> None:
-    infos = [info_of(write_cfd1d(tmp_path / "a.h5")), info_of(write_shock_tube(tmp_path / "Sod1.hdf5"))]
-    with pytest.raises(SourceError):
-        check_same_grid(infos)
-
-
-def test_ingest_imports_neither_torch_nor_zarr() -> None:
+def test_ingest_imports_neither_torch_nor_zarr_nor_pydantic() -> None:
     code = (
         "import sys; import ups_store.sources.source, ups_store.sources.source_files;"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'zarr')))"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'zarr', 'pydantic')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -24,7 +24,7 @@ import psutil
 import pytest
 from faulty_disk import FaultyDisk
 from hanging_files import hanging
-from pdebench_files import FAMILIES, Size, T, X, write, write_scalar_1d
+from pdebench_files import Size, write, write_scalar_1d
 from reader_faults import (
     CrashingRead,
     CutAmidRead,
@@ -38,9 +38,8 @@ from reader_faults import (
 )
 
 from ups_store import ReadTimeoutError, SourceError, StoreError
-from ups_store.format.metadata import dtype_of
 from ups_store.sources import readers
-from ups_store.sources.contents import EVERYTHING, Selection
+from ups_store.sources.contents import EVERYTHING
 from ups_store.sources.reader import (
     MAX_MESSAGE_BYTES,
     MAX_SAMPLES,
@@ -113,34 +112,14 @@ def ends_within(seconds: float) -> Iterator[None]:
 # --- reading ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_pool_reads_what_a_source_reads_in_order(tmp_path: Path, num_workers: int) -> None:
+def test_pool_reads_what_a_source_reads_in_order(tmp_path: Path) -> None:
     path = write_scalar_1d(tmp_path / "a.h5", Size(7))
     with open_source(path) as source:
         expected = source.read(range(7))["fields"]
-    with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
+    with ReaderPool(2, slot_nbytes=SLOT) as pool:
         items = read_all(pool, requests_for(path, num_samples=7))
     assert [samples for samples, _ in items] == [[100, 101], [102, 103], [104, 105], [106]]
     np.testing.assert_array_equal(np.concatenate([arrays["fields"] for _, arrays in items]), expected)
-
-
-def test_pool_reads_every_layout_with_task_and_selection(tmp_path: Path) -> None:
-    selection = Selection(reduce_space=2, reduce_time=2)
-    requests, expected = [], []
-    for i, family in enumerate(FAMILIES):
-        (tmp_path / str(i)).mkdir()
-        path, task = family.write(tmp_path / str(i) / family.file_name), get_task(family.task)
-        with open_source(path, task=task, selection=selection) as source:
-            indices = np.arange(source.info.num_samples)[::-1]  # one by one
-            expected.append(source.read(indices.tolist()))
-        dtypes = {name: str(array.dtype) for name, array in expected[-1].items()}
-        requests.append(ReadRequest(path, task, selection, indices, indices, dtypes))
-    with ReaderPool(2, slot_nbytes=SLOT) as pool:
-        items = read_all(pool, requests)
-    for (_, arrays), wanted in zip(items, expected, strict=True):
-        assert arrays.keys() == wanted.keys()
-        for name in wanted:
-            np.testing.assert_array_equal(arrays[name], wanted[name])
 
 
 def test_results_come_in_order_of_requests_whichever_is_ready_first() -> None:
@@ -168,21 +147,11 @@ def test_slow_caller_bounds_the_requests_that_are_taken_and_keeps_its_arrays() -
 
 def test_pool_reads_again_after_the_caller_stopped_halfway() -> None:
     with ReaderPool(2, slot_nbytes=SLOT) as pool:
-        for _ in pool.read([fake(FakeRead, i, pause_s=0.1 * i) for i in range(9)]):
+        for _ in pool.read([fake(FakeRead, i, pause_s=0.1 * i) for i in range(4)]):
             break
         gc.collect()
         items = read_all(pool, [fake(FakeRead, i) for i in range(5)])
     assert [samples for samples, _ in items] == [[i] for i in range(5)]
-
-
-def test_cast_to_bfloat16_equals_that_of_numpy(tmp_path: Path) -> None:
-    path = write_scalar_1d(tmp_path / "a.h5")
-    requests = requests_for(path, num_samples=5, size=5, dtypes={"fields": "bfloat16"}, check_finite=True)
-    with ReaderPool(1, slot_nbytes=SLOT) as pool, open_source(path) as source:
-        cast = read_all(pool, requests)[0][1]["fields"]
-        expected = source.read(range(5))["fields"].astype(dtype_of("bfloat16"))
-    assert cast.dtype == dtype_of("bfloat16")
-    np.testing.assert_array_equal(cast.view(np.uint16), expected.view(np.uint16))
 
 
 @pytest.mark.parametrize("value", [np.nan, 1e6])
@@ -199,11 +168,10 @@ def test_value_that_is_not_finite_is_refused_with_its_sample(tmp_path: Path, val
 
 def test_describe_gives_the_info_of_each_file_in_order(tmp_path: Path) -> None:
     paths = [write_scalar_1d(tmp_path / f"{n}.h5", Size(n)) for n in (3, 1, 2)]
-    for num_workers in (1, 2):
-        with ReaderPool(num_workers, slot_nbytes=SLOT) as pool:
-            infos = list(pool.ask_each([describe_request(path) for path in paths]))
-        assert [(info.path, info.num_samples) for info in infos] == list(zip(paths, (3, 1, 2), strict=True))
-        assert infos[0].arrays["fields"].dims == ("time", "x", "channel")
+    with ReaderPool(2, slot_nbytes=SLOT) as pool:
+        infos = list(pool.ask_each([describe_request(path) for path in paths]))
+    assert [(info.path, info.num_samples) for info in infos] == list(zip(paths, (3, 1, 2), strict=True))
+    assert infos[0].arrays["fields"].dims == ("time", "x", "channel")
 
 
 def test_describe_gives_coordinates_that_are_longer_than_a_message(tmp_path: Path) -> None:
@@ -226,13 +194,6 @@ def test_requests_that_fill_the_socket_are_sent_when_there_is_room() -> None:
     with ReaderPool(1, slot_nbytes=SLOT, num_slots=6) as pool:
         items = read_all(pool, requests)
     assert [samples[0] for samples, _ in items] == list(range(6))
-
-
-def test_largest_request_fits_into_a_message(tmp_path: Path) -> None:
-    path = write_scalar_1d(tmp_path / "a.h5", Size(MAX_SAMPLES))
-    with ReaderPool(1, slot_nbytes=MAX_SAMPLES * T * X * 4) as pool:
-        items = read_all(pool, requests_for(path, num_samples=MAX_SAMPLES, size=MAX_SAMPLES))
-    assert [len(samples) for samples, _ in items] == [MAX_SAMPLES]
 
 
 def test_batch_beyond_its_slot_is_told_as_a_defect() -> None:
@@ -299,16 +260,6 @@ def test_opening_that_hangs_ends_at_the_deadline_with_stack_and_file(tmp_path: P
     assert "open_hdf5" in error.__notes__[0]
 
 
-def test_describing_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
-    with (
-        hanging(tmp_path / "burgers1d_train.h5") as (path,),
-        ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool,
-    ):
-        warm_up(pool)
-        with ends_within(0.3 + GRACE_S), pytest.raises(ReadTimeoutError):
-            pool.ask(describe_request(path))
-
-
 def test_request_that_is_always_late_is_tried_as_often_as_asked_with_growing_pauses() -> None:
     notes: list[str] = []
     patience = Patience(timeout_s=0.1, retries=2, backoff_s=0.1)
@@ -317,7 +268,7 @@ def test_request_that_is_always_late_is_tried_as_often_as_asked_with_growing_pau
         pytest.raises(ReadTimeoutError, match="attempt 3 of 3"),
     ):
         read_all(pool, [fake(FakeRead, 0, pause_s=60)])
-    assert ["again in 0.1 s" in notes[0], "again in 0.2 s" in notes[1], len(notes)] == [True, True, 2]
+    assert [note.rpartition(" again in ")[2] for note in notes] == ["0.1 s", "0.2 s"]
 
 
 def test_late_request_ends_after_all_before_it_were_given() -> None:
@@ -331,12 +282,12 @@ def test_late_request_ends_after_all_before_it_were_given() -> None:
 
 
 def test_all_readers_late_at_once_end_together() -> None:
-    requests = [fake(FakeRead, i, pause_s=60) for i in range(4)]
-    with ReaderPool(4, slot_nbytes=SLOT, patience=ONCE, on_error="skip") as pool:
-        warm_up(pool, num_workers=4)
+    requests = [fake(FakeRead, i, pause_s=60) for i in range(2)]
+    with ReaderPool(2, slot_nbytes=SLOT, patience=ONCE, on_error="skip") as pool:
+        warm_up(pool, num_workers=2)
         with ends_within(0.3 + GRACE_S):
             items = read_all(pool, requests)
-    assert [type(item.error) for item in items] == [ReadTimeoutError] * 4
+    assert [type(item.error) for item in items] == [ReadTimeoutError] * 2
 
 
 def test_request_that_gets_on_outlives_its_timeout() -> None:
@@ -348,7 +299,7 @@ def test_request_that_gets_on_outlives_its_timeout() -> None:
 
 def test_time_of_a_slow_caller_is_not_counted_against_readers() -> None:
     with ReaderPool(1, slot_nbytes=SLOT, patience=SOON) as pool:
-        for _ in pool.read([fake(FakeRead, i, pause_s=0.05) for i in range(3)]):
+        for _ in pool.read([fake(FakeRead, i, pause_s=0.05) for i in range(2)]):
             time.sleep(1.6)
 
 
@@ -482,13 +433,6 @@ def test_reader_that_crashes_leaves_no_core_file() -> None:
         assert pool.ask(call(core_limit)) == (0, 0)
 
 
-def test_reader_killed_while_idle_is_replaced() -> None:
-    with ReaderPool(1, slot_nbytes=SLOT, patience=Patience(retries=1, backoff_s=0.0)) as pool:
-        warm_up(pool)
-        os.kill(pool.status().readers[0].pid, signal.SIGKILL)
-        assert read_all(pool, [fake(FakeRead, 1)])[0][0] == [1]
-
-
 def test_reader_without_memory_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "large.h5"
     shape = (1, 64, 1 << 20)
@@ -553,31 +497,6 @@ def test_input_output_error_is_tried_again(
         assert (items[0].error.kind, items[0].error.dataset) == ("read_failed", "data")
 
 
-def test_corrupt_chunk_skips_its_batch_only(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        data = np.arange(6 * 4 * 64, dtype=np.float32).reshape(6, 4, 64)
-        file.create_dataset("data", data=data, chunks=(1, 4, 64), compression="gzip")
-        chunk = file["data"].id.get_chunk_info(2)
-    with path.open("r+b") as raw:
-        raw.seek(chunk.byte_offset)
-        raw.write(b"\xff" * 16)
-    with ReaderPool(1, slot_nbytes=SLOT, on_error="skip") as pool:
-        items = read_all(pool, requests_for(path, num_samples=6))
-    assert isinstance(items[1], Skipped)
-    assert items[1].samples.tolist() == [102, 103]
-    assert (items[1].error.kind, items[1].error.dataset) == ("read_failed", "data")
-    assert [items[0][0], items[2][0]] == [[100, 101], [104, 105]]
-
-
-def test_file_cut_off_before_it_is_opened_is_told_as_truncated(tmp_path: Path) -> None:
-    path = write_scalar_1d(tmp_path / "a.h5")
-    os.truncate(path, path.stat().st_size // 2)
-    with ReaderPool(1, slot_nbytes=SLOT) as pool, pytest.raises(SourceError) as caught:
-        read_all(pool, requests_for(path, num_samples=5))
-    assert caught.value.kind == "truncated"
-
-
 def cut_off(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 256)
 
@@ -633,13 +552,6 @@ def test_status_and_stacks_say_what_each_reader_does(tmp_path: Path) -> None:
         assert "open_hdf5" in stack
 
 
-def test_errors_of_readers_survive_pickling(tmp_path: Path) -> None:
-    with ReaderPool(1, slot_nbytes=SLOT, patience=SOON) as pool, pytest.raises(SourceError) as caught:
-        read_all(pool, [fake(CrashingRead, 4)])
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert (str(copy), copy.kind) == (str(caught.value), "reader_died")
-
-
 _SUPERVISOR = """
 import sys, threading, time
 from pathlib import Path
@@ -659,7 +571,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_readers_end_with_their_supervisor(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "supervisor.py"
     script.write_text(_SUPERVISOR)

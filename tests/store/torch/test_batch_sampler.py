@@ -43,7 +43,7 @@ def test_plain_sampler_of_a_dataloader_would_mix_the_stores(paths: list[Path]) -
 
 @workers
 @pytest.mark.multi_process
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "fork"])
 def test_stores_of_different_shapes_are_never_mixed_in_a_batch(
     paths: list[Path], context: str | None
 ) -> None:

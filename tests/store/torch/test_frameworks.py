@@ -38,8 +38,7 @@ def indices(batches: Any) -> list[list[int]]:
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("taken", [1, 4])
+@pytest.mark.parametrize(("num_workers", "taken"), [(0, 4), (2, 1)])
 def test_stateful_dataloader_goes_on_amid_an_epoch(
     dataset: StoreDataset, num_workers: int, taken: int
 ) -> None:

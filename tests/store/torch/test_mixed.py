@@ -14,7 +14,6 @@ from small_stores import MakeStore
 
 from ups_store.errors import ConfigError, SpecError
 from ups_store.torch import (
-    Batch,
     MixedDataset,
     Sample,
     StoreDataset,
@@ -78,13 +77,6 @@ def test_batches_are_the_same_for_any_ranks_workers_and_groups(paths: list[Path]
     loader = make_loader(mixed, num_workers=0, collate_fn=lambda rows: rows.batch, **options)  # one by one
     batches = list(loader)
     assert [batch["task"] for batch in batches] == [batch["task"] for batch in make_loader(mixed, **options)]
-
-
-def test_batches_that_were_gathered_together_have_their_own_tasks() -> None:
-    tasks = ["a", "b", "a", "a"]
-    first, second = Batch({"index": torch.arange(4), "task": tasks, "params": {}}).split(2)
-    assert (first["task"], second["task"]) == (["a", "b"], "a")
-    assert second["index"].tolist() == [2, 3]
 
 
 def test_loader_goes_on_in_the_middle_of_an_epoch(paths: list[Path]) -> None:

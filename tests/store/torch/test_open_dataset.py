@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from small_stores import MakeStore, begin, samples_of
 
-import ups_store
 from ups_store.errors import NotCommittedError
 from ups_store.read import preload
 from ups_store.system import memory
@@ -74,12 +73,6 @@ def test_incomplete_store_is_encoded_on_demand(
     assert (opened.rung, opened.dataset[0], asked) == ("on-demand", {"z0": 1}, [path])
     assert ("expected a finished store of 6 samples, found 2 committed" in opened.reason) == is_there
     assert opened.reason in caplog.text
-
-
-def test_incomplete_store_that_is_open_already_is_encoded_on_demand_too(unfinished: Path) -> None:
-    with ups_store.open(unfinished, partial=True) as store:
-        opened = open_dataset(store, encode=lambda path: [path])  # type: ignore[arg-type, return-value]
-        assert (opened.rung, opened.dataset[0]) == ("on-demand", store.path)
 
 
 def test_snippets_of_the_loader_page_run(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:

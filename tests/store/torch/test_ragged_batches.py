@@ -80,12 +80,6 @@ def test_data_loader_of_torch_collates_padded_batches(path: Path, num_workers: i
         _check(batch, "padded")
 
 
-def test_ragged_arrays_are_converted_to_the_dtype_of_the_dataset(path: Path) -> None:
-    for form in ("padded", "nested"):
-        batch = StoreDataset(path, ragged=form, dtype=torch.bfloat16, names=["points"]).batch([0, 3])  # type: ignore[arg-type]
-        assert batch["points"].dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"names": ["points"]}, {"ragged": "other"}],
@@ -109,11 +103,6 @@ def test_windows_leave_ragged_arrays_out_and_refuse_them_by_name(tmp_path: Path)
     for options in ({"names": ["points"]}, {"state": "points"}):
         with pytest.raises(ups_store.SpecError):
             StoreDataset(path, window=window, ragged="padded", **options)  # type: ignore[arg-type]
-
-
-def test_dataset_without_ragged_numbers_needs_no_form(path: Path) -> None:
-    batch = StoreDataset(path, names=["text", "label"]).batch([1, 0])
-    assert batch["text"] == [TEXTS[1], TEXTS[0]]
 
 
 def test_gather_nested_gives_a_jagged_tensor(path: Path) -> None:

@@ -30,7 +30,6 @@ from ups_store.torch import (
     MixedDataset,
     Sample,
     StoreDataset,
-    Window,
     make_loader,
 )
 
@@ -139,12 +138,6 @@ def test_loader_names_all_samples_of_batches_that_are_read_together(
     assert "samples 4, 5, 6, 7 and 4 more, in " in str(error)
 
 
-def test_loader_names_the_samples_of_windows(path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang) -> None:
-    hang_at(monkeypatch, 17, hang)  # a window of sample 3
-    data = StoreDataset(path, window=Window(horizon=1))
-    assert late_batch(make_loader(data, batch_size=5, timeout=LONG_S), hang, after=3).samples == (3,)
-
-
 def test_loader_names_the_first_store_of_a_mixed_batch(
     path: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, hang: Hang
 ) -> None:
@@ -189,16 +182,6 @@ def test_loader_whose_order_hangs_says_that_nothing_is_read(
     assert "a batch hasn't come for 1 s: found nothing is being read" in str(error)
 
 
-def test_batches_that_come_in_time_are_those_without_a_timeout(path: Path) -> None:
-    def indices(**options: Any) -> list[list[int]]:
-        loader = make_loader(path, batch_size=4, shuffle=True, **options)
-        found = [batch["index"].tolist() for _ in range(2) for batch in loader]
-        loader.close()
-        return found
-
-    assert indices(timeout=LONG_S) == indices()
-
-
 @pytest.mark.parametrize("timeout", [0, -1, "1", True, float("nan"), float("inf")])
 def test_timeout_that_is_no_time_is_refused(path: Path, timeout: Any) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -206,12 +189,6 @@ def test_timeout_that_is_no_time_is_refused(path: Path, timeout: Any) -> None:
     assert caught.value.kind == "timeout"
     with pytest.raises(ConfigError):
         StoreDataset(path, timeout=timeout)
-
-
-def test_timeout_needs_a_thread_that_can_be_waited_for(path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_loader(path, batch_size=4, num_workers=0, timeout=1)
-    assert caught.value.kind == "num_workers"
 
 
 @pytest.fixture
