@@ -30,10 +30,9 @@ from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.encoder import LatentEncoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec
 from ups_store.building.config import BuildConfig, load_config
-from ups_store.building.digests import DigestCache
 from ups_store.building.encode import OverlappingEncoder
 from ups_store.building.fill import Filling
-from ups_store.building.plan import plan_store
+from ups_store.building.plan import DigestCache, plan_store
 from ups_store.building.progress import Stopwatch
 from ups_store.building.read import read_batches
 from ups_store.building.readers import Readers

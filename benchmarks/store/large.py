@@ -79,7 +79,7 @@ def make_sparse(path: Path, num_samples: int, sample_bytes: int) -> None:
         for first in range(len(samples), num_samples, MIB):
             holes = np.arange(first, min(first + MIB, num_samples))
             crcs = np.zeros((len(holes), 1), np.uint32)
-            commit._write_records(writer.building, holes, pack_records(writer.building.header, holes, crcs))
+            commit.write_records(writer.building, holes, pack_records(writer.building.header, holes, crcs))
         writer.finish()
 
 

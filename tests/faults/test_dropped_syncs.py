@@ -130,11 +130,11 @@ def noting(path: Path, disk_type: Callable[..., Disk]) -> object:
 
 TAKING_BACK = builds(lambda run: run.to_the_end(), before=damaged_build)
 NEEDED: dict[Place, Check] = {
-    ("write/commit.py", "commit_pieces", 1): builds(in_three_batches),
-    ("write/commit.py", "_write_records", 1): builds(in_three_batches),
+    ("write/commit.py", "commit_samples", 1): builds(in_three_batches),
+    ("write/commit.py", "write_records", 1): builds(in_three_batches),
     ("write/commit.py", "take_back", 1): TAKING_BACK,
-    ("write/commit.py", "_complete", 2): builds(in_three_batches),
-    ("write/commit.py", "_complete", 3): builds(in_three_batches),
+    ("write/commit.py", "finish", 2): builds(in_three_batches),
+    ("write/commit.py", "finish", 3): builds(in_three_batches),
     ("write/commit.py", "publish", 2): builds(in_three_batches),
     ("write/create.py", "create_building", 1): builds(in_three_batches),
     ("write/create.py", "create_building", 3): builds(in_three_batches),
@@ -144,12 +144,12 @@ NEEDED: dict[Place, Check] = {
     ("write/target.py", "new_file", 1): makes("safetensors"),
     ("write/target.py", "publish_file", 2): makes("safetensors"),
     ("write/target.py", "new_folder", 1): makes("zarr"),
-    ("write/target.py", "_finish_tree", 1): makes("zarr"),
-    ("write/target.py", "_finish_tree", 2): makes("zarr"),
+    ("write/target.py", "new_folder", 2): makes("zarr"),
+    ("write/target.py", "new_folder", 3): makes("zarr"),
     ("system/files.py", "replace_file", 1): makes("small file"),
-    ("write/spool.py", "_save", 1): noting,
-    ("write/spool.py", "_save", 2): noting,
-    ("write/spool.py", "_save", 3): check_spool,
+    ("write/spool.py", "_commit", 1): noting,
+    ("write/spool.py", "_commit", 2): noting,
+    ("write/spool.py", "_commit", 3): check_spool,
     ("remote/fetch.py", "run", 2): copying,
     ("remote/fetch.py", "run", 1): copying,
     ("remote/fetch.py", "_take", 1): copying,
@@ -161,11 +161,11 @@ DEARER = {
     ("write/create.py", "_resume", 2),
     ("write/create.py", "join", 1),
     ("write/target.py", "new_folder", 1),
-    ("write/target.py", "_finish_tree", 1),
-    ("write/target.py", "_finish_tree", 2),
+    ("write/target.py", "new_folder", 2),
+    ("write/target.py", "new_folder", 3),
 }
 STAYS = {
-    ("write/commit.py", "_complete", 1): "the one before the tail is cut off covers it; here an error of the "
+    ("write/commit.py", "finish", 1): "the one before the tail is cut off covers it; here an error of the "
     "disk is found before anything of the finished layout is written",
     ("write/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
     "kept in order, which not every file system promises",

@@ -13,13 +13,12 @@ import numpy as np
 from pdebench_files import Arrays, T, X, coordinate, values, write
 
 from ups_store.building.config import BuildConfig, load_config
-from ups_store.building.digests import DigestCache
-from ups_store.building.plan import StorePlan, plan_store
-from ups_store.building.result import BuildReport, BuildResult
+from ups_store.building.plan import DigestCache, StorePlan, plan_store
+from ups_store.building.progress import BuildReport, BuildResult
 from ups_store.building.stores import build_all
 from ups_store.format.root import config_hash
 from ups_store.sources.readers import ReaderPool
-from ups_store.write.create import identity_of
+from ups_store.write.plan import identity_of
 
 BURGERS = "1D_Burgers_Sols_Nu0.01.hdf5"
 

@@ -21,7 +21,7 @@ from ups_store.format.layout import Layout
 from ups_store.read.recovery import State, building_path, intact_parts, read_building_file, read_commits
 from ups_store.read.verify import verify_file
 from ups_store.system import files
-from ups_store.write import writer as writer_module
+from ups_store.write import commit as commit_module
 
 N = 5
 IDENTITY = {"seed": 0}
@@ -116,7 +116,7 @@ def by_two_committers(run: Run) -> None:
 
 def in_pieces(run: Run) -> None:
     """Each sample of a batch is encoded and written by itself; one pair of syncs commits all of them."""
-    with mock.patch.object(writer_module, "DURABLE_PIECE_BYTES", 1), run.create() as writer:
+    with mock.patch.object(commit_module, "DURABLE_PIECE_BYTES", 1), run.create() as writer:
         run.commit(writer, [1, 3, 4])
         run.commit(writer, [0, 2])
         run.finish(writer)

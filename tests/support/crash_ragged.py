@@ -71,7 +71,7 @@ def noted(run: Run) -> None:
     with begin_spool(run.path) as spool:
         first = spool.notes[-1]["num_samples"] if spool.notes else 0
         assert first >= len(run.acknowledged)
-        spool.begin_at(first)
+        spool.num_samples = first
         for sample in samples(first):
             spool.add(sample)
             if spool.notes:

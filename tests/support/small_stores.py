@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import ups_store
 from ups_store import ArraySpec, StoreWriter
 from ups_store.format.metadata import dtype_of
+from ups_store.write import commit as commit_module
 
 Values = Mapping[str, npt.NDArray[Any]]
 Dims = Mapping[str, Sequence[str]]
@@ -138,3 +140,9 @@ class StopAt:
         self.num_calls += 1
         if self.num_calls == self.call:
             raise KeyboardInterrupt
+
+
+def complete(writer: ups_store.StoreWriter) -> None:
+    """Finish a file up to the rename, as a builder does that dies there."""
+    with mock.patch.object(commit_module, "publish"):
+        commit_module.finish(writer.building)

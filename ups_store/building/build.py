@@ -1,4 +1,4 @@
-"""The build of one store: what it will hold, whether it is there already, and otherwise filling it.
+"""The build of one store: finding or claiming its file, filling it, publishing it; alone or with others.
 
 `python -m ups_store.build` and training's on-demand mode both drive `Build`: the one from end to end, by
 `build_store`, the other a few samples at a time while they are used.
@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,23 +23,15 @@ from ups_store.building.config import BuildConfig
 from ups_store.building.decide import (
     OTHER_FOLDER,
     Decision,
+    PlannedStore,
     check_no_folder,
     decide_published,
     decide_unfinished,
-)
-from ups_store.building.digests import DigestCache, Digests
-from ups_store.building.fill import Filling
-from ups_store.building.joining import (
-    POLL_S,
-    create_file,
     is_damaged,
     is_finished,
-    join_builder,
-    look_again,
-    set_aside_unfinished,
-    wait_for_store,
 )
-from ups_store.building.plan import PlannedStore, StorePlan, partition_of, payload_nbytes, plan_store
+from ups_store.building.fill import Filling
+from ups_store.building.plan import DigestCache, Digests, StorePlan, payload_nbytes, plan_store
 from ups_store.building.progress import QuietWatcher, Stopwatch, Watcher
 from ups_store.building.ranks import ALONE, BuildRank
 from ups_store.building.read import read_batches
@@ -49,20 +43,28 @@ from ups_store.errors import (
     CorruptChunkError,
     FormatError,
     IdentityMismatchError,
+    ReadError,
+    StoreError,
     StoreNotFoundError,
     StoreReplacedError,
     check_installed,
 )
+from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.root import describe_differences
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
-from ups_store.read.recovery import building_path
+from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX, building_path
+from ups_store.remote.transfer import is_pulling
 from ups_store.sources.readers import ReadBatch
-from ups_store.system import files
+from ups_store.system import files, locks
 from ups_store.system.files import is_in_memory, make_folder, real_place
 from ups_store.system.memory import IN_MEMORY
+from ups_store.write.create import join
 from ups_store.write.writer import Committer, StoreWriter
+
+BUILDER_S = 60.0  # for the builder to begin, or to be started again
+POLL_S = 0.1
 
 
 def open_build(
@@ -95,7 +97,7 @@ def open_build(
         StoreError: As the encoder, if stores hold latents.
     """
     sources = sources or Sources(config, watcher=watcher)
-    plan = partition_of(plan_store(config, task, split, readers=readers, sources=sources), rank)
+    plan = plan_store(config, task, split, readers=readers, sources=sources).partition_of(rank)
     if groups_per_batch is not None and plan.batch_size is None:
         plan = replace(plan, batch_size=groups_per_batch * plan.group_size)
     digests = digests or DigestCache(config.cache.dir, readers=readers)
@@ -123,7 +125,7 @@ class Build(PlannedStore):
     is_finished = False
     _committer: Committer | None = None
     _store: AnyStore | None = None
-    _is_there: npt.NDArray[np.bool_] | None = None
+    _committed: npt.NDArray[np.bool_] | None = None
     _filling: Filling | None = None
     _helps = False
     _has_looked = False
@@ -156,7 +158,15 @@ class Build(PlannedStore):
                 f"{folder} lies on a network file system, whose locks, syncs and renames may not hold what a "
                 "build relies on (docs/results/reliability.md): build on a local disk and copy the store"
             )
-        _check_packable(self.plan)
+        if (codec := self.plan.codec) != "none":
+            check_installed("numcodecs", *(["pcodec"] if codec == "pcodec" else []), extra="pack")
+            from ups_store.packed.codecs import MAX_CHUNK_BYTES
+
+            largest = max(payload_nbytes({name: spec}) for name, spec in self.plan.arrays.items())
+            if largest > MAX_CHUNK_BYTES:
+                limits: dict[str, Any] = {"expected": f"samples of at most {MAX_CHUNK_BYTES:,} bytes"}
+                limits["found"] = f"{largest:,}"
+                raise ConfigError("cache.codec", path=self.path, hint="leave it out", **limits)
         with self.clock.timed("digest"):
             self.identify()
         return not overwrite and self.find_again()
@@ -198,9 +208,28 @@ class Build(PlannedStore):
         with self.clock.timed("open"):
             if self.rank.is_builder and self._become_builder(overwrite=overwrite):
                 return
-        self._committer = join_builder(self.path, self.identify(), self.config_hash)
+        self._committer = _join(self.path, self.identify(), self.config_hash)
         if self._committer is None:
             self._take(open_any(self.path))
+
+    def begin_in_memory(self, shared: str | None = None) -> None:
+        """Begin it in memory: nothing is written to a disk, and nothing is left when the process ends.
+
+        Args:
+            shared: Text of the `path_in_memory` of the process of this machine that has begun it.
+        Raises:
+            DiskFullError: Kind "memory_full".
+        """
+        if shared is not None:
+            self._committer = ups_store.join(shared, identity=self.identify())
+        else:
+            self._committer = create_file(self.plan, self.identify(), IN_MEMORY, durability="lazy")
+
+    @property
+    def path_in_memory(self) -> Path | None:
+        """Where other processes of this machine find what is filled in memory; None if it isn't."""
+        path = self._committer.path if self._committer else None
+        return path if path is not None and is_in_memory(path) else None
 
     def _become_builder(self, *, overwrite: bool) -> bool:
         """Build the store from now on, or find it finished; False where another process builds it."""
@@ -213,7 +242,7 @@ class Build(PlannedStore):
             return False
         with contextlib.ExitStack() as failing:
             failing.push(writer)
-            published = look_again(self.path, "" if overwrite else self.config_hash, self._watcher.note)
+            published = self._published_meanwhile(overwrite=overwrite)
             if published is None:
                 failing.pop_all()
                 self._committer = writer
@@ -222,59 +251,56 @@ class Build(PlannedStore):
         self._take(published)
         return True
 
+    def _published_meanwhile(self, *, overwrite: bool) -> AnyStore | None:
+        """Open the store if another process has just published it; set a damaged file aside."""
+        try:
+            store = open_any(self.path)
+        except StoreNotFoundError:
+            return None
+        except ReadError:
+            raise
+        except StoreError as error:
+            if is_damaged(self.path, error):
+                _set_aside(self.path, error.problem, self._watcher.note)
+            return None
+        if not overwrite and store.config_hash == self.config_hash:
+            return store
+        store.close()
+        return None
+
     def _open_writer(self, *, overwrite: bool = False) -> StoreWriter:
         """Create or continue the file; one of another identity is replaced if nothing would be lost."""
-        content, note = self.identify(), self._watcher.note
+        content, note, unfinished = self.identify(), self._watcher.note, building_path(self.path)
         options: dict[str, Any] = {"check_on_resume": False, "note": note}
         if overwrite:
             writer = create_file(self.plan, content, on_mismatch="restart", **options)
             if len(writer.missing()) == self.num_samples:
                 return writer
             with writer:  # its samples aren't trusted; while it is open no other process builds it
-                files.remove(building_path(self.path))
+                files.remove(unfinished)
             return create_file(self.plan, content, on_mismatch="restart")
         try:
-            return self._checked(create_file(self.plan, content, **options))
+            writer = create_file(self.plan, content, **options)
+            num_committed = self.num_samples - len(writer.missing())
+            if num_committed and self._config.reading.check_on_resume:  # what an earlier run has committed
+                with contextlib.ExitStack() as failing:
+                    failing.push(writer)
+                    nbytes = num_committed * self.plan.sample_nbytes
+                    self._watcher.stage(f"{self.title}: check", nbytes, unit="bytes")
+                    writer.check_committed(note=note, progress=self._watcher.advance)
+                    failing.pop_all()
+            return writer
         except (FormatError, CorruptChunkError) as error:
-            unfinished = building_path(self.path)
             if error.path != str(unfinished) or not is_damaged(unfinished, error):
                 raise
-            set_aside_unfinished(self.path, error.problem, note)
+            with contextlib.suppress(StoreNotFoundError), files.opened(unfinished, writable=True) as fd:
+                # Not while a process builds in it.
+                if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, unfinished):
+                    _set_aside(unfinished, error.problem, note)
         except IdentityMismatchError:
             if not decide_unfinished(self, Decision("build", "")).restarts:
                 raise
         return create_file(self.plan, content, on_mismatch="restart", **options)
-
-    def _checked(self, writer: StoreWriter) -> StoreWriter:
-        """Read back what an earlier run has committed; closes the writer if that fails."""
-        num_committed = self.num_samples - len(writer.missing())
-        if num_committed and self._config.reading.check_on_resume:
-            with contextlib.ExitStack() as failing:
-                failing.push(writer)
-                nbytes = num_committed * self.plan.sample_nbytes
-                self._watcher.stage(f"{self.title}: check", nbytes, unit="bytes")
-                writer.check_committed(note=self._watcher.note, progress=self._watcher.advance)
-                failing.pop_all()
-        return writer
-
-    def begin_in_memory(self, shared: str | None = None) -> None:
-        """Begin it in memory: nothing is written to a disk, and nothing is left when the process ends.
-
-        Args:
-            shared: Text of the `path_in_memory` of the process of this machine that has begun it.
-        Raises:
-            DiskFullError: Kind "memory_full".
-        """
-        if shared is not None:
-            self._committer = ups_store.join(shared, identity=self.identify())
-            return
-        self._committer = create_file(self.plan, self.identify(), IN_MEMORY, durability="lazy")
-
-    @property
-    def path_in_memory(self) -> Path | None:
-        """Where other processes of this machine find what is filled in memory; None if it isn't."""
-        path = self._committer.path if self._committer else None
-        return path if path is not None and is_in_memory(path) else None
 
     # --- filling it --------------------------------------------------------------------------------------
 
@@ -303,15 +329,9 @@ class Build(PlannedStore):
         Args:
             committer: Has `commit_many(samples, arrays)`, as a `ups_store.Committer`.
         """
-        return Filling(
-            self.plan,
-            committer,
-            self._readers,
-            watcher=self._watcher,
-            clock=self.clock,
-            on_nan=self._config.data.on_nan,
-            deadlines=self._config.cache,
-        )
+        options: dict[str, Any] = {"watcher": self._watcher, "clock": self.clock}
+        options |= {"on_nan": self._config.data.on_nan, "deadlines": self._config.cache}
+        return Filling(self.plan, committer, self._readers, **options)
 
     def read(self, samples: Samples | None = None) -> Iterator[ReadBatch]:
         """Give samples as their sources have them, in the store's dtypes, a batch at a time.
@@ -323,8 +343,7 @@ class Build(PlannedStore):
         Raises:
             SourceError: If a sample can't be read, or isn't finite where that isn't to be kept.
         """
-        if samples is None:
-            samples = np.arange(self.num_samples)
+        samples = np.arange(self.num_samples) if samples is None else samples
         return read_batches(self.plan, samples, on_nan=self._config.data.on_nan, readers=self._readers)
 
     def missing(self) -> Samples:
@@ -338,9 +357,9 @@ class Build(PlannedStore):
 
     def has(self, samples: Samples) -> bool:
         """Return whether samples are there, by whichever process."""
-        if self._is_there is None or not self._is_there[samples].all():
-            self._is_there = self.store.committed
-        return bool(self._is_there[samples].all())
+        if self._committed is None or not self._committed[samples].all():
+            self._committed = self.store.committed
+        return bool(self._committed[samples].all())
 
     def num_there(self) -> int:
         """Return how many samples are there."""
@@ -439,14 +458,97 @@ class Build(PlannedStore):
         self.close()
 
 
-def _check_packable(plan: StorePlan) -> None:
-    """Refuse now what couldn't be packed hours later."""
-    if plan.codec == "none":
-        return
-    check_installed("numcodecs", *(["pcodec"] if plan.codec == "pcodec" else []), extra="pack")
-    from ups_store.packed.codecs import MAX_CHUNK_BYTES
+# --- the file, and others that build in it ------------------------------------------------------------
 
-    largest = max(payload_nbytes({name: spec}) for name, spec in plan.arrays.items())
-    if largest > MAX_CHUNK_BYTES:
-        expected, found = f"samples of at most {MAX_CHUNK_BYTES:,} bytes", f"{largest:,}"
-        raise ConfigError("cache.codec", path=plan.path, expected=expected, found=found, hint="leave it out")
+
+def create_file(
+    plan: StorePlan, content: Mapping[str, Any], path: str | Path | None = None, **options: Any
+) -> StoreWriter:
+    """`ups_store.create` what a plan says, by default at its own path."""
+    return ups_store.create(
+        path or plan.path,
+        plan.arrays,
+        constants=plan.constants,
+        dims=plan.dims,
+        identity=content,
+        attrs=plan.attrs,
+        partition=plan.partition,
+        **options,
+    )
+
+
+def _join(path: Path, content: Mapping[str, Any], config_hash: str) -> Committer | None:
+    """Join the file that the builder makes, as soon as it is there; None if the store is finished already."""
+    deadline = time.monotonic() + BUILDER_S
+    while True:
+        try:
+            return join(path, identity=content)
+        except (StoreNotFoundError, StoreReplacedError):  # not begun yet, or finished
+            if is_finished(path, config_hash):
+                return None
+            if is_pulling(path.parent):
+                deadline = time.monotonic() + BUILDER_S
+            if time.monotonic() > deadline:
+                raise _no_builder(path) from None
+        except FormatError:  # the builder is finishing it this moment
+            if not _is_being_built(path) and not is_finished(path, config_hash):
+                raise
+        except IdentityMismatchError:  # an old file, which the builder may be about to replace
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_S)
+
+
+def wait_for_store(path: Path, config_hash: str, *, is_packed: bool | None = None) -> AnyStore:
+    """Open the finished store, as soon as the builder has published it."""
+    deadline = time.monotonic() + BUILDER_S
+    while not is_finished(path, config_hash, is_packed=is_packed):
+        if _is_being_built(path):
+            deadline = time.monotonic() + BUILDER_S
+        elif time.monotonic() > deadline:
+            raise _no_builder(path)
+        time.sleep(POLL_S)
+    return open_any(path)
+
+
+def _is_being_built(path: Path) -> bool:
+    """Return whether a process builds, packs or unpacks the store."""
+    place = real_place(path)
+    others = place.parent.glob(f"{glob.escape(place.name)}*{BUILDING_SUFFIX}*")
+    return any(locks.is_held(other, BUILDER_LOCK) for other in others)
+
+
+def _no_builder(path: Path) -> StoreError:
+    return StoreError(
+        f"no process has been building it for {BUILDER_S:.0f} s",
+        kind="no_builder",
+        path=path,
+        hint="look at the output of local rank 0, and run all ranks again: what is committed stays",
+    )
+
+
+def _set_aside(path: Path, problem: str, note: Callable[[str], None]) -> None:
+    """Give a damaged file the name NAME.damaged, or that with a number."""
+    place = real_place(path)
+    names = (place.with_name(f"{place.name}.damaged{n}") for n in itertools.chain([""], itertools.count(2)))
+    aside = next(name for name in names if not files.exists(name))
+    files.rename(place, aside)
+    note(f"{path} is damaged ({problem}): set aside as {aside.name}, and made again")
+
+
+def remove_dead(path: Path, *, codec: str) -> None:
+    """Remove what killed processes left of a file under other names: each may be as large as the file.
+
+    Also what is complete but for its name: whatever it was made from is still there. What goes on where it
+    was stays: a building file, and one that is being unpacked if that is wanted.
+    """
+    place = real_place(path)
+    name = glob.escape(place.name)
+    temporary = f"{BUILDING_SUFFIX}.{'[0-9a-f]' * 16}"  # nothing else is ours
+    patterns = [f"{name}{temporary}", f"{name}{UNPACKING_SUFFIX}{temporary}"]
+    if codec != "none":
+        patterns += [f"{name}{UNPACKING_SUFFIX}", f"{name}{UNPACKING_SUFFIX}{BUILDING_SUFFIX}"]
+    for left in itertools.chain.from_iterable(map(place.parent.glob, patterns)):
+        with contextlib.suppress(StoreNotFoundError, OSError), files.opened(left, writable=True) as fd:
+            if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, left):
+                files.remove(left)

@@ -1,15 +1,15 @@
-"""Configuration of a build: typed, from YAML, flags and dotted overrides."""
+"""Configuration of a build: typed, from YAML, flags and dotted overrides; what is wrong with one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from types import UnionType
+from typing import Annotated, Any, Literal, cast, get_args
 
 from ups_store.building.config_file import load_other_keys, read_config
-from ups_store.building.config_problems import config_error
-from ups_store.errors import ConfigError, SpecError, needs
+from ups_store.errors import ConfigError, SpecError, near_word, needs
 from ups_store.printable import without_secrets
 from ups_store.remote.fetch import EXPECTED, checked_url
 from ups_store.remote.shared import EXPECTED as EXPECTED_SHARED
@@ -21,6 +21,7 @@ from ups_store.system.urls import instead_of_rclone, is_remote
 
 with needs("hdf5"):
     from pydantic import (
+        BaseModel,
         BeforeValidator,
         Field,
         PlainValidator,
@@ -30,12 +31,26 @@ with needs("hdf5"):
         field_serializer,
         field_validator,
     )
+    from pydantic_core import ErrorDetails
 
 FIELDS_ENCODER = "none"  # `latent.encoder` of a build of fields
 MAX_WORKERS = 256  # more than any file system serves better than a few
 
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")  # it starts the names of files
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+_UNKNOWN, _MISSING = "unknown_key", "missing_key"  # kinds of errors
+_ALTERNATIVES = ("constrained-", "literal[", "tuple[")  # how pydantic names those of a union within a key
+# What pydantic says in terms of Python, by its type of error; {} are its own numbers.
+_EXPECTED = {
+    "model_type": "keys and values",
+    "dict_type": "keys and values",
+    "tuple_type": "a list",
+    "path_type": "a path",
+    "invalid_key": "a name",
+    "missing": "one more value",
+    "too_short": "{min_length} or more values",
+    "too_long": "at most {max_length} values",
+}
 
 
 def long_dtype(value: object) -> object:
@@ -92,7 +107,9 @@ def _places(value: Any, info: SerializationInfo) -> Any:
 class DataConfig(DeclaredSection):
     """Which samples of which files."""
 
-    tasks: tuple[str, ...] = Field(min_length=1, description="names of tasks, see ups_store/sources/tasks.py")
+    tasks: tuple[str, ...] = Field(
+        min_length=1, description="names of tasks, such as burgers1d: see ups_store/sources/tasks.py"
+    )
     root: Annotated[Path | str, PlainValidator(_root)] = Field(
         description="folder with the HDF5 files, or its URL; by default the variable PDEBENCH_ROOT"
     )
@@ -194,7 +211,9 @@ class EncodingConfig(DeclaredSection):
 class LatentConfig(EncodingConfig):
     """What encodes, where stores hold latents instead of fields."""
 
-    checkpoint: LocalPath = Field(description="weights; by default <checkpoint.dir>/autoencoder.safetensors")
+    checkpoint: LocalPath = Field(
+        description="weights of an autoencoder; by default <checkpoint.dir>/autoencoder.safetensors"
+    )
     dim: Count | None = Field(None, description="channels of a latent token, as the checkpoint has them")
     tokens: Count | None = Field(None, description="latent tokens of a frame, as the checkpoint has them")
 
@@ -223,22 +242,16 @@ class ReadingConfig(DeclaredSection):
         True, description="read back and check what an unfinished store holds before it is continued"
     )
 
-    @field_validator("batch_size", mode="before")
+    @field_validator("batch_size", "num_workers", mode="before")
     @classmethod
-    def _size_or_auto(cls, value: object) -> object:
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if is_count or value in ("auto", None):
+    def _count_or_auto(cls, value: object, info: ValidationInfo) -> object:
+        is_workers = info.field_name == "num_workers"
+        least, most = (0, MAX_WORKERS) if is_workers else (1, float("inf"))
+        is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        if is_count or value == "auto" or (value is None and not is_workers):
             return value
-        raise ConfigError("reading.batch_size", expected="auto, or a whole number >= 1", found=repr(value))
-
-    @field_validator("num_workers", mode="before")
-    @classmethod
-    def _count_or_auto(cls, value: object) -> object:
-        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WORKERS
-        if is_count or value == "auto":
-            return value
-        expected = f"auto, or a whole number 0..{MAX_WORKERS}"
-        raise ConfigError("reading.num_workers", expected=expected, found=repr(value))
+        expected = f"auto, or a whole number {f'0..{MAX_WORKERS}' if is_workers else '>= 1'}"
+        raise ConfigError(f"reading.{info.field_name}", expected=expected, found=repr(value))
 
 
 class BuildConfig(DeclaredSection):
@@ -315,19 +328,25 @@ def load_config(
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     said = {*given, *(override.partition("=")[0] for override in overrides)}
-    values = _of_build(read_config(path, flags=given, overrides=overrides), said=said, note=note)
+    values = read_config(path, flags=given, overrides=overrides)
+    data, own = values.get("data"), BuildConfig.model_fields.keys() - {"latent"}
+    is_own = isinstance(data, dict) and data.keys() <= DataConfig.model_fields.keys()
+    if not (is_own and values.keys() <= own):  # else other packages needn't be asked
+        values = _of_run(values, said, note)
+    declared = values.get("tasks")
+    names = tuple(map(str, declared)) if isinstance(declared, dict) else ()
     try:
-        return BuildConfig.model_validate(values, context={"tasks": _declared_names(values)})
+        return BuildConfig.model_validate(values, context={"tasks": names})
     except ValidationError as error:
         raise config_error(error, model=BuildConfig, path=path, outside=said) from error
 
 
-def _of_build(whole: dict[str, Any], *, said: Set[str], note: Callable[[str], None] | None) -> dict[str, Any]:
-    """What a run says to a build; what is said of `cache` beside the file wins over that of latents there."""
-    if _is_own(whole):
-        return whole
-    values = whole
-    latent = whole.get("latent")
+def _of_run(whole: dict[str, Any], said: Set[str], note: Callable[[str], None] | None) -> dict[str, Any]:
+    """Return what a run's configuration says to a build.
+
+    What is said of `cache` beside the file wins over that of latents there.
+    """
+    values, latent = whole, whole.get("latent")
     if isinstance(latent, dict) and latent.get("encoder") == FIELDS_ENCODER:
         values = {key: value for key, value in whole.items() if key != "latent"}
     for others in load_other_keys():
@@ -342,13 +361,141 @@ def _of_build(whole: dict[str, Any], *, said: Set[str], note: Callable[[str], No
     return values
 
 
-def _is_own(whole: Mapping[str, Any]) -> bool:
-    """Whether only keys of a build of fields are said; then other packages needn't be asked."""
-    data = whole.get("data")
-    is_own_data = isinstance(data, dict) and data.keys() <= DataConfig.model_fields.keys()
-    return is_own_data and whole.keys() <= BuildConfig.model_fields.keys() - {"latent"}
+# --- what is wrong with one ---------------------------------------------------------------------------
 
 
-def _declared_names(values: Mapping[Any, Any]) -> tuple[str, ...]:
-    tasks = values.get("tasks")
-    return tuple(map(str, tasks)) if isinstance(tasks, dict) else ()
+def config_error(error: ValidationError, **options: Any) -> ConfigError:
+    """Say everything that pydantic found in one error, a line each where it is several."""
+    return ConfigError.joined(config_errors(error, **options))
+
+
+def config_errors(
+    error: ValidationError,
+    *,
+    model: type[BaseModel],
+    path: Path | str | None,
+    outside: Collection[str],
+    see: str | None = None,
+) -> list[ConfigError]:
+    """Say everything that pydantic found: a sentence for each key.
+
+    Args:
+        error: What was raised.
+        model: The configuration's type.
+        path: File that was read, or another name for it.
+        outside: Dotted keys that the file didn't decide.
+        see: A page or a command that lists all keys; by default the error lists them.
+    """
+    by_key: dict[str, list[ErrorDetails]] = {}
+    for problem in error.errors():
+        # Of a union pydantic names every alternative, as in `num_workers.int` or `mixer.tuple[...].1`.
+        names = [str(name) for name in problem["loc"]]
+        names = names[:-1] if names[-1:] == ["int"] else names
+        key = ".".join(name for name in names if not name.startswith(_ALTERNATIVES))
+        by_key.setdefault(key, []).append(problem)
+    known, errors = _known_keys(model), dict[str, ConfigError]()
+    for key, alternatives in by_key.items():
+        one = alternatives[0]
+        is_outside = any(key == name or name.startswith(f"{key}.") for name in outside)
+        is_outside |= ".".join(key.split(".")[:2]) in outside
+        place = None if is_outside else path
+        if one["type"] == "extra_forbidden":
+            hint = _hint(key, known, _keys_beside(model, one["loc"]), see)
+            errors[key] = ConfigError("unknown key", kind=_UNKNOWN, path=place, found=repr(key), hint=hint)
+        elif one["type"] == "missing" and isinstance(one["input"], dict):
+            say = f"say {key}=..., or name a --config that has it" if key in known else None
+            errors[key] = ConfigError("missing key", kind=_MISSING, path=path, expected=key, hint=say)
+        elif one["type"] == "value_error":  # of a validator, which may not know where it is
+            inner = one["ctx"]["error"]
+            facts = {name: getattr(inner, name, None) for name in ("kind", "expected", "found", "hint")}
+            errors[key] = ConfigError(getattr(inner, "problem", str(inner)) or key, path=place, **facts)
+        else:
+            words = dict.fromkeys(map(_expected_by, alternatives))
+            expected = (", or " if any(" or " in word for word in words) else " or ").join(words)
+            errors[key] = ConfigError(key, path=place, expected=expected, found=repr(one["input"]))
+    # A misspelled key explains why another one is missing, a wrong part why the whole is wrong.
+    meant = {problem.hint for problem in errors.values() if problem.kind == _UNKNOWN}
+    return [
+        problem
+        for key, problem in errors.items()
+        if not (problem.kind == _MISSING and f"did you mean {key}?" in meant)
+        and not any(other.startswith(f"{key}.") for other in errors)
+    ]
+
+
+def _expected_by(problem: ErrorDetails) -> str:
+    """Say what pydantic expected, in the terms of a YAML file."""
+    template = _EXPECTED.get(problem["type"])
+    if template is None:
+        return problem["msg"].removeprefix("Input should be ")
+    return template.format(**problem.get("ctx", {}))
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return dotted keys, such as `stages.<name>.epochs` where names are the user's own."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        kinds = get_args(field.annotation) if isinstance(field.annotation, UnionType) else (field.annotation,)
+        section = next(
+            (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+        )
+        if section is not None:
+            keys += _known_keys(section, f"{prefix}{name}.")
+            continue
+        keys.append(f"{prefix}{name}")
+        if (inner := _model_within(field.annotation)) is not None:
+            keys += _known_keys(inner, f"{prefix}{name}.<name>.")
+    return keys
+
+
+def _model_within(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that an annotation such as `dict[str, Model] | None` is about."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    models = map(_model_within, get_args(annotation))
+    return next((model for model in models if model is not None), None)
+
+
+def _keys_beside(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """Return the keys that a task's declaration may have where it has an unknown one."""
+    for part in location[:-1]:
+        if part in model.model_fields:  # other parts are names and numbers of a collection's items
+            model = _model_within(model.model_fields[str(part)].annotation) or model
+    parent = ".".join(map(str, location[:-1]))
+    return [f"{parent}.{name}" for name in model.model_fields] if parent.startswith("tasks.") else []
+
+
+def _hint(key: str, known: Sequence[str], beside: Sequence[str], see: str | None) -> str:
+    """Say what to do about an unknown key."""
+    if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
+        return "in YAML, indent what follows a dot below what precedes it"
+    section, _, name = key.rpartition(".")
+    if beside:
+        near = near_word(name, (each.rpartition(".")[2] for each in beside))
+        near = near and f"{section}.{near}"
+    else:
+        near = _near(key, known)
+    if near:
+        return f"did you mean {near}?"
+    return f"see {see} for the known keys" if see else f"known keys: {', '.join(beside or known)}"
+
+
+def _near(key: str, known: Sequence[str]) -> str | None:
+    """Return the known key that an unknown one was probably meant to be: by its section, then within that."""
+    words, split = key.split("."), [name.split(".") for name in known]
+    path: list[str] = []
+    for depth, word in enumerate(words):
+        names = {parts[depth] for parts in split if parts[:depth] == path and len(parts) > depth}
+        near = "<name>" if "<name>" in names else near_word(word, names)
+        if near is None:
+            break
+        path.append(near)
+    else:
+        return ".".join(path)
+    if len(path) < len(words) - 1:
+        return None
+    # The section is right: then the only key of such a name in any section, or the one that `training` has.
+    near = near_word(words[-1], {parts[-1] for parts in split})
+    same = [name for name in known if name.rpartition(".")[2] == near]
+    in_training = [name for name in same if name.startswith("training.")]
+    return next((names[0] for names in (in_training, same) if len(names) == 1), None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ups_store.errors import ConfigError, needs
 from ups_store.launch import ALLOWED_VARIABLES
@@ -36,15 +36,18 @@ PLACES = (
     *("data.root", "data.stage_dir", "data.follow_external", "cache.dir", "cache.remote", "reading."),
     *("latent.checkpoint", "latent.device", "latent.pin_memory"),
 )
-OTHER_KEYS = "ups_store.config_keys"  # entry points: packages with other sections in the same configuration
+# Entry points: packages with sections of their own in the same configuration. Each names an object or module,
+# which every build of such a configuration imports, with `to_build(values)`, the sections of `BuildConfig`
+# that a configuration says, and unknown ones to be refused; `without_effect(values)`, a sentence for each key
+# that isn't read; `PLACES` as above, of its own sections; and `SENT`, beginnings of those among them that
+# another machine is told.
+OTHER_KEYS = "ups_store.config_keys"
 SHIPPED = "ups_store.configs"  # entry points: packages with a folder of configurations
 
 _LONG_NUMBER = re.compile(r"[-+0-9][0-9_:.]{100,}")  # `1:1:1` is one of base 60, read in quadratic time
 _REFERENCE = re.compile(r"(\\?)\$\{([^${}]*)(\}?)")
-_CHECK_KEYS = "check the dotted keys"
-_CHECK_NAME = "check the name; `ups configs` lists those that are shipped"
+_ENVIRONMENT = ("env", "oc.env")  # schemes of references
 _WRITE_OUT = "write values out instead of using aliases"
-_SYNTAX = "check the indentation, brackets and quotes"
 # What to do about texts that aren't YAML, by words of what the parser says.
 _HINTS = {
     "duplicate key": "keep one of them",
@@ -53,6 +56,7 @@ _HINTS = {
     "single document": "keep one document: remove what follows ---",
     "control characters": "save it as UTF-8 without control characters",
     "alias": _WRITE_OUT,
+    "": "check the indentation, brackets and quotes",
 }
 
 Adjust = Callable[[Any, Any], Any]
@@ -90,17 +94,17 @@ def read_config(
     path = source if isinstance(source, Path) else None
     try:
         if isinstance(source, Path):
-            file = read_yaml(source, adjust=adjust_included)
+            file = _read_file(source, adjust_included, including=(), read=[])
         else:
             file = _with_present_names(source or {}, path)
-        said = parse_overrides(overrides)
-        _check_alike(file, said)
+        said = _read_overrides(overrides)
+        _merge(file, said, path, is_override=True)  # what doesn't go together is an error, also to `adjust`
         if adjust is not None:
             file = adjust(file, said)
         flagged: dict[str, Any] = {}
         for key, value in (flags or {}).items():
             flagged = _merge(flagged, _nest(key.split("."), _as_written(value)), path)
-        references = References(_merge(_merge(file, flagged, path), said, path), path)
+        references = _References(_merge(_merge(file, flagged, path), said, path), path)
         values = references.resolved()
     except RecursionError as error:
         raise ConfigError("keys within too many others", kind="too_deep", path=path) from error
@@ -123,6 +127,12 @@ def read_config(
 def _encoder_of(values: Mapping[str, Any]) -> Any:
     latent = values.get("latent")
     return latent.get("encoder") if isinstance(latent, dict) else None
+
+
+def load_other_keys() -> tuple[Any, ...]:
+    """Load what all installed packages know of their own sections, by the names of their entry points."""
+    entries = sorted(metadata.entry_points(group=OTHER_KEYS), key=lambda entry: entry.name)
+    return tuple(entry.load() for entry in entries)
 
 
 # --- files and overrides ------------------------------------------------------------------------------
@@ -153,15 +163,11 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(
-    path: Path,
-    *,
-    adjust: Adjust | None = None,
-    including: tuple[Path, ...] = (),
-    read: list[Path] | None = None,
+def _read_file(
+    name: Path, adjust: Adjust | None, *, including: tuple[Path, ...], read: list[Path]
 ) -> dict[Any, Any]:
     """Read a file over those that it includes, references as they are written; later included ones win."""
-    path, read = find_config(path), [] if read is None else read
+    path = find_config(name)
     real = path.resolve()
     if real in including:
         chain = " -> ".join(file.name for file in (*including, real))
@@ -175,20 +181,19 @@ def read_yaml(
     own = _load(path, hint=hint)
     if including:
         _check_allowed(_variables_in(own), "an included file refers to it", path)
-    names = own.pop("include", None) or []
+    included = own.pop("include", None) or []
+    newer = [
+        _read_file(
+            find_config(Path(str(each)), folder=path.parent), adjust, including=(*including, real), read=read
+        )
+        for each in (included if isinstance(included, list) else [included])
+    ]
     values: dict[Any, Any] = {}
-    for name in names if isinstance(names, list) else [names]:
-        file = find_config(Path(str(name)), folder=path.parent)
-        newer = read_yaml(file, including=(*including, real), read=read, adjust=adjust)
-        values = _over(values, newer, path, adjust)
-    return _over(values, _with_present_names(own, path), path, adjust)
-
-
-def _over(old: dict[Any, Any], new: dict[Any, Any], path: Path, adjust: Adjust | None) -> dict[Any, Any]:
-    if adjust is not None:
-        adjust(old, new)
-    merged: dict[Any, Any] = _merge(old, new, path)
-    return merged
+    for new in (*newer, _with_present_names(own, path)):
+        if adjust is not None:
+            adjust(values, new)
+        values = _merge(values, new, path)
+    return values
 
 
 def _with_present_names(values: Mapping[Any, Any], path: Path | None) -> dict[Any, Any]:
@@ -201,7 +206,9 @@ def _with_present_names(values: Mapping[Any, Any], path: Path | None) -> dict[An
 def _load(path: Path, *, hint: str | None) -> dict[Any, Any]:
     if hint is None:
         near = None if path.exists() else near_config(path)
-        hint = f"did you mean {near}?" if near else _CHECK_NAME
+        hint = (
+            f"did you mean {near}?" if near else "check the name; `ups configs` lists those that are shipped"
+        )
     try:
         with opened_text(path) as file:
             content = file.read(MAX_BYTES + 1)
@@ -218,8 +225,8 @@ def _load(path: Path, *, hint: str | None) -> dict[Any, Any]:
         raise ConfigError(f"is not YAML ({error})", path=path, hint="save it as UTF-8") from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        fitting = next((what for words, what in _HINTS.items() if words in reason), _SYNTAX)
-        raise ConfigError(f"is not YAML ({reason})", path=path, hint=fitting) from error
+        hint = next(hint for words, hint in _HINTS.items() if words in reason)
+        raise ConfigError(f"is not YAML ({reason})", path=path, hint=hint) from error
     if isinstance(values, list):
         raise ConfigError("configuration", path=path, expected="keys and values", found="a list")
     if not isinstance(values, dict | None):
@@ -270,7 +277,7 @@ def _check_size(text: str, *, subject: str, path: Path | None) -> None:
         return  # loading it says what is wrong
 
 
-def parse_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
+def _read_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
     """Read the values of overrides, with references as they are written; later ones win."""
     said: dict[Any, Any] = {}
     for override in overrides:
@@ -291,44 +298,73 @@ def parse_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
     return _with_present_names(said, None)
 
 
-def _nest(names: Sequence[str], value: Any) -> dict[Any, Any]:
+def _nest(names: Sequence[str], value: Any) -> Any:
     for name in reversed(names):
         value = {name: value}
-    nested: dict[Any, Any] = value
-    return nested
+    return value
 
 
-def _merge(old: Any, new: Any, path: Path | None, key: str = "") -> Any:
+def _merge(old: Any, new: Any, path: Path | None, key: str = "", *, is_override: bool = False) -> Any:
     """Return the newer of two values; keys of both where both have some."""
     if isinstance(old, dict) and isinstance(new, dict):
-        both = {name: _merge(old[name], new[name], path, f"{key}.{name}") for name in new if name in old}
+        both = {}
+        for name in (name for name in new if name in old):
+            inner = f"{key}.{name}" if key else str(name)
+            both[name] = _merge(old[name], new[name], path, inner, is_override=is_override)
         return {**old, **new, **both}
     if isinstance(new, dict) and isinstance(old, str) and "${" in old:
-        hint = f"say all keys of {key[1:]} instead of {old[:100]}"
-        raise ConfigError(f"{key[1:]}: keys and a reference don't merge", path=path, hint=hint)
+        hint = f"say all keys of {key} instead of {old[:100]}"
+        raise ConfigError(f"{key}: keys and a reference don't merge", path=path, hint=hint)
     if {type(old), type(new)} == {dict, list}:
-        hint = "say the same kind here and in the files that it includes"
-        raise ConfigError(f"{key[1:]}: a list and keys don't merge", path=path, hint=hint)
+        if not is_override:
+            hint = "say the same kind here and in the files that it includes"
+            raise ConfigError(f"{key}: a list and keys don't merge", path=path, hint=hint)
+        names = ("keys and values", "a list")
+        expected, found = names if isinstance(old, dict) else reversed(names)
+        replacing = f"say {key}=[...], which replaces the list as a whole"
+        hint = f"say {key}.<name>=..." if isinstance(old, dict) else replacing
+        raise ConfigError(key, expected=expected, found=found, hint=hint)
     return new
 
 
-def _check_alike(file: object, said: object, key: str = "") -> None:
-    """Refuse an override that says a list where the file has keys, or the other way round."""
-    if isinstance(file, dict) and isinstance(said, dict):
-        for name in said.keys() & file.keys():
-            _check_alike(file[name], said[name], f"{key}.{name}" if key else str(name))
-    elif isinstance(file, dict) and isinstance(said, list):
-        hint = f"say {key}.<name>=..."
-        raise ConfigError(key, expected="keys and values", found="a list", hint=hint)
-    elif isinstance(file, list) and isinstance(said, dict):
-        hint = f"say {key}=[...], which replaces the list as a whole"
-        raise ConfigError(key, expected="a list", found="keys and values", hint=hint)
+def find_config(name: Path, *, folder: Path = Path()) -> Path:
+    """Return the file of a name, else the shipped configuration, else the file that is missing."""
+    check_local(name)
+    own = folder / name
+    return own if own.is_file() else shipped_configs().get(_shipped_name(name), own)
+
+
+def near_config(path: Path) -> str | None:
+    """Return the shipped configuration, or the file beside it, that a path was probably meant to be."""
+    beside = [str(file) for file in path.parent.glob("*.yaml")]
+    near = difflib.get_close_matches(str(path), beside, n=1)
+    near = near or difflib.get_close_matches(_shipped_name(path), shipped_configs(), n=1)
+    return near[0] if near else None
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return all shipped configurations by name, without `.yaml`: those of runs first, then folders'.
+
+    A package names its folder of YAML files by an entry point of the group `ups_store.configs`; what the
+    entry point names is not imported. A file of the user's own always comes first.
+    """
+    named: dict[str, Path] = {}
+    for point in metadata.entry_points(group=SHIPPED):
+        spec = find_spec(point.value)
+        for folder in map(Path, spec.submodule_search_locations or () if spec else ()):
+            for file in folder.rglob("*.yaml"):
+                named[file.relative_to(folder).with_suffix("").as_posix()] = file
+    return dict(sorted(named.items(), key=lambda item: ("/" in item[0], item[0])))
+
+
+def _shipped_name(path: Path) -> str:  # "configs/" is a folder of the earlier system's repository
+    return path.as_posix().removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
 
 
 # --- references ---------------------------------------------------------------------------------------
 
 
-class Literal(str):
+class _Literal(str):
     """A text that is meant as it is written, without references: a flag's."""
 
     __slots__ = ()
@@ -337,20 +373,17 @@ class Literal(str):
 def _as_written(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_written(each) for each in value]
-    return Literal(value) if isinstance(value, str) else value
+    return _Literal(value) if isinstance(value, str) else value
 
 
-class References:
+class _References:
     """Values of a configuration with `${a.b}`, `${env:NAME}` and `${env:NAME,default}` in them.
 
     A text `\\${` stands for `${`. What a reference names may be a text with references, nothing deeper.
-
-    Attributes:
-        variables: Variables of the environment that texts depend on, by key.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path | None) -> None:
-        self.variables: dict[Key, set[str]] = {}
+        self.variables: dict[Key, set[str]] = {}  # of the environment, that texts depend on, by key
         self._values, self._path = values, path
         self._done: dict[Key, Any] = {}  # each text is resolved once, however often it is named
         self._num_expanded = 0
@@ -366,7 +399,7 @@ class References:
             return [self._resolve(inner, (*key, number), ()) for number, inner in enumerate(value)]
         if not isinstance(value, str):
             return value
-        if isinstance(value, Literal):
+        if isinstance(value, _Literal):
             return str(value)
         if value == "???":
             raise self._error(key, "is mandatory", hint=f"say {_dotted(key)}=...")
@@ -390,9 +423,16 @@ class References:
             return match[0][1:]
         if not match[3] or not name:
             raise self._error(key, "${ without }, or a reference within another")
-        scheme, colon, variable = name.partition(":")
-        if scheme in ("env", "oc.env"):
-            return self._variable(variable, key)
+        scheme, colon, text = name.partition(":")
+        if scheme in _ENVIRONMENT:
+            variable, comma, default = (part.strip() for part in text.partition(","))
+            self.variables.setdefault(key, set()).add(variable)
+            if variable in os.environ:
+                return os.environ[variable]
+            if not comma:
+                hint = f"set it, or say what stands for it: ${{env:{variable},DEFAULT}}"
+                raise self._error(key, f"no variable {variable} in the environment", hint=hint)
+            return None if default == "null" else default.strip("'\"")
         if colon or name.startswith("."):
             known = "references are ${a.b}, with the whole key, and ${env:NAME}"
             raise self._error(key, f"${{{name}}}: {known}")
@@ -416,17 +456,9 @@ class References:
             raise self._error(key, problem, kind="too_long", hint=hint)
         return value
 
-    def _variable(self, text: str, key: Key) -> str | None:
-        name, comma, default = (part.strip() for part in text.partition(","))
-        self.variables.setdefault(key, set()).add(name)
-        if name in os.environ:
-            return os.environ[name]
-        if not comma:
-            hint = f"set it, or say what stands for it: ${{env:{name},DEFAULT}}"
-            raise self._error(key, f"no variable {name} in the environment", hint=hint)
-        return None if default == "null" else default.strip("'\"")
-
-    def _error(self, key: Key, problem: str, kind: str | None = None, hint: str = _CHECK_KEYS) -> ConfigError:
+    def _error(
+        self, key: Key, problem: str, kind: str | None = None, hint: str = "check the dotted keys"
+    ) -> ConfigError:
         return ConfigError(f"{_dotted(key)}: {problem}", kind=kind, path=self._path, hint=hint)
 
 
@@ -477,73 +509,7 @@ def _variables_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         for match in _REFERENCE.finditer(value):
             scheme, _, text = match[2].strip().partition(":")
-            if scheme in ("env", "oc.env"):
+            if scheme in _ENVIRONMENT:
                 yield text.partition(",")[0].strip()
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _variables_in(inner)
-
-
-# --- what other packages bring ------------------------------------------------------------------------
-
-
-class OtherKeys(Protocol):
-    """What a package knows of its own sections in a configuration that serves a whole run.
-
-    An entry point of the group `ups_store.config_keys` names an object, or a module, with these. Every build
-    of such a configuration imports it, so keep it light.
-
-    Attributes:
-        PLACES: Beginnings of keys that say where something is or how it is done, not what comes out of it:
-            their values may come from the environment.
-        SENT: Beginnings of those among them that another machine is told: only of variables that the command
-            line allows.
-    """
-
-    PLACES: tuple[str, ...]
-    SENT: tuple[str, ...]
-
-    def to_build(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the sections of `BuildConfig` that a configuration says, and unknown ones to be refused."""
-
-    def without_effect(self, values: dict[str, Any]) -> Iterator[str]:
-        """Give a sentence for each key, such as a misspelled one of its sections, that isn't read."""
-
-
-def load_other_keys() -> tuple[OtherKeys, ...]:
-    """Load those of all packages that are installed, by the names of their entry points."""
-    entries = sorted(metadata.entry_points(group=OTHER_KEYS), key=lambda entry: entry.name)
-    return tuple(entry.load() for entry in entries)
-
-
-def find_config(name: Path, *, folder: Path = Path()) -> Path:
-    """Return the file of a name, else the shipped configuration, else the file that is missing."""
-    check_local(name)
-    own = folder / name
-    return own if own.is_file() else shipped_configs().get(_name_of(name), own)
-
-
-def near_config(path: Path) -> str | None:
-    """Return the shipped configuration, or the file beside it, that a path was probably meant to be."""
-    beside = [str(file) for file in path.parent.glob("*.yaml")]
-    near = difflib.get_close_matches(str(path), beside, n=1)
-    near = near or difflib.get_close_matches(_name_of(path), shipped_configs(), n=1)
-    return near[0] if near else None
-
-
-def shipped_configs() -> dict[str, Path]:
-    """Return all shipped configurations by name, without `.yaml`: those of runs first, then folders'.
-
-    A package names its folder of YAML files by an entry point of the group `ups_store.configs`; what the
-    entry point names is not imported. A file of the user's own always comes first.
-    """
-    named: dict[str, Path] = {}
-    for point in metadata.entry_points(group=SHIPPED):
-        spec = find_spec(point.value)
-        for folder in map(Path, spec.submodule_search_locations or () if spec else ()):
-            for file in folder.rglob("*.yaml"):
-                named[file.relative_to(folder).with_suffix("").as_posix()] = file
-    return dict(sorted(named.items(), key=lambda item: ("/" in item[0], item[0])))
-
-
-def _name_of(path: Path) -> str:  # "configs/" is a folder of the earlier system's repository
-    return path.as_posix().removeprefix("./").removeprefix("configs/").removesuffix(".yaml")

@@ -16,22 +16,20 @@ from typing import Any
 
 import ups_store
 from ups_store.building.config import BuildConfig
-from ups_store.building.decide import count_files
-from ups_store.building.digests import DigestCache, DigestKind, FileSignature
-from ups_store.building.joining import is_finished
-from ups_store.building.making import build_store, remove_replaced
-from ups_store.building.progress import QuietWatcher, Stopwatch, Watcher
+from ups_store.building.decide import count_files, is_finished
+from ups_store.building.plan import DigestCache, FileSignature
+from ups_store.building.progress import BuildReport, BuildResult, QuietWatcher, Startup, Stopwatch, Watcher
 from ups_store.building.ranks import ALONE, BuildRank
 from ups_store.building.readers import Readers
-from ups_store.building.result import BuildReport, BuildResult, Startup
 from ups_store.building.staging import Sources
-from ups_store.building.stores import build_all, open_builds
+from ups_store.building.stores import build_all, build_store, open_builds, remove_replaced
 from ups_store.building.watch import EventLog
 from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
 from ups_store.launch import run_id
 from ups_store.sources.contents import changed
+from ups_store.sources.reader import DigestKind
 from ups_store.system import files
-from ups_store.system.files import Progress, make_folder
+from ups_store.system.files import Progress
 from ups_store.system.paths import partitions_pattern
 from ups_store.write.target import new_file
 
@@ -42,42 +40,23 @@ with needs("dask"):
     from pydantic import BaseModel
 
 RETRIES = 3  # of a task that failed; how many workers it may take down is Dask's scheduler.allowed-failures
-_WHERE = "give --dask-scheduler, set DASK_SCHEDULER_ADDRESS, or start one with `dask scheduler`"
 
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Client]:
     """Connect to a cluster by its address or scheduler file; by default as Dask is configured."""
     address = address or dask.config.get("scheduler-address", None)
+    hint = "give --dask-scheduler, set DASK_SCHEDULER_ADDRESS, or start one with `dask scheduler`"
     if address is None:
-        raise ConfigError("no Dask cluster is known", kind="no_cluster", hint=_WHERE)
+        raise ConfigError("no Dask cluster is known", kind="no_cluster", hint=hint)
     where: dict[str, Any] = {"scheduler_file" if os.path.isfile(address) else "address": address}
     try:
         client = Client(**where, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            "no Dask scheduler answers", kind="no_cluster", path=address, found=str(error), hint=_WHERE
-        ) from error
+        problem, found = "no Dask scheduler answers", str(error)
+        raise ConfigError(problem, kind="no_cluster", path=address, found=found, hint=hint) from error
     with client:
         yield client
-
-
-class PlannedDigests(DigestCache):
-    """Digests that the planning process knows, of files that are the same here by size and time."""
-
-    def __init__(self, known: dict[str, Any]) -> None:
-        super().__init__(Path(), save=False)
-        self._known = known
-
-    def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:
-        """Return the digest; SourceError if the file differs here."""
-        entry, signature = self._known.get(f"{kind}:{os.path.realpath(path)}"), FileSignature.of(path)
-        if entry is None:
-            return super().digest(path, kind, progress)
-        if any(entry["signature"][name] != getattr(signature, name) for name in ("size", "mtime_ns")):
-            raise changed(path)
-        progress(signature.size)
-        return str(entry["digest"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +90,7 @@ def build_partitions(
     A valid store is kept. Results are of each partition; the first error is raised once all have ended.
     """
     clock, config, skipped = clock or Stopwatch(), _absolute(config), dict[str, str]()
-    kept, planned, tasks = list[BuildResult](), [], list[PartitionTask]()
+    results, planned, tasks = list[BuildResult](), [], list[PartitionTask]()
     sources = Sources(config, watcher=watcher)
     with clock.timed("stage"):
         sources.stage_all()
@@ -120,7 +99,7 @@ def build_partitions(
         given: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources, "rank": ALONE}
         for build in open_builds(config, skipped, watcher, skip_missing=skip_missing, **given):
             if build.find(overwrite=overwrite):
-                kept.append(build_store(build, readers=readers, watcher=watcher))
+                results.append(build_store(build, readers=readers, watcher=watcher))
                 continue
             count = count_files(build)
             if build.plan.num_files is None and count == 1 and not (count := len(client.nthreads())):
@@ -131,44 +110,40 @@ def build_partitions(
         task, split = build.plan.task.name, build.plan.split
         data = config.data.model_copy(update={"tasks": (task,), "split": (split,)})
         one = config.model_copy(update={"data": data})
+        log = log_json and log_json.absolute().with_stem(f"{log_json.stem}-{task}_{split}")
         for number in range(count):
             part, rank = build.part(number, count), BuildRank(machine=number, num_machines=count)
-            log = log_json and log_json.absolute().with_stem(f"{log_json.stem}-{task}_{split}")
             facts = part.config_hash, part.num_samples, digests.known, overwrite, log and rank.own_file(log)
             tasks.append(PartitionTask(one, rank, *facts, run=run_id()))
-    made = _run(client, tasks, watcher)
-    for build, count in planned:
-        place = build.path if count == 1 else partitions_pattern(build.path, count)
-        if not is_finished(place, build.config_hash):
-            watcher.note(f"{place} isn't to be seen from here: copy the workers' files into one folder")
-            continue
-        remove_replaced(build, count, watcher)
-        if count > 1:
-            watcher.note(f"{place} opens as one store; `ups-store concat` makes one file of it")
-    return BuildReport((*kept, *made), skipped, readers.choice, Startup.of([*kept, *made], clock))
 
-
-def _run(client: Client, tasks: list[PartitionTask], watcher: Watcher) -> list[BuildResult]:
-    """Have the workers make all partitions; the others needn't wait for what one lacks."""
     watcher.stage("partitions", sum(task.num_samples for task in tasks), unit="samples")
     futures = client.map(_make, tasks, retries=RETRIES, pure=False)
     errors = []
     try:
         for future in as_completed(futures, loop=client.loop):
-            task = tasks[futures.index(future)]
-            if future.status != "finished":
-                errors.append(_error(future))
-                data = task.config.data
-                watcher.note(f"{data.tasks[0]} {data.split[0]}, {task.rank}: {errors[-1]}")
-            watcher.advance(task.num_samples)
+            done = tasks[futures.index(future)]
+            if future.status != "finished":  # the other partitions needn't wait for what this one lacks
+                errors.append(_error_of(future))
+                title = f"{done.config.data.tasks[0]} {done.config.data.split[0]}"
+                watcher.note(f"{title}, {done.rank}: {errors[-1]}")
+            watcher.advance(done.num_samples)
         if errors:
             raise errors[0]
-        return [future.result() for future in futures]
+        results += [future.result() for future in futures]
     finally:
         client.cancel(futures)
+    for build, count in planned:
+        path = build.path if count == 1 else partitions_pattern(build.path, count)
+        if not is_finished(path, build.config_hash):
+            watcher.note(f"{path} isn't to be seen from here: copy the workers' files into one folder")
+            continue
+        remove_replaced(build, count, watcher)
+        if count > 1:
+            watcher.note(f"{path} opens as one store; `ups-store concat` makes one file of it")
+    return BuildReport(tuple(results), skipped, readers.choice, Startup.of(results, clock))
 
 
-def _error(future: Any) -> BaseException:
+def _error_of(future: Any) -> BaseException:
     error = future.exception() if future.status == "error" else None
     if isinstance(error, KilledWorker):
         last = error.last_worker.address
@@ -176,6 +151,29 @@ def _error(future: Any) -> BaseException:
         hint = "look at its log (memory, the encoder's deadline); run the same command again"
         return StoreError(problem, kind="workers_died", hint=hint)
     return error or StoreError(f"Dask gave it up as {future.status}", kind="cluster", hint="run it again")
+
+
+def _absolute(section: Any) -> Any:
+    """Return a section with all of its paths absolute: workers have folders of their own."""
+    if isinstance(section, BaseModel):
+        return section.model_copy(update={name: _absolute(value) for name, value in section})
+    return section.absolute() if isinstance(section, Path) else section
+
+
+# --- a worker -----------------------------------------------------------------------------------------
+
+
+class _PlannedDigests(DigestCache):
+    """Digests that the planning process knows, of files that are the same here by size and time."""
+
+    def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:
+        entry, signature = self.known.get(f"{kind}:{os.path.realpath(path)}"), FileSignature.of(path)
+        if entry is None:
+            return super().digest(path, kind, progress)
+        if any(entry["signature"][name] != getattr(signature, name) for name in ("size", "mtime_ns")):
+            raise changed(path)
+        progress(signature.size)
+        return str(entry["digest"])
 
 
 def _make(task: PartitionTask) -> BuildResult:
@@ -190,18 +188,22 @@ def make_partition(task: PartitionTask, folder: str | Path | None = None) -> Bui
     relies on; or if an earlier attempt still has it, such as one that hangs.
     """
     if task.version != ups_store.__version__:
-        problem, hint = "the worker has another version of ups-store", "install the same on all machines"
-        found: dict[str, Any] = {"expected": task.version, "found": ups_store.__version__}
-        raise ConfigError(problem, kind="version", hint=hint, **found)
-    config, cache, log = task.config, task.config.cache, task.log_json
-    options: dict[str, Any] = {"digests": PlannedDigests(task.digests), "overwrite": task.overwrite}
+        versions: dict[str, Any] = {"expected": task.version, "found": ups_store.__version__}
+        hint = "install the same on all machines"
+        problem = "the worker has another version of ups-store"
+        raise ConfigError(problem, kind="version", hint=hint, **versions)
+    config, cache, rank = task.config, task.config.cache, task.rank
+    digests = _PlannedDigests(Path(), rehash=True, save=False)
+    digests.known = task.digests
     with contextlib.ExitStack() as stack:
         watcher: Watcher = QuietWatcher()
-        if log:
-            watcher = stack.enter_context(EventLog(log, origin={"run": task.run, "rank": task.rank.machine}))
-        options |= {"watcher": watcher, "rank": task.rank}
-        make_folder(cache.dir, hint="check cache.dir")
-        path = task.rank.path(cache.dir / f"{config.data.tasks[0]}_{config.data.split[0]}.zarr.zip")
+        if task.log_json:
+            origin = {"run": task.run, "rank": rank.machine}
+            watcher = stack.enter_context(EventLog(task.log_json, origin=origin))
+        options: dict[str, Any] = {"digests": digests, "overwrite": task.overwrite}
+        options |= {"watcher": watcher, "rank": rank}
+        files.make_folder(cache.dir, hint="check cache.dir")
+        path = rank.path(cache.dir / f"{config.data.tasks[0]}_{config.data.split[0]}.zarr.zip")
         is_there = not task.overwrite and is_finished(path, task.config_hash)
         if is_there or not files.is_network(cache.dir):
             try:
@@ -215,12 +217,3 @@ def make_partition(task: PartitionTask, folder: str | Path | None = None) -> Bui
         with files.opened(result.path) as made, new_file(path, force=True, needed_bytes=result.nbytes) as fd:
             files.copy_range(made, 0, fd, 0, result.nbytes)
         return dataclasses.replace(result, path=path)
-
-
-def _absolute(section: Any) -> Any:
-    """Return a section with all of its paths absolute: workers have folders of their own."""
-    if isinstance(section, Path):
-        return section.absolute()
-    if isinstance(section, BaseModel):
-        return section.model_copy(update={name: _absolute(value) for name, value in section})
-    return section

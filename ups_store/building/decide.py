@@ -6,27 +6,41 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-import numpy as np
-
-from ups_store.building.joining import builder_at, is_damaged
-from ups_store.building.plan import PlannedStore, StorePlan
+from ups_store.building.config import BuildConfig
+from ups_store.building.plan import Digests, StorePlan
+from ups_store.building.progress import Stopwatch, Watcher
+from ups_store.building.ranks import BuildRank
+from ups_store.building.readers import Readers
 from ups_store.console import format_nbytes
-from ups_store.errors import ConfigError, FormatError, ReadError, StoreError, StoreNotFoundError
-from ups_store.format.root import describe_differences, differences
+from ups_store.errors import (
+    ConfigError,
+    CorruptChunkError,
+    FormatError,
+    ReadError,
+    StoreError,
+    StoreNotFoundError,
+    VersionTooNewError,
+)
+from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.format.root import config_hash, describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, building_path
-from ups_store.system import files
+from ups_store.read.store_file import looks_like_store
+from ups_store.system import files, locks
 from ups_store.system.files import check_not_read_only, real_place
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
+from ups_store.write.commit import read_owner
+from ups_store.write.plan import identity_of
 
 Action = Literal["reuse", "repack", "build", "continue", "rebuild", "refuse"]
-Holds = Literal["fields", "latents"]
 Differences = dict[str, tuple[Any, Any]]  # keys of the identity, with what is there and what is wanted
 
 OTHER_FOLDER = "check cache.dir"
@@ -34,26 +48,68 @@ FILE_NBYTES = 1 << 30  # least size, mapped, from which on a store that is packe
 MOST_FILES = 16  # then the mapped one is at most a sixteenth of the store
 
 
+class PlannedStore:
+    """A store before it is there: its plan, its path, and the identity that its file will have."""
+
+    def __init__(
+        self,
+        plan: StorePlan,
+        config: BuildConfig,
+        *,
+        digests: Digests,
+        readers: Readers | None,
+        watcher: Watcher,
+        rank: BuildRank,
+    ) -> None:
+        self.plan, self.rank, self.clock = plan, rank, Stopwatch(watcher.waits)
+        self.title, self.path, self.num_samples = plan.title, plan.path, plan.num_samples
+        self._config, self._digests, self._readers, self._watcher = config, digests, readers, watcher
+        self._content: Mapping[str, Any] | None = None
+        self._is_part = False
+
+    def identify(self) -> Mapping[str, Any]:
+        """Return what `ups_store.create` takes as identity; the first call digests the sources.
+
+        Raises:
+            SourceError: If one can't be read, or changes meanwhile.
+        """
+        if self._content is None:
+            self._watcher.stage(f"{self.title}: sources", self.plan.source_nbytes, unit="bytes")
+            self._content = self.plan.identity(self._digests, self._watcher.advance)
+        return self._content
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The whole identity document; raises as `identify`."""
+        plan, content = self.plan, self.identify()
+        options: dict[str, Any] = {"constants": plan.constants, "dims": plan.dims}
+        return identity_of(plan.arrays, identity=content, partition=plan.partition, **options)
+
+    @cached_property
+    def config_hash(self) -> str:
+        """Hash of the identity, as the store will have it; raises as `identify`."""
+        return config_hash(self.document)
+
+    def part(self, number: int, count: int) -> Self:
+        """Return the build of one of several files that hold the store together, on this one's clock."""
+        plan = self.plan.partition_of(replace(self.rank, machine=number, num_machines=count))
+        options: dict[str, Any] = {"digests": self._digests, "readers": self._readers, "rank": self.rank}
+        part = type(self)(plan, self._config, watcher=self._watcher, **options)
+        part.title = f"{self.title}, file {number + 1} of {count}"
+        part._content, part.clock, part._is_part = self.identify(), self.clock, True
+        return part
+
+
 @dataclass(frozen=True)
 class Decision:
-    """What a build does with its store.
-
-    Attributes:
-        action: "reuse", "repack" (or unpack, which reads no source), "build", "continue", "rebuild", or
-            "refuse": the build stops with an error.
-        reason: Why, for people.
-        differences: Keys of the identity that differ from what is there.
-        store: The valid store, open: yours to close.
-        error: What the build is refused by; None where taking the file meets it.
-        restarts: Whether an unfinished file of something else is begun again, as nothing would be lost.
-    """
+    """What a build does with its store."""
 
     action: Action
-    reason: str
-    differences: Differences = field(default_factory=dict)
-    store: AnyStore | None = None
-    error: StoreError | None = None
-    restarts: bool = False
+    reason: str  # for people
+    differences: Differences = field(default_factory=dict)  # of the identity from what is there
+    store: AnyStore | None = None  # the valid store, open: yours to close
+    error: StoreError | None = None  # what refuses the build; None where taking the file meets it
+    restarts: bool = False  # an unfinished file of something else is begun again, as nothing would be lost
 
 
 def decide(build: PlannedStore, *, overwrite: bool = False) -> Decision:
@@ -63,7 +119,7 @@ def decide(build: PlannedStore, *, overwrite: bool = False) -> Decision:
     """
     plan, is_begun = build.plan, files.exists(building_path(build.path))
     if overwrite:
-        others = [] if plan.is_partition else partition_counts(plan.path)
+        others = [] if plan.partition else partition_counts(plan.path)
         if not (is_begun or others or files.exists(plan.path)):
             return Decision("build", "there is none yet")
         owner = builder_at(plan.path) if is_begun else ""
@@ -73,9 +129,12 @@ def decide(build: PlannedStore, *, overwrite: bool = False) -> Decision:
         return decide_unfinished(build, decision)
     if decision.action != "build":
         return decision
-    count = count_files(build)
-    if count > 1 and (done := _num_finished(build, count)):
-        return Decision("continue", f"{done} of {count} files are finished")
+    count, num_finished = count_files(build), 0
+    if count > 1 and count in partition_counts(build.path):
+        paths = [partition_path(build.path, number, count) for number in range(count)]
+        num_finished = sum(_is_of(path, build.part(number, count)) for number, path in enumerate(paths))
+    if num_finished:
+        return Decision("continue", f"{num_finished} of {count} files are finished")
     number = f", to be built in {counted(count, 'file')}" if count > 1 else ""
     packed = "" if plan.codec == "none" else f", to be packed by {plan.codec}"
     return Decision("build", f"{decision.reason}{number}{packed}")
@@ -106,13 +165,14 @@ def decide_published(build: PlannedStore) -> Decision:
     if (partitions := find_partitions(build)) is not None:
         return _valid(plan, partitions)
     try:
+        holds: Literal["fields", "latents"] = "latents" if plan.encoder else "fields"
         check_replaceable(
             plan.path,
             task=plan.task.name,
             split=plan.split,
-            holds="latents" if plan.encoder else "fields",
+            holds=holds,
             most=plan.num_samples if plan.is_limited else None,
-            is_partition=plan.is_partition,
+            is_partition=plan.partition is not None,
         )
         hint = "make it writable with chmod u+w, or say --overwrite"
         check_not_read_only(real_place(plan.path), hint=hint)
@@ -123,19 +183,19 @@ def decide_published(build: PlannedStore) -> Decision:
 
 def decide_unfinished(build: PlannedStore, otherwise: Decision) -> Decision:
     """Decide by the unfinished file that is there; what else would be done is given."""
-    where, num_samples = building_path(build.path), build.num_samples
+    unfinished = building_path(build.path)
     try:
-        with open_store(where, partial=True) as store:
+        with open_store(unfinished, partial=True) as store:
             differing = differences(store.identity_document, build.document)
             num_committed = int(store.committed.sum())
     except StoreNotFoundError:
         return otherwise
     except StoreError as error:
-        if isinstance(error, ReadError) or not is_damaged(where, error):
+        if isinstance(error, ReadError) or not is_damaged(unfinished, error):
             return Decision("refuse", f"no unfinished store ({error.problem}), --overwrite replaces it")
         reason = f"what is unfinished there is damaged ({error.problem}), it is set aside"
         return Decision(otherwise.action, reason)
-    how_far = f"unfinished, {num_committed} of {num_samples} samples committed"
+    how_far = f"unfinished, {num_committed} of {build.num_samples} samples committed"
     if owner := builder_at(build.path):
         return Decision("refuse", f"{how_far}, being built by {owner}")
     if not differing:
@@ -150,10 +210,9 @@ def decide_unfinished(build: PlannedStore, otherwise: Decision) -> Decision:
 def _valid(plan: StorePlan, store: AnyStore) -> Decision:
     if store.codec == plan.codec:
         return Decision("reuse", "valid, made from the same sources and configuration", store=store)
-    there, wanted = (
-        "mapped" if codec == "none" else f"packed by {codec}" for codec in (store.codec, plan.codec)
-    )
-    if "none" not in (store.codec, plan.codec):
+    codecs = (store.codec, plan.codec)
+    there, wanted = ("mapped" if codec == "none" else f"packed by {codec}" for codec in codecs)
+    if "none" not in codecs:
         advice = f"`ups-store unpack` and then a build make it {wanted}"
         return Decision("reuse", f"valid, {there} and not {wanted}: {advice}", store=store)
     return Decision("repack", f"valid, but {there} instead of {wanted}: no source is read", store=store)
@@ -163,29 +222,14 @@ def _refused(error: StoreError, reason: str = "") -> Decision:
     return Decision("refuse", reason or f"{error.problem}; {error.hint}", error=error)
 
 
-def check_no_folder(path: Path) -> None:
-    """Refuse a folder in the store's place: a rename replaces anything else."""
-    if path.is_dir():
-        raise ConfigError("there is a folder in the store's place", path=path, hint=OTHER_FOLDER)
-
-
-def find_partitions(build: PlannedStore) -> AnyStore | None:
-    """Open all partitions of the store together, if they are there and of the identity that is wanted."""
-    for count in [] if build.plan.is_partition else partition_counts(build.path):
-        try:
-            store = open_any(partitions_pattern(build.path, count))
-        except ReadError:  # it may be there: building it again would hide that the disk fails
-            raise
-        except StoreError:  # some are missing, or of something else
-            continue
-        if store.config_hash == build.config_hash:
-            return store
-        store.close()
-    return None
-
-
 def check_replaceable(
-    path: Path, *, task: str, split: str, holds: Holds, most: int | None = None, is_partition: bool = False
+    path: Path,
+    *,
+    task: str,
+    split: str,
+    holds: Literal["fields", "latents"],
+    most: int | None = None,
+    is_partition: bool = False,
 ) -> None:
     """Refuse to replace, unasked, what no build of this task and split has made, and what holds more of it.
 
@@ -221,9 +265,6 @@ def check_replaceable(
             raise ConfigError(problem, kind=kind, path=file, hint=hint)
 
 
-# --- in how many files --------------------------------------------------------------------------------
-
-
 def count_files(build: PlannedStore) -> int:
     """Return in how many files a store is built: as configured, as it was begun, else by its size.
 
@@ -231,7 +272,7 @@ def count_files(build: PlannedStore) -> int:
     begun. So the disk holds at most the packed files and one that is mapped.
     """
     plan = build.plan
-    if plan.is_partition:
+    if plan.partition:
         return 1
     if plan.num_files is not None:
         return max(1, min(plan.num_files, plan.num_samples))
@@ -247,28 +288,74 @@ def count_files(build: PlannedStore) -> int:
     return max(1, min(MOST_FILES, nbytes // FILE_NBYTES, plan.num_samples))
 
 
-def _num_finished(build: PlannedStore, count: int) -> int:
-    if count not in partition_counts(build.path):
-        return 0
-    paths = [partition_path(build.path, number, count) for number in range(count)]
-    return sum(_is_of(path, build.part(number, count)) for number, path in enumerate(paths))
+# --- what is there ------------------------------------------------------------------------------------
 
 
-def _is_of(path: Path, build: PlannedStore) -> bool:
-    """Return whether what is at a path, finished or not, has the identity of a build."""
-    return files.exists(path) and hash_at(path) == build.config_hash
+def check_no_folder(path: Path) -> None:
+    """Refuse a folder in the store's place: a rename replaces anything else."""
+    if path.is_dir():
+        raise ConfigError("there is a folder in the store's place", path=path, hint=OTHER_FOLDER)
+
+
+def is_finished(path: Path, config_hash: str, *, is_packed: bool | None = None) -> bool:
+    """Return whether the store is there whose identity has this hash, packed as is wanted."""
+    try:
+        with open_any(path) as store:
+            return store.config_hash == config_hash and is_packed in (None, store.codec != "none")
+    except ReadError:
+        raise
+    except StoreError:  # not there, or a file that the builder replaces
+        return False
+
+
+def find_partitions(build: PlannedStore) -> AnyStore | None:
+    """Open all partitions of the store together, if they are there and of the identity that is wanted."""
+    for count in [] if build.plan.partition else partition_counts(build.path):
+        try:
+            store = open_any(partitions_pattern(build.path, count))
+        except ReadError:  # it may be there: building it again would hide that the disk fails
+            raise
+        except StoreError:  # some are missing, or of something else
+            continue
+        if store.config_hash == build.config_hash:
+            return store
+        store.close()
+    return None
 
 
 def hash_at(path: Path) -> str | None:
-    """Return the hash of the identity of what is there; None if that is no store, or nothing."""
+    """Return the hash of the identity of what is there, finished or not; None if that is no store."""
     try:
-        opened = open_store(path, partial=True) if path.name.endswith(BUILDING_SUFFIX) else open_any(path)
+        with (
+            open_store(path, partial=True) if path.name.endswith(BUILDING_SUFFIX) else open_any(path) as store
+        ):
+            return store.config_hash
     except ReadError:
         raise
     except StoreError:
         return None
-    with opened:
-        return opened.config_hash
+
+
+def _is_of(path: Path, build: PlannedStore) -> bool:
+    return files.exists(path) and hash_at(path) == build.config_hash
+
+
+def builder_at(path: Path) -> str:
+    """Name the process that builds the store now, for people; empty if none does."""
+    unfinished = building_path(path)
+    with files.opened(unfinished) as fd:
+        if not locks.is_locked(fd, BUILDER_LOCK):
+            return ""
+        owner = read_owner(fd, unfinished)
+        return f"pid {owner.pid} on {owner.host}" if owner else "an unknown process"
+
+
+def is_damaged(path: Path, error: StoreError) -> bool:
+    """Return whether a file that doesn't open is a store all the same, of this version of the format."""
+    if isinstance(error, VersionTooNewError) or not isinstance(error, FormatError | CorruptChunkError):
+        return False
+    with files.opened(path) as fd:
+        return looks_like_store(fd)
 
 
 # --- the dry run --------------------------------------------------------------------------------------
@@ -326,7 +413,7 @@ def explain(build: PlannedStore, *, overwrite: bool = False) -> Explanation:
         decision.store.close()
     if action not in ("reuse", "refuse") and (obstacle := _obstacle(plan.path)):
         action, reason = "refuse", obstacle
-    return Explanation(plan.task.name, plan.split, action, reason, describe_plan(plan), decision.differences)
+    return Explanation(plan.task.name, plan.split, action, reason, plan.to_json(), decision.differences)
 
 
 def _obstacle(path: Path) -> str:
@@ -340,20 +427,3 @@ def _obstacle(path: Path) -> str:
     if not there.is_dir():
         return f"{there} is no folder; {OTHER_FOLDER}"
     return "" if files.may_write_into(there) else f"can't write into {there}; {OTHER_FOLDER}"
-
-
-def describe_plan(plan: StorePlan) -> dict[str, Any]:
-    """Return a plan as JSON values."""
-    return {
-        "path": str(plan.path),
-        "num_samples": plan.num_samples,
-        "nbytes": plan.file_nbytes,
-        "codec": plan.codec,
-        "arrays": {
-            name: {"shape": list(spec.shape), "dtype": str(spec.dtype), "dims": list(spec.dims or ())}
-            for name, spec in plan.arrays.items()
-        },
-        "constants": {name: list(np.shape(values)) for name, values in plan.constants.items()},
-        "sources": {str(part.path): [part.indices.start, part.indices.stop] for part in plan.parts},
-        "external": sorted({str(file.path) for info in plan.infos for file in info.outer}),
-    }

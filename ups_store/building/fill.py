@@ -5,14 +5,13 @@ Latents are committed in a thread of its own: the disk writes one batch while th
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +19,10 @@ import numpy.typing as npt
 from ups_store.building.config import CacheConfig
 from ups_store.building.encode import Encoded, EncodeError, Encoder, OverlappingEncoder, begin_batch
 from ups_store.building.plan import StorePlan
-from ups_store.building.progress import Stopwatch, Watcher, skipped_notes
+from ups_store.building.progress import Stopwatch, Watcher
 from ups_store.building.read import BuildDeadlines, batch_size_of, read_batches, split_batches, unread_error
 from ups_store.building.readers import Readers
 from ups_store.check.statistics import Statistics
-from ups_store.errors import BuildInterruptedError
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
@@ -32,9 +30,8 @@ from ups_store.sources.readers import ReadBatch, Skipped
 from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well
-
-
-Begun = tuple[Samples, Callable[[], Encoded]]
+DEPTH = 2  # batches that wait to be committed: enough to overlap, and what they hold in memory stays small
+_SHOWN = 3  # skips noted of a file and a kind of fault; the error at the end names samples too
 
 
 class Filling:
@@ -93,15 +90,22 @@ class Filling:
             plan, samples, on_nan=self._on_nan, readers=self._readers, skipped=skipped, for_s=for_s
         )
         with closing(batches), self._deadlines:  # whatever happens, no source stays open
-            if plan.encoder is None:
-                self._commit_fields(batches)
-            else:
+            if plan.encoder is not None:
                 self._commit_latents(batches, plan.encoder)
+            else:
+                for batch in self._clock.timed_each("read", batches):  # reader processes read on meanwhile
+                    with self._clock.timed("commit"):
+                        self._commit(batch.samples, batch.arrays)
+                    self._statistics.add(batch.arrays, ranges=batch.ranges)
+                    self._is_mine[batch.samples] = True
         self._skipped += skipped
 
-    def left_of(self, samples: Samples) -> Samples:
-        """Which of the samples are neither committed nor skipped."""
-        return np.setdiff1d(np.intersect1d(samples, self._committer.missing()), self._unread())
+    def missing(self, samples: Samples | None = None) -> Samples:
+        """Return which samples are neither committed nor skipped, of all or of some."""
+        missing = self._committer.missing()
+        if samples is not None:
+            missing = np.intersect1d(samples, missing)
+        return np.setdiff1d(missing, np.concatenate([missing[:0], *(item.samples for item in self._skipped)]))
 
     def fill_rest(self) -> None:
         """Commit what is still missing, from the end: another process may be on its way there.
@@ -109,37 +113,28 @@ class Filling:
         Both may make the samples where they meet; the second commit of a sample changes nothing.
         """
         size = BATCHES_OF_REST * batch_size_of(self.plan)
-        while len(missing := np.setdiff1d(self._committer.missing(), self._unread())):
+        while len(missing := self.missing()):
             self.fill(missing[-size:])
 
     def check_complete(self) -> None:
-        """Fail if samples were skipped, and note which.
+        """Fail if samples were skipped, and note the first of each kind of fault in each file.
 
         Raises:
             UnreadSamplesError: The others are committed.
         """
-        for line in skipped_notes(self._skipped):
-            self._watcher.note(line)
+        by_fault: dict[tuple[str | None, str], list[Skipped]] = {}
+        for item in self._skipped:
+            by_fault.setdefault((item.error.path, item.error.kind), []).append(item)
+        for (path, kind), items in by_fault.items():
+            for item in items[:_SHOWN]:
+                self._watcher.note(f"skipped: {item.error}")
+            if num_more := sum(len(item.samples) for item in items[_SHOWN:]):
+                self._watcher.note(f"skipped: {path}: {num_more:,} more samples ({kind})")
         if self._skipped:
             raise unread_error(self.plan, self._skipped)
 
-    def interruption(self, *, overwrite: bool = False) -> BuildInterruptedError:
-        """The error of a build that is stopped here.
-
-        Args:
-            overwrite: Whether it was to build from scratch, which continuing isn't.
-        """
-        where = building_path(self.plan.path)
-        with open_store(where, partial=True) as unfinished:
-            num_committed = int(unfinished.committed.sum())
-        return BuildInterruptedError(
-            f"interrupted: {num_committed} of {self.plan.num_samples} samples are committed",
-            path=where,
-            hint="run the same command again to continue" + (", without --overwrite" if overwrite else ""),
-        )
-
     def statistics(self) -> Statistics:
-        """Statistics of all samples; those that others committed are read back."""
+        """Return the statistics of all samples; those that others committed are read back."""
         others = np.flatnonzero(~self._is_mine)
         if len(others):
             with open_store(building_path(self.plan.path), partial=True) as store:
@@ -147,151 +142,58 @@ class Filling:
                     self._statistics.add(store.gather(batch))
         return self._statistics
 
-    def _unread(self) -> Samples:
-        return np.concatenate([np.zeros(0, np.int64), *(item.samples for item in self._skipped)])
-
-    def _commit_fields(self, batches: Iterable[ReadBatch]) -> None:
-        """Commit what is read; reader processes read on meanwhile."""
-        for batch in self._clock.timed_each("read", batches):
-            with self._clock.timed("commit"), self._deadlines.committing():
-                self._committer.commit_many(batch.samples, batch.arrays)
-            self._statistics.add(batch.arrays, ranges=batch.ranges)
-            self._is_mine[batch.samples] = True
-            self._count_committed(len(batch.samples))
-
-    def _count_committed(self, num: int) -> None:
-        """So many samples are durable; called by the thread that commits."""
-        self.progress.append((time.perf_counter(), num))
-        self._watcher.advance(num)
+    def _commit(self, samples: Samples, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        with self._deadlines.committing():
+            self._committer.commit_many(samples, arrays)
+        self.progress.append((time.perf_counter(), len(samples)))
+        self._watcher.advance(len(samples))
 
     def _commit_latents(self, batches: Iterable[ReadBatch], encoder: Encoder) -> None:
         """Encode what is read, and commit it in another thread, while processes read on.
 
         A batch is begun before the one in front of it is waited for, so that the encoder never runs dry.
         """
-        first, specs = self.plan.selected.start, self.plan.arrays
-        begun: Begun | None = None
-        commits = CommitThread(
-            self._committer, committed=self._count_committed, within=self._deadlines.committing
-        )
-        with commits as committing:
+        thread, commits = ThreadPoolExecutor(1, "ups-store-commit"), deque[Future[None]]()
+
+        def commit(previous: Future[None] | None, samples: Samples, arrays: Mapping[str, Any]) -> None:
+            if previous is not None:
+                previous.result()  # nothing is committed behind a commit that failed
+            self._commit(samples, arrays)
+
+        def hand_on(samples: Samples, finish: Callable[[], Encoded]) -> None:
+            with self._clock.timed("encode"), self._deadlines.encoding():
+                try:
+                    encoded = finish()
+                except EncodeError as error:
+                    error.path = str(self.plan.path)
+                    raise
+            self._deadlines.has_encoded()
+            self._statistics.add(encoded.arrays, ranges=encoded.ranges)
+            with self._clock.timed("commit"):
+                while commits and (len(commits) > DEPTH or commits[0].done()):
+                    commits.popleft().result()
+            previous = commits[-1] if commits else None
+            commits.append(thread.submit(commit, previous, samples, encoded.arrays))
+            self._is_mine[samples] = True
+
+        begun: tuple[Samples, Callable[[], Encoded]] | None = None
+        try:
             for samples, arrays, ranges in self._clock.timed_each("read", batches):
-                self._prepare(encoder)
+                if not self._is_prepared and isinstance(encoder, OverlappingEncoder):
+                    # Once there is something to encode: readers read on meanwhile.
+                    with self._clock.timed("load"), self._deadlines.encoding():
+                        encoder.prepare()
+                self._is_prepared = True
                 with self._clock.timed("encode"), self._deadlines.encoding():
-                    following = begin_batch(
-                        arrays, encoder, samples=samples + first, specs=specs, ranges=ranges
-                    )
-                self._hand_on(begun, committing)
+                    numbers = samples + self.plan.selected.start
+                    specs = self.plan.arrays
+                    following = begin_batch(arrays, encoder, samples=numbers, specs=specs, ranges=ranges)
+                if begun is not None:
+                    hand_on(*begun)
                 begun = samples, following
-            self._hand_on(begun, committing)
-
-    def _prepare(self, encoder: Encoder) -> None:
-        """Load what encodes, once there is something to encode: readers read on meanwhile."""
-        if not self._is_prepared and isinstance(encoder, OverlappingEncoder):
-            with self._clock.timed("load"), self._deadlines.encoding():
-                encoder.prepare()
-        self._is_prepared = True
-
-    def _hand_on(self, begun: Begun | None, committing: CommitThread) -> None:
-        """Wait for the latents of a batch, and have them committed."""
-        if begun is None:
-            return
-        samples, finish = begun
-        with self._clock.timed("encode"), self._deadlines.encoding():
-            try:
-                encoded = finish()
-            except EncodeError as error:
-                error.path = str(self.plan.path)
-                raise
-        self._deadlines.has_encoded()
-        self._statistics.add(encoded.arrays, ranges=encoded.ranges)
-        with self._clock.timed("commit"):
-            committing.put(samples, encoded.arrays)
-        self._is_mine[samples] = True
-
-
-DEPTH = 2  # batches that wait: enough to overlap, and what they hold in memory stays small
-
-_POLL_S = 0.2  # how soon a full queue notices that the thread has failed
-
-Pending = tuple[npt.NDArray[np.int64], Mapping[str, npt.NDArray[Any]]]
-
-
-class CommitThread:
-    """Commits batches in the order in which they are put, one at a time.
-
-    Used as a context manager: leaving it normally waits for every batch; leaving it by an exception finishes
-    the batch at work, drops the others and lets the exception go on.
-    """
-
-    def __init__(
-        self,
-        committer: Committer,
-        *,
-        committed: Callable[[int], None] | None = None,
-        depth: int = DEPTH,
-        within: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self._committer = committer
-        self._committed, self._within = committed, within
-        self._batches: queue.Queue[Pending | None] = queue.Queue(depth)
-        self._failure: BaseException | None = None
-        self._is_dropping = False
-        self._thread = threading.Thread(target=self._run, name="ups-store-commit", daemon=True)
-
-    @property
-    def num_waiting(self) -> int:
-        """Batches that wait for the disk."""
-        return self._batches.qsize()
-
-    def put(self, samples: npt.NDArray[np.int64], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Hand a batch over, waiting while `depth` others wait; its memory is the thread's from then on."""
-        self._put((samples, arrays))
-
-    def _put(self, batch: Pending | None) -> None:
-        while True:
-            if self._failure is not None:
-                raise self._failure
-            if self._is_taken(batch):
-                return
-
-    def _is_taken(self, batch: Pending | None) -> bool:
-        try:
-            self._batches.put(batch, timeout=_POLL_S)
-        except queue.Full:
-            return False
-        return True
-
-    def _run(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            if self._is_dropping:
-                continue
-            try:
-                with self._within():
-                    self._committer.commit_many(*batch)
-                if self._committed is not None:
-                    self._committed(len(batch[0]))
-            except BaseException as error:
-                self._failure = error
-                return
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_dropping = error is not None
-        try:
-            if self._failure is None:
-                self._put(None)
-        except BaseException:
-            self._is_dropping = True  # interrupted while it waited: the thread still has to hear it
-            while self._failure is None and not self._is_taken(None):
-                pass
-            raise
-        finally:
-            self._thread.join()
-        if error is None and self._failure is not None:
-            raise self._failure
+            if begun is not None:
+                hand_on(*begun)
+            while commits:
+                commits.popleft().result()
+        finally:  # after a failure the commit at work is finished, and those that wait are dropped
+            thread.shutdown(cancel_futures=True)

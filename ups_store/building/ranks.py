@@ -52,9 +52,15 @@ class BuildRank:
             if not is_of_srun(variables):
                 check_shared(variables)
             return cls(*slurm_place(variables))
-        rank, size = (_number(variables, name, None) for name in ("RANK", "WORLD_SIZE"))
-        num_local = _number(variables, "LOCAL_WORLD_SIZE", 1)
-        local_rank = _number(variables, "LOCAL_RANK", 0)
+        defaults, numbers = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, []
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            text = variables.get(name, defaults.get(name, ""))
+            try:
+                numbers.append(int(text))
+            except ValueError as error:
+                problem, expected = f"environment variable {name}", "a whole number"
+                raise ConfigError(problem, expected=expected, found=repr(text)) from error
+        rank, size, local_rank, num_local = numbers
         is_sound = 0 <= rank < size and 0 <= local_rank < num_local and size % max(1, num_local) == 0
         if not is_sound or rank % num_local != local_rank:
             raise ConfigError(
@@ -99,18 +105,8 @@ class BuildRank:
 
     def share(self, missing: npt.NDArray[np.int64], num_samples: int) -> npt.NDArray[np.int64]:
         """Which of its file's missing samples this process makes: those of one range of the N samples."""
-        own = partition_range(num_samples, self.local_rank, self.num_local)
-        return missing[(missing >= own.start) & (missing < own.stop)]
+        share = partition_range(num_samples, self.local_rank, self.num_local)
+        return missing[(missing >= share.start) & (missing < share.stop)]
 
 
 ALONE = BuildRank()
-
-
-def _number(variables: Mapping[str, str], name: str, default: int | None) -> int:
-    text = variables.get(name, "" if default is None else str(default))
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"environment variable {name}", expected="a whole number", found=repr(text)
-        ) from error

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ups_store.building.build import Build, open_build
-from ups_store.building.config import BuildConfig, load_config
-from ups_store.building.joining import create_file
+from ups_store.building.build import Build, create_file, open_build
+from ups_store.building.config import load_config
 from ups_store.building.progress import Watcher
 from ups_store.building.readers import Readers
 from ups_store.check.doctor import Diagnosis, Status, examine
@@ -24,19 +22,12 @@ from ups_store.system import files
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair did.
-
-    Attributes:
-        path: The store.
-        num_samples: N.
-        num_copied: Samples taken from the damaged store.
-        num_rebuilt: Samples read from the sources.
-    """
+    """What a repair did."""
 
     path: Path
     num_samples: int
-    num_copied: int
-    num_rebuilt: int
+    num_copied: int  # from the damaged store
+    num_rebuilt: int  # read from the sources
 
     @property
     def is_needed(self) -> bool:
@@ -50,32 +41,20 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
     The damaged file is only read; mappings of it stay valid. Interrupted, it continues when it is run again.
     The checksum of an array without slots covers all samples, so damage there means to read all of them.
     """
-    found = examine(path)
-    if found.status.is_sound:
-        return Repair(path, found.num_samples, 0, 0)
-    if found.catalog is None or found.status not in (Status.DAMAGED, Status.TRUNCATED):
+    diagnosis = examine(path)
+    if diagnosis.status.is_sound:
+        return Repair(path, diagnosis.num_samples, 0, 0)
+    if diagnosis.catalog is None or diagnosis.status not in (Status.DAMAGED, Status.TRUNCATED):
         raise FormatError(
             "it can't be repaired",
             path=path,
             kind="not_repairable",
             expected="a damaged store whose metadata can be read",
-            found=found.status.value,
-            hint=found.status.advice,
+            found=diagnosis.status.value,
+            hint=diagnosis.status.advice,
         )
-    identity = found.catalog.root.identity
-    settings = _settings(path, identity.get("content"), config, overrides)
-    reading = settings.reading.model_copy(update={"on_error": "fail"})  # a repaired store has all samples
-    with Readers(reading, note=watcher.note) as readers:
-        watcher.watch(readers.pool)
-        task, split = settings.data.tasks[0], settings.data.split[0]
-        build = open_build(settings, task, split, readers=readers, watcher=watcher)
-        _check_identity(build, identity, path)
-        return _rebuild(build, found, watcher)
-
-
-def _settings(path: Path, content: Any, config: Path, overrides: Sequence[str]) -> BuildConfig:
-    """The configuration for the store's own task and split, whichever it names."""
-    words = words_of(content)
+    identity = diagnosis.catalog.root.identity
+    words = words_of(identity.get("content"))
     if not words:
         raise ConfigError(
             "it wasn't built from a configuration",
@@ -83,11 +62,24 @@ def _settings(path: Path, content: Any, config: Path, overrides: Sequence[str]) 
             expected="a store that `ups-store build` made",
             hint="`doctor --salvage OUT` copies what verifies",
         )
-    return load_config(config, overrides=[*overrides, *words])
+    settings = load_config(config, overrides=[*overrides, *words])
+    reading = settings.reading.model_copy(update={"on_error": "fail"})  # a repaired store has all samples
+    with Readers(reading, note=watcher.note) as readers:
+        watcher.watch(readers.pool)
+        task, split = settings.data.tasks[0], settings.data.split[0]
+        build = open_build(settings, task, split, readers=readers, watcher=watcher)
+        if build.config_hash != config_hash(dict(identity)):
+            differing = differences(identity, build.document)
+            shown = f"another store (found -> given):\n{describe_differences(differing)}\n"
+            hint = "repair it with the configuration and the sources that it was built from"
+            error = IdentityMismatchError(f"the configuration gives {shown}", path=path, hint=hint)
+            error.differences = differing
+            raise error
+        return _rebuild(build, diagnosis, watcher)
 
 
 def words_of(content: Any) -> list[str]:
-    """What a build of a store's own task, split and kind is told, by its identity; empty if none made it."""
+    """Return what a build of a store's task, split and kind is told, by its identity; none if it has none."""
     if not isinstance(content, dict) or content.get("kind") not in ("fields", "latents"):
         return []
     if not {"task", "split", "sources"} <= content.keys():
@@ -96,34 +88,15 @@ def words_of(content: Any) -> list[str]:
     return [holds, f"data.tasks={content['task']}", f"data.split={content['split']}"]
 
 
-def _check_identity(build: Build, found: Mapping[str, Any], path: Path) -> None:
-    if build.config_hash == config_hash(dict(found)):
-        return
-    differing = differences(found, build.document)
-    error = IdentityMismatchError(
-        f"the configuration gives another store (found -> given):\n{describe_differences(differing)}\n",
-        path=path,
-        hint="repair it with the configuration and the sources that it was built from",
-    )
-    error.differences = differing
-    raise error
-
-
-def _good(found: Diagnosis) -> npt.NDArray[np.bool_]:
-    """Which samples verify in every array, bool, shape (N,)."""
-    assert found.intact is not None
-    good = np.ones(found.num_samples, bool)
-    for name, mask in found.intact.samples.items():
-        good &= mask & (name not in found.intact.suspect)
-    return good
-
-
-def _rebuild(build: Build, found: Diagnosis, watcher: Watcher) -> Repair:
-    assert found.catalog is not None
-    layout, good = found.catalog.layout, _good(found)
+def _rebuild(build: Build, diagnosis: Diagnosis, watcher: Watcher) -> Repair:
+    assert diagnosis.catalog is not None
+    assert diagnosis.intact is not None
+    good = np.ones(diagnosis.num_samples, bool)  # samples that verify in every array
+    for name, mask in diagnosis.intact.samples.items():
+        good &= mask & (name not in diagnosis.intact.suspect)
     groups = np.arange(len(good)) // build.plan.group_size  # which are encoded together
     good &= ~np.isin(groups, groups[~good])
-    plan = replace(build.plan, path=found.path, attrs=found.catalog.root.attrs)
+    plan = replace(build.plan, path=diagnosis.path, attrs=diagnosis.catalog.root.attrs)
     hint, writable = "finish that build first, or move its file away", "make it writable with chmod u+w first"
     with hinting(hint, IdentityMismatchError, FormatError), hinting(writable, AccessError):
         writer = create_file(plan, build.identify())
@@ -132,8 +105,9 @@ def _rebuild(build: Build, found: Diagnosis, watcher: Watcher) -> Repair:
         copied, damaged = missing[good[missing]], missing[~good[missing]]
         watcher.stage(f"{plan.title}: samples", len(missing), unit="samples")
         with files.opened(plan.path) as fd:
-            for samples, arrays in read_intact(fd, layout, tuple(plan.arrays), copied, path=plan.path):
-                writer.commit_many(samples, arrays)
+            layout, arrays = diagnosis.catalog.layout, tuple(plan.arrays)
+            for samples, values in read_intact(fd, layout, arrays, copied, path=plan.path):
+                writer.commit_many(samples, values)
                 watcher.advance(len(samples))
         build.filling_into(writer).fill(damaged)
         plan.check_sources()

@@ -1,30 +1,38 @@
-"""All stores of a configuration, one after the other; or what would become of each."""
+"""All stores of a configuration, one after the other, each from end to end; or what would become of each."""
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ups_store.building.build import Build, open_build
+import numpy as np
+
+from ups_store.building.build import Build, open_build, remove_dead, wait_for_store
 from ups_store.building.config import BuildConfig
-from ups_store.building.decide import Explanation, explain
-from ups_store.building.digests import DigestCache, Digests
-from ups_store.building.making import build_store
-from ups_store.building.plan import StorePlan
-from ups_store.building.progress import Stopwatch, Watcher
+from ups_store.building.decide import Explanation, count_files, explain, hash_at
+from ups_store.building.plan import DigestCache, Digests, StorePlan
+from ups_store.building.progress import BuildReport, BuildResult, Startup, Stopwatch, Watcher
 from ups_store.building.ranks import BuildRank
-from ups_store.building.read import UnreadSamplesError
+from ups_store.building.read import UnreadSamplesError, split_batches
 from ups_store.building.readers import Readers
-from ups_store.building.result import BuildReport, BuildResult, Startup
 from ups_store.building.shared import SharedStores
 from ups_store.building.staging import Sources
-from ups_store.errors import SourceError
+from ups_store.building.tuning import Tuning, tune
+from ups_store.check.info import mapped_nbytes
+from ups_store.check.statistics import Statistics
+from ups_store.errors import BuildInterruptedError, SourceError
 from ups_store.printable import counted
+from ups_store.read.base import AnyStore
+from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
+from ups_store.read.several import parts_of
 from ups_store.sources.source_files import SPLITS, split_range
 from ups_store.system import files
+from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
+from ups_store.write.target import payload_nbytes as payload_of
 
 
 def build_all(
@@ -55,8 +63,7 @@ def build_all(
         SourceError: If nothing is left to build, a task has no sources, or a source is unusable.
         StoreError: As `Build.begin` and `Build.finish`.
     """
-    clock = clock or Stopwatch()
-    skipped: dict[str, str] = {}
+    clock, skipped = clock or Stopwatch(), dict[str, str]()
     sources = Sources(config, watcher=watcher)
     with clock.timed("stage"):
         sources.stage_all()
@@ -65,31 +72,24 @@ def build_all(
         SharedStores(config, watcher=watcher) as shared,
     ):
         watcher.watch(readers.pool)
-        digests = digests or DigestCache(config.cache.dir, rehash=rehash, readers=readers)
+        options: dict[str, Any] = {"readers": readers, "sources": sources, "rank": rank}
+        options["digests"] = digests or DigestCache(config.cache.dir, rehash=rehash, readers=readers)
         with clock.timed("plan"):
-            options: dict[str, Any] = {
-                "readers": readers,
-                "digests": digests,
-                "sources": sources,
-                "rank": rank,
-                "skip_missing": skip_missing,
-            }
-            builds = list(open_builds(config, skipped, watcher, **options))
+            builds = list(open_builds(config, skipped, watcher, skip_missing=skip_missing, **options))
         if not overwrite:
             _check_room([build.plan for build in builds])
-        results: list[BuildResult] = []
-        unread: list[UnreadSamplesError] = []
+        results, unread = list[BuildResult](), list[UnreadSamplesError]()
+        options = {"readers": readers, "watcher": watcher, "shared": shared, "overwrite": overwrite}
         for build in builds:
             try:
-                options = {"readers": readers, "watcher": watcher, "shared": shared}
-                result = build_store(build, overwrite=overwrite, **options)
-                results.append(result)
-                for line in _losses(result, build.plan):
-                    watcher.note(line)
+                result = build_store(build, **options)
             except UnreadSamplesError as error:  # the other stores needn't wait for that one's sources
                 if unread:  # the first is the one that is raised
                     watcher.note(str(error))
                 unread.append(error)
+                continue
+            results.append(result)
+            _note_losses(result, build.plan, watcher)
         if unread:
             raise unread[0]
     return BuildReport(tuple(results), skipped, readers.choice, Startup.of(results, clock))
@@ -108,29 +108,68 @@ def explain_all(
         return []
     with Readers(config.reading, note=watcher.note) as readers:
         watcher.watch(readers.pool)
-        digests = DigestCache(config.cache.dir, rehash=rehash, save=False, readers=readers)
-        sources = Sources(config, watcher=watcher, is_dry=True)
-        options: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources}
-        builds = open_builds(config, {}, watcher, skip_missing=skip_missing, **options)
-        return [explain(build, overwrite=overwrite) for build in builds]
+        options: dict[str, Any] = {"readers": readers, "skip_missing": skip_missing}
+        options["sources"] = Sources(config, watcher=watcher, is_dry=True)
+        options["digests"] = DigestCache(config.cache.dir, rehash=rehash, save=False, readers=readers)
+        return [explain(build, overwrite=overwrite) for build in open_builds(config, {}, watcher, **options)]
 
 
-def _losses(result: BuildResult, plan: StorePlan) -> Iterator[str]:
-    """A line for each array that was written with values that aren't finite, or that a cast lost."""
-    for name, found in result.statistics.items():
-        where, cast = f"{result.path}: array {name!r}", f"the cast to {plan.arrays[name].dtype}"
-        if found["num_nan"] or found["num_inf"]:
-            made = f", {found['num_overflow']:,} of them by {cast}" if found["num_overflow"] else ""
-            yield f"{where} holds {found['num_nan']:,} NaN and {found['num_inf']:,} Inf{made}"
-        if found["num_underflow"]:
-            num = found["num_underflow"]
-            yield f"{where}: {cast} made {counted(num, 'value')} 0; a wider dtype keeps such small ones"
-        channels = (plan.arrays[name].attrs or {}).get("channels") or ()
-        for number, num in enumerate(found.get("num_flat", ())):
-            if num:
-                channel = repr(channels[number]) if number < len(channels) else number
-                lost = f"what varies in channel {channel} of samples with {counted(num, 'value')}"
-                yield f"{where}: {cast} loses {lost}; a wider dtype tells them apart"
+def open_builds(
+    config: BuildConfig,
+    skipped: dict[str, str],
+    watcher: Watcher,
+    *,
+    rank: BuildRank | None = None,
+    skip_missing: bool = False,
+    **options: Any,
+) -> Iterator[Build]:
+    """Open the build of every store that has samples; the others go to `skipped` with the reason.
+
+    Other options are those of `open_build`.
+    """
+    rank = rank or BuildRank.from_environment()
+    both = [(task, split) for task in config.data.tasks for split in config.data.split]
+    for task, split in both:
+        try:
+            build = open_build(config, task, split, watcher=watcher, rank=rank, **options)
+            if not build.plan.is_empty:
+                yield build
+                continue
+            error = _empty(build.plan, config)
+        except SourceError as missing:
+            if missing.kind != "no_source" or (split == "train" and config.stage_dir is not None):
+                raise
+            error = missing
+        skipped[f"{task} {split}"] = str(error)
+        is_without = error.kind == "no_source" and all(
+            f"{task} {name}" in skipped for name in config.data.split
+        )
+        if len(skipped) == len(both) or (is_without and not skip_missing):
+            if is_without and len(config.data.tasks) > 1:
+                error.hint = f"{error.hint}; --skip-missing builds the other tasks"
+            raise error
+        watcher.note(f"skipped {task} {split}: {error}")
+
+
+def _empty(plan: StorePlan, config: BuildConfig) -> SourceError:
+    """Say what the fractions made of the sources, in samples."""
+    data, counts, shares = config.data, [info.num_samples for info in plan.infos], []
+    for split in SPLITS:
+        options: dict[str, Any] = {"fractions": data.fractions, "test_part": plan.task.test_part}
+        share = sum(len(split_range(count, split=split, **options)) for count in counts)
+        shares.append(f"{share} to {split}")
+    samples = f"{counted(sum(counts), 'sample')} in {counted(len(counts), 'file')}"
+    if any(counts):
+        fractions = ", ".join(map(str, data.split_fractions))
+        samples += f", shared out {fractions}: {', '.join(shares)} (test and val rounded down in each file)"
+    own = f"{plan.task.name}_{plan.split}.h5"
+    return SourceError(
+        f"{plan.title} would be empty",
+        kind="empty_split",
+        path=data.root,
+        found=samples,
+        hint=f"change data.split_fractions, or give the split a file of its own: {own}",
+    )
 
 
 def _check_room(plans: Sequence[StorePlan]) -> None:
@@ -145,61 +184,191 @@ def _check_room(plans: Sequence[StorePlan]) -> None:
                 raise OSError(errno.ENOSPC, "no room for all stores")
 
 
-def open_builds(
-    config: BuildConfig,
-    skipped: dict[str, str],
-    watcher: Watcher,
+def _note_losses(result: BuildResult, plan: StorePlan, watcher: Watcher) -> None:
+    """Note each array that was written with values that aren't finite, or that a cast lost."""
+    for name, lost in result.statistics.items():
+        array, cast = f"{result.path}: array {name!r}", f"the cast to {plan.arrays[name].dtype}"
+        if lost["num_nan"] or lost["num_inf"]:
+            made = f", {lost['num_overflow']:,} of them by {cast}" if lost["num_overflow"] else ""
+            watcher.note(f"{array} holds {lost['num_nan']:,} NaN and {lost['num_inf']:,} Inf{made}")
+        if num := lost["num_underflow"]:
+            made = f"{cast} made {counted(num, 'value')} 0"
+            watcher.note(f"{array}: {made}; a wider dtype keeps such small ones")
+        channels = (plan.arrays[name].attrs or {}).get("channels") or ()
+        for number, num in enumerate(lost.get("num_flat", ())):
+            if num:
+                channel = repr(channels[number]) if number < len(channels) else number
+                varying = f"what varies in channel {channel} of samples with {counted(num, 'value')}"
+                watcher.note(f"{array}: {cast} loses {varying}; a wider dtype tells them apart")
+
+
+# --- one store from end to end ------------------------------------------------------------------------
+
+
+def build_store(
+    build: Build,
     *,
-    readers: Readers | None = None,
-    digests: Digests | None = None,
-    sources: Sources | None = None,
-    rank: BuildRank | None = None,
-    skip_missing: bool = False,
-) -> Iterator[Build]:
-    """Open the build of every store that has samples; the others go to `skipped` with the reason."""
-    sources = sources or Sources(config, watcher=watcher)
-    rank = rank or BuildRank.from_environment()
-    both = [(task, split) for task in config.data.tasks for split in config.data.split]
-    options: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources, "rank": rank}
-    for task, split in both:
-        try:
-            build = open_build(config, task, split, watcher=watcher, **options)
-            if not build.plan.is_empty:
-                yield build
-                continue
-            error = _empty(build.plan, config)
-        except SourceError as missing:
-            if missing.kind != "no_source" or (split == "train" and config.stage_dir is not None):
-                raise
-            error = missing
-        skipped[f"{task} {split}"] = str(error)
-        is_without = error.kind == "no_source" and all(
-            f"{task} {each}" in skipped for each in config.data.split
+    readers: Readers,
+    watcher: Watcher,
+    overwrite: bool = False,
+    shared: SharedStores | None = None,
+) -> BuildResult:
+    """Build one store, continue it, or find that it is valid; in the end it is packed as configured.
+
+    A valid mapped store is packed, or a packed one unpacked: no sample is read or encoded for that.
+    """
+    with build:
+        maker = _Maker(build, readers, watcher, overwrite=overwrite)
+        is_here = build.find(overwrite=overwrite)
+        is_pulled = bool(shared and not is_here and not overwrite and shared.pull(build))
+        store = maker.packed(build, build.store) if is_here or is_pulled else maker.make()
+        with store:
+            result = maker.result(store)
+            result.pulled = is_pulled
+            if shared and not is_pulled:
+                result.pushed = shared.push(build, store)
+    return result
+
+
+class _Maker:
+    """Makes the files of a store, one after the other."""
+
+    def __init__(self, build: Build, readers: Readers, watcher: Watcher, *, overwrite: bool) -> None:
+        self._build, self._readers, self._watcher = build, readers, watcher
+        self._overwrite = overwrite
+        self._statistics, self._num_committed = Statistics(), 0
+        self._tuning: Tuning | None = None
+
+    def make(self) -> AnyStore:
+        """Build all files of the store, and open it."""
+        build, count = self._build, count_files(self._build)
+        if count == 1:
+            store = self._make_file(build)
+        else:
+            unread = []
+            for number in range(count):
+                try:
+                    self._make_file(build.part(number, count)).close()
+                except UnreadSamplesError as error:  # the other files needn't wait for this one's sources
+                    unread.append(error)
+            if unread:
+                raise unread[0]
+            store = open_any(partitions_pattern(build.path, count))
+        if build.rank.is_builder and not build.plan.partition:
+            remove_replaced(build, count, self._watcher)
+        return store
+
+    def _make_file(self, part: Build) -> AnyStore:
+        is_builder, plan = part.rank.is_builder, part.plan
+        if is_builder:
+            remove_dead(part.path, codec=plan.codec)
+        with part:
+            part.begin(overwrite=self._overwrite)
+            if part.is_reused:  # a file that an earlier run has finished
+                for batch in split_batches(np.arange(part.num_samples), plan.sample_nbytes):
+                    self._statistics.add(part.store.gather(batch))
+            elif not part.is_finished:
+                try:
+                    self._fill(part)
+                    if is_builder:
+                        self._statistics.join(part.filling.statistics())
+                except KeyboardInterrupt as error:
+                    raise self._interrupted(plan) from error
+            store = part.finish()
+            self._num_committed += part.num_committed
+        if is_builder:
+            return self.packed(part, store)
+        store.close()  # waited for, or the next file would seem to have no builder
+        return wait_for_store(part.path, part.config_hash, is_packed=plan.codec != "none")
+
+    def _fill(self, build: Build) -> None:
+        """Commit this process's share; its machine's builder then also what the others haven't come to."""
+        rank, missing, watcher = build.rank, build.missing(), self._watcher
+        share = rank.share(missing, build.num_samples)
+        if not rank.is_builder:
+            watcher.stage(f"{build.title}: samples of rank {rank.local_rank}", len(share), unit="samples")
+            build.fill()
+            return
+        num_there = build.num_samples - len(missing)
+        watcher.stage(f"{build.title}: samples", build.num_samples, unit="samples")
+        if num_there:
+            watcher.note(f"{build.path}: {num_there} of {build.num_samples} samples are there, continuing")
+        watcher.advance(num_there)
+        filling = build.filling
+        if self._tuning:
+            filling.batch_size = self._tuning.batch_size
+        elif self._readers.is_tuned and len(share):
+            options: dict[str, Any] = {"clock": build.clock, "note": watcher.note}
+            self._tuning = tune(filling, self._readers, share, is_alone=rank.num_local == 1, **options)
+            share = filling.missing(share)
+        filling.fill(share)
+        filling.fill_rest()
+        filling.check_complete()
+
+    def _interrupted(self, plan: StorePlan) -> BuildInterruptedError:
+        unfinished = building_path(plan.path)
+        with open_store(unfinished, partial=True) as store:
+            num_committed = int(store.committed.sum())
+        without = ", without --overwrite" if self._overwrite else ""  # that isn't to continue
+        return BuildInterruptedError(
+            f"interrupted: {num_committed} of {plan.num_samples} samples are committed",
+            path=unfinished,
+            hint=f"run the same command again to continue{without}",
         )
-        if len(skipped) == len(both) or (is_without and not skip_missing):
-            if is_without and len(config.data.tasks) > 1:
-                error.hint = f"{error.hint}; --skip-missing builds the other tasks"
-            raise error
-        watcher.note(f"skipped {task} {split}: {error}")
+
+    def packed(self, build: Build, store: AnyStore) -> AnyStore:
+        """Pack or unpack every file of a finished store in its own place, as configured; opens it again.
+
+        What is interrupted goes on with the next file, or the same, when this is called again.
+        """
+        codec, path = build.plan.codec, store.path
+        if not build.rank.is_builder:
+            return store
+        for part in parts_of(store):
+            remove_dead(part.path, codec=codec)
+        others = [part for part in parts_of(store) if (part.codec == "none") != (codec == "none")]
+        if not others:
+            return store
+        from ups_store.packed.pack import pack
+
+        doing = "unpacking" if codec == "none" else f"packing by {codec}"
+        self._watcher.stage(f"{build.title}: {doing}", sum(map(payload_of, others)), unit="bytes")
+        for part in others:
+            with build.clock.timed("pack"):
+                pack(part.path, part.path, codec, force=self._overwrite, progress=self._watcher.advance)
+        store.close()
+        return open_any(path)
+
+    def result(self, store: AnyStore) -> BuildResult:
+        """Say what became of the store, which is finished."""
+        build, plan = self._build, self._build.plan
+        paths = [part.path for part in parts_of(store)]
+        return BuildResult(
+            path=plan.path if store.path == plan.path.absolute() else store.path,  # as it is configured
+            task=plan.task.name,
+            split=plan.split,
+            config_hash=store.config_hash,
+            reused=build.is_reused,
+            num_samples=len(store),
+            num_committed=self._num_committed,
+            source_sample_nbytes=plan.source_sample_nbytes,
+            nbytes=store.nbytes,
+            age_s=round(max(0.0, time.time() - max(map(files.modified_s, paths))), 1),
+            codec=store.codec,
+            num_files=len(paths),
+            mapped_nbytes=mapped_nbytes(store),
+            seconds=build.clock.to_json(),
+            statistics=self._statistics.to_json(),
+            tuning=self._tuning.to_json() if self._tuning else None,
+        )
 
 
-def _empty(plan: StorePlan, config: BuildConfig) -> SourceError:
-    """Say what the fractions made of the sources, in samples."""
-    data, counts = config.data, [info.num_samples for info in plan.infos]
-    shares = []
-    for split in SPLITS:
-        options: dict[str, Any] = {"fractions": data.fractions, "test_part": plan.task.test_part}
-        share = sum(len(split_range(count, split=split, **options)) for count in counts)
-        shares.append(f"{share} to {split}")
-    are = f"{counted(sum(counts), 'sample')} in {counted(len(counts), 'file')}"
-    if any(counts):
-        fractions = ", ".join(map(str, data.split_fractions))
-        are += f", shared out {fractions}: {', '.join(shares)} (test and val rounded down in each file)"
-    return SourceError(
-        f"{plan.task.name} {plan.split} would be empty",
-        kind="empty_split",
-        path=data.root,
-        found=are,
-        hint="change data.split_fractions, or give the split a file of its own: "
-        f"{plan.task.name}_{plan.split}.h5",
-    )
+def remove_replaced(build: Build, count: int, watcher: Watcher) -> None:
+    """Remove files of an earlier store that is in another number of them: they would be found first."""
+    counts = [other for other in partition_counts(build.path) if other != count]
+    earlier = [partition_path(build.path, number, other) for other in counts for number in range(other)]
+    name = build.path.name if count == 1 else partitions_pattern(build.path, count).name
+    for path in earlier if count == 1 else [build.path, *earlier]:
+        if hash_at(path) is not None:
+            files.remove(path)
+            watcher.note(f"{path} is removed: {name} replaces it")

@@ -65,7 +65,7 @@ def tune(
         filling.progress.clear()
         filling.batch_size = size
         try:
-            filling.fill(filling.left_of(samples), for_s=TRIAL_S)
+            filling.fill(filling.missing(samples), for_s=TRIAL_S)
             rate = max(1e-9, rate_of(filling.progress, time.perf_counter() - started))
         except Exception as error:
             is_of_memory = isinstance(error, MemoryError) or getattr(error, "kind", "") == "no_memory"
@@ -84,14 +84,14 @@ def tune(
         most = min(MAX_SAMPLES, _MAX_BATCH_BYTES // max(1, plan.source_sample_nbytes))
         while (rate := attempt(size, samples)) is None:  # out of memory
             size = max(plan.group_size, size // 2)
-        rest_s = len(rest := filling.left_of(samples)) / rate
+        rest_s = len(rest := filling.missing(samples)) / rate
         why = f"the rest takes some {rest_s:.0f} s, too little to try others"
         if rest_s >= LONG * TRIAL_S:
             while 2 * size <= most and len(rest) >= 2 * MIN_BATCHES * size:
                 twice = attempt(2 * size, rest)
                 if twice is None or twice <= BETTER * rate:
                     break
-                size, rate, rest = 2 * size, twice, filling.left_of(samples)
+                size, rate, rest = 2 * size, twice, filling.missing(samples)
             why = f"{rate:,.0f} samples/s, the best of {len(trials)} tries"
     filling.batch_size = size
     tuning = Tuning(readers.pool.num_workers, size, why, trials)

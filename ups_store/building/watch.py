@@ -41,7 +41,13 @@ with needs("hdf5"):
     from rich.text import Text
 
 if TYPE_CHECKING:
-    from ups_store.sources.readers import ReaderPool, ReaderStatus  # h5py: not for --help
+    from ups_store.sources.readers import ReaderPool  # h5py: not for --help
+
+_MAX_SHOWN = 4  # readers in one line
+_MAX_LOOK_S = 0.5  # from one look for a stall to the next
+_PROGRESS_S = 1.0  # the most often that progress is logged
+_FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be one line of many GB
+_SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit
 
 
 @contextmanager
@@ -54,15 +60,20 @@ def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[W
         stack.enter_context(interruptible())
         shown = stack.enter_context(ConsoleWatcher(console))
 
-        def note(diagnosis: str) -> None:
+        def note_stall(diagnosis: str) -> None:
             shown.note(diagnosis)
             if log:
                 log.write("stalled", message=diagnosis)
 
-        stall = StallWatcher(config.reading.stall_warning_s, folder=config.cache.dir, note=note)
-        stack.enter_context(stall)
+        after_s, folder = config.reading.stall_warning_s, config.cache.dir
+        stall = stack.enter_context(StallWatcher(after_s, folder=folder, note=note_stall))
         watchers = Watchers([shown, stall, *([log] if log else [])])
-        stack.enter_context(noting_warnings(watchers.note))
+        # Warnings of others, such as an encoder's, are notes beside everything else.
+        handler = logging.Handler(logging.WARNING)
+        warn: Any = lambda record: watchers.note(f"{record.name}: {record.getMessage()}")  # noqa: E731
+        handler.emit = warn  # type: ignore[method-assign]
+        logging.getLogger().addHandler(handler)
+        stack.callback(logging.getLogger().removeHandler, handler)
         yield watchers
 
 
@@ -98,21 +109,7 @@ class Watchers(Watcher):
             watcher.waits(what)
 
 
-@contextmanager
-def noting_warnings(note: Callable[[str], None]) -> Iterator[None]:
-    """Note the warnings of others, such as an encoder's, beside everything else."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: note(f"{record.name}: {record.getMessage()}")  # type: ignore[method-assign]
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-
-
 # --- the terminal -------------------------------------------------------------------------------------
-
-_MAX_SHOWN = 4  # readers in one line
 
 
 class _Column(ProgressColumn):
@@ -184,7 +181,7 @@ class ConsoleWatcher(StageWatcher):
             if len(longest_first) > _MAX_SHOWN:
                 doing.append(f"{len(longest_first) - _MAX_SHOWN} more")
             waits += f" ({', '.join(doing)}; {status.num_ready} ready)"
-        per_second = self.rates.per_second()
+        per_second = self.per_second()
         rates = ", ".join(f"{stage} {rate:,.0f}/s" for stage, rate in per_second.items())
         return "; ".join(filter(None, (waits, rates if len(per_second) > 1 else "")))  # one: the bar has it
 
@@ -198,10 +195,6 @@ class ConsoleWatcher(StageWatcher):
 
 # --- builds that don't get on -------------------------------------------------------------------------
 
-_MAX_LOOK_S = 0.5
-
-_SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit
-
 
 class StallWatcher(StageWatcher, LookingThread):
     """A watcher that says what everything waits for, each time nothing was done for so long.
@@ -212,9 +205,8 @@ class StallWatcher(StageWatcher, LookingThread):
     def __init__(self, after_s: float, *, folder: Path, note: Callable[[str], None]) -> None:
         StageWatcher.__init__(self)
         # Not waited for: the look at a disk that hangs may never end.
-        LookingThread.__init__(
-            self, "stall watcher", every_s=min(_MAX_LOOK_S, after_s / 4), is_waited_for=False
-        )
+        every_s = min(_MAX_LOOK_S, after_s / 4)
+        LookingThread.__init__(self, "stall watcher", every_s=every_s, is_waited_for=False)
         self._after_s, self._noted_s = after_s, 0.0
         self._folder, self._note = folder, note
         self._moved_s = time.monotonic()
@@ -243,36 +235,24 @@ class StallWatcher(StageWatcher, LookingThread):
         return True
 
     def diagnosis(self) -> str:
-        """All that can be seen from here, as lines."""
-        still_s = time.monotonic() - self._moved_s
-        how_far = f"{self.done} of {self.total}" if self.total else "nothing"
-        lines = [f"no progress for {still_s:.1f} s: {self.name} ({how_far} done) waits for {self.waits_for}"]
-        if self.pool:
-            stacks = self.pool.stacks()
-            for reader in self.pool.status().readers:
-                lines += [describe_reader(reader), *_indented(stacks.get(reader.pid, ""))]
-        lines += ["the build itself", *_indented(_stack_of(self._watched))]
-        return "\n".join([*lines, self._resources()])
-
-    def _resources(self) -> str:
+        """Say all that can be seen from here, as lines."""
+        now, how_far = time.monotonic(), f"{self.done} of {self.total}" if self.total else "nothing"
+        still = f"no progress for {now - self._moved_s:.1f} s: {self.name} ({how_far} done)"
+        lines = [f"{still} waits for {self.waits_for}"]
+        stacks = self.pool.stacks() if self.pool else {}
+        for reader in self.pool.status().readers if self.pool else ():
+            line = f"reader {reader.pid}: {reader.doing} for {now - reader.since_s:.1f} s"
+            if reader.request is not None:
+                dataset = f"dataset {reader.dataset!r} of " if reader.dataset else ""
+                line += f": {reader.request.subject} of {dataset}{reader.request.path}"
+            lines += [line, *_indented(stacks.get(reader.pid, ""))]
+        frame = sys._current_frames().get(self._watched)
+        lines += ["the build itself", *_indented("".join(traceback.format_stack(frame)) if frame else "")]
         memory = format_nbytes(available_bytes())
         disk = format_nbytes(files.free_bytes(self._folder)) if self._folder.is_dir() else "no folder yet"
         shared = format_nbytes(files.free_bytes(_SHARED)) if _SHARED.is_dir() else "none"
-        return f"free memory {memory}, free disk in {self._folder} {disk}, /dev/shm {shared} (not used)"
-
-
-def describe_reader(reader: ReaderStatus) -> str:
-    """What a reader does, such as "reader 71: reading for 3.1 s: samples 4..7 of a.hdf5"."""
-    text = f"reader {reader.pid}: {reader.doing} for {time.monotonic() - reader.since_s:.1f} s"
-    if reader.request is None:
-        return text
-    dataset = f"dataset {reader.dataset!r} of " if reader.dataset else ""
-    return f"{text}: {reader.request.subject} of {dataset}{reader.request.path}"
-
-
-def _stack_of(thread: int) -> str:
-    frame = sys._current_frames().get(thread)
-    return "".join(traceback.format_stack(frame)) if frame else ""
+        free = f"free memory {memory}, free disk in {self._folder} {disk}, /dev/shm {shared} (not used)"
+        return "\n".join([*lines, free])
 
 
 def _indented(text: str) -> list[str]:
@@ -281,27 +261,29 @@ def _indented(text: str) -> list[str]:
 
 # --- the log for programs -----------------------------------------------------------------------------
 
-_PROGRESS_S = 1.0  # the most often that progress is logged
-
-_FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be one line of many GB
-
 
 class EventLog(StageWatcher):
     """A watcher that appends events to a file, one JSON object a line.
 
     Every line has "time_s" (seconds since 1970), what `log_origin` gives ("rank", "host", "pid", "run"), and
-    "event": "start", "stage" (name, total, unit), "progress"
-    (name, done, total, waits_for, per_second by stage, readers, num_ready), "note" and "stalled" (message),
-    "error" (kind, message), "end".
+    "event": "start", "stage" (name, total, unit), "progress" (name, done, total, waits_for, per_second by
+    stage, readers, num_ready), "note" and "stalled" (message), "error" (kind, message), "end".
     """
 
     def __init__(self, path: Path, *, origin: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         make_folder(path.parent, hint="check --log-json")
+
+        def opened(name: str, flags: int) -> int:
+            """Open for appending; a pipe without a reader is an error (ENXIO) instead of a wait for one."""
+            fd = os.open(name, flags | os.O_NONBLOCK)
+            os.set_blocking(fd, True)
+            return fd
+
         try:
             _check_event_log(path)
             # Unbuffered: a line that finds no room isn't written at the end again.
-            self._file = open(path, "ab", buffering=0, opener=_opened)  # noqa: SIM115
+            self._file = open(path, "ab", buffering=0, opener=opened)  # noqa: SIM115
         except OSError as error:
             raise _unwritable(path, error) from error
         self._path, self._origin = path, {**log_origin(), **(origin or {})}
@@ -329,15 +311,21 @@ class EventLog(StageWatcher):
         if time.monotonic() - self._logged_s < _PROGRESS_S and self.done != self.total:
             return
         self._logged_s = now = time.monotonic()
-        rates = {stage: round(rate, 3) for stage, rate in self.rates.per_second().items()}
         status = self.pool.status() if self.pool else None
         readers = [
             {"pid": r.pid, "doing": r.doing, "dataset": r.dataset, "for_s": round(now - r.since_s, 3)}
             for r in (status.readers if status else ())
         ]
-        facts = {"name": self.name, "done": self.done, "total": self.total, "waits_for": self.waits_for}
-        num_ready = status.num_ready if status else 0
-        self.write("progress", **facts, per_second=rates, readers=readers, num_ready=num_ready)
+        self.write(
+            "progress",
+            name=self.name,
+            done=self.done,
+            total=self.total,
+            waits_for=self.waits_for,
+            per_second={stage: round(rate, 3) for stage, rate in self.per_second().items()},
+            readers=readers,
+            num_ready=status.num_ready if status else 0,
+        )
 
     def note(self, message: str) -> None:
         """Log a note."""
@@ -365,17 +353,10 @@ class EventLog(StageWatcher):
         if error is None:
             self.write("end", is_done=True)
             return
-        named = error.kind if isinstance(error, StoreError) else type(error).__name__
+        kind = error.kind if isinstance(error, StoreError) else type(error).__name__
         with contextlib.suppress(OSError, ConfigError):  # the first error is the one to report
-            self.write("error", kind=named, message=str(error))
+            self.write("error", kind=kind, message=str(error))
             self.write("end", is_done=False)
-
-
-def _opened(path: str, flags: int) -> int:
-    """Open for appending; a pipe without a reader is an error (ENXIO) instead of a wait for one."""
-    fd = os.open(path, flags | os.O_NONBLOCK)
-    os.set_blocking(fd, True)
-    return fd
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
@@ -386,19 +367,15 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 def _check_event_log(path: Path) -> None:
+    """Refuse to append to a file that begins with something else than an event log does."""
     if not path.is_file():  # a pipe or terminal takes anything; a folder is refused by `open`
         return
     with path.open("rb") as file:
         first = file.readline(_FIRST_BYTES)
-    if first and not _is_start(first):
-        raise ConfigError(
-            "it isn't an event log, so nothing is appended", path=path, hint="give --log-json another name"
-        )
-
-
-def _is_start(line: bytes) -> bool:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):  # other text, other bytes, a thousand brackets
-        return False
-    return isinstance(event, dict) and event.get("event") == "start" and "time_s" in event
+    event: Any = None
+    with contextlib.suppress(ValueError, RecursionError):  # other text, other bytes, a thousand brackets
+        event = json.loads(first)
+    is_log = isinstance(event, dict) and event.get("event") == "start" and "time_s" in event
+    if first and not is_log:
+        hint = "give --log-json another name"
+        raise ConfigError("it isn't an event log, so nothing is appended", path=path, hint=hint)

@@ -59,7 +59,10 @@ class RefusedFilesError(SourceError):
     """
 
     kind = "refused_files"
-    refused: dict[str, str]
+
+    def __init__(self, problem: str, refused: dict[str, str], **context: Any) -> None:
+        super().__init__(problem, **context)
+        self.refused = refused
 
 
 @dataclass(frozen=True)
@@ -204,16 +207,15 @@ def _look_at(
     if contents.refused and must_be_good:
         first, *others = contents.refused
         more = f", and {counted(len(others), 'more gap')}" if others else ""
-        error = RefusedFilesError(
+        raise RefusedFilesError(
             "numbers are missing among the files, and samples behind them would move up",
+            contents.refused,
             kind="missing_files",
             path=folder,
             expected="a file for every number",
             found=f"no {one_line(first)}{more}",
             hint="bring them back, or import the others, in their order, by --on-error skip",
         )
-        error.refused = contents.refused
-        raise error
     kinds: set[str] = set()
     reasons: dict[str, str] = {}
     for path in paths:
@@ -224,7 +226,9 @@ def _look_at(
             shapes = _shapes_of(sample, ragged, path)
             if not contents.good:
                 contents.shapes, contents.keys = shapes, keys
-            _check_shapes(shapes, contents, path)
+            for name in sorted(shapes.keys() | contents.shapes.keys()):
+                if shapes.get(name) != contents.shapes.get(name):
+                    raise _differing(name, shapes, contents, path)
         except (SourceError, OSError) as error:
             if isinstance(error, StoreError):
                 kinds.add(error.kind)
@@ -243,14 +247,13 @@ def _look_at(
             if kinds == {"shapes_differ"}
             else "repair or remove these files, or leave them out by --on-error skip; or keys by --ignore KEY"
         )
-        refused = RefusedFilesError(
+        raise RefusedFilesError(
             f"{len(reasons)} of {len(paths)} files can't be used",
+            reasons,
             kind="shapes_differ" if kinds == {"shapes_differ"} else None,
             path=folder,
             hint="".join([hint, *(f"\n  {one_line(name)}: {reason}" for name, reason in reasons.items())]),
         )
-        refused.refused = reasons
-        raise refused
     if unknown := sorted(ragged - contents.shapes.keys()):
         expected = f"some of {', '.join(contents.shapes)}"[:300]
         raise SpecError("ragged", expected=expected, found=unknown[0][:140])
@@ -268,16 +271,14 @@ def _shapes_of(sample: Sample, ragged: frozenset[str], path: Path) -> Shapes:
     }
 
 
-def _check_shapes(shapes: Shapes, contents: _Contents, path: Path) -> None:
-    for name in sorted(shapes.keys() | contents.shapes.keys()):
-        if shapes.get(name) != contents.shapes.get(name):
-            here, there = (
-                f"{array[1]} {array[0]}" if (array := arrays.get(name)) else "absent"
-                for arrays in (shapes, contents.shapes)
-            )
-            problem = f"array {name!r} is {here}, but {there} in {next(iter(contents.good)).name}"
-            where: dict[str, Any] = {"path": path, "array": name}
-            raise SourceError(problem, kind="shapes_differ", **where, expected=there, found=here)
+def _differing(name: str, shapes: Shapes, contents: _Contents, path: Path) -> SourceError:
+    here, there = (
+        f"{array[1]} {array[0]}" if (array := arrays.get(name)) else "absent"
+        for arrays in (shapes, contents.shapes)
+    )
+    problem = f"array {name!r} is {here}, but {there} in {next(iter(contents.good)).name}"
+    where: dict[str, Any] = {"path": path, "array": name}
+    return SourceError(problem, kind="shapes_differ", **where, expected=there, found=here)
 
 
 @dataclass(frozen=True)

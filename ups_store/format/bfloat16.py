@@ -35,13 +35,9 @@ _BITS_OF = {"NaN": 0x7FC0, "Infinity": 0x7F80, "-Infinity": 0xFF80}
 _NAME_OF = {bits: name for name, bits in _BITS_OF.items()}
 
 
-def _native() -> np.dtype[Any]:
-    return dtype_of("bfloat16")
-
-
 def _native_class() -> type[np.dtype[Any]]:
     try:
-        return type(_native())
+        return type(dtype_of("bfloat16"))
     except MissingExtraError:  # zarr-python loads this module for arrays of any type: here none is this one
         return np.dtype
 
@@ -66,12 +62,12 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
         """Wrap the NumPy dtype `ml_dtypes.bfloat16` of either byte order."""
         if not cls._check_native_dtype(dtype):
             raise DataTypeValidationError(f"dtype {dtype}: expected {cls._zarr_v3_name}")
-        is_little = dtype == _native().newbyteorder("<")
+        is_little = dtype == dtype_of("bfloat16").newbyteorder("<")
         return cls(endianness="little" if is_little else "big")
 
     def to_native_dtype(self) -> np.dtype[Any]:
         """Return the NumPy dtype, in this byte order."""
-        return _native().newbyteorder("<" if self.endianness == "little" else ">")
+        return dtype_of("bfloat16").newbyteorder("<" if self.endianness == "little" else ">")
 
     @classmethod
     def _from_json_v2(cls, data: DTypeJSON) -> Self:
@@ -102,7 +98,7 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
         """Return the nearest bfloat16; what is a bfloat16 already keeps its bits."""
         if not self._check_scalar(data):
             raise TypeError(f"{data!r}: expected a number, to become a bfloat16")
-        scalar: np.generic = _native().type(data)
+        scalar: np.generic = dtype_of("bfloat16").type(data)
         return scalar
 
     def default_scalar(self) -> np.generic:
@@ -130,7 +126,7 @@ class BFloat16(ZDType[np.dtype[Any], np.generic], HasEndianness, HasItemSize):
 
 
 def _from_bits(bits: int) -> np.generic:
-    scalar: np.generic = np.uint16(bits).view(_native())
+    scalar: np.generic = np.uint16(bits).view(dtype_of("bfloat16"))
     return scalar
 
 

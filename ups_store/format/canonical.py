@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -63,16 +63,11 @@ def _is_simple(value: Any, depth: int = 1) -> bool:
     if kind is dict or kind is list or kind is tuple:
         if depth > MAX_DEPTH:
             raise RecursionError
-        items = value.values() if kind is dict else value
-        if kind is dict and not all(map(_is_simple_key, value)):
-            return False
-        return all(_is_simple(item, depth + 1) for item in items)
+        if kind is dict:  # by code points, as Python sorts, is by UTF-16 units below the surrogates
+            keys = all(type(key) is str and (key.isascii() or max(key) < "\ud800") for key in value)
+            return keys and all(_is_simple(item, depth + 1) for item in value.values())
+        return all(_is_simple(item, depth + 1) for item in value)
     return False
-
-
-def _is_simple_key(key: Any) -> bool:
-    # By code points, as Python sorts, is by UTF-16 units, as RFC 8785 does, below the surrogates.
-    return type(key) is str and (key.isascii() or max(key) < "\ud800")
 
 
 def _plain(value: Any, where: str, depth: int = 1) -> Any:
@@ -126,20 +121,16 @@ def check_canonical(raw: bytes, document: Any) -> None:
     """Refuse a text of a document that isn't canonical in form, with ValueError."""
     text = raw.decode()
     try:
-        if _text(document) == text:
+        if canonical_json(document, what="document") == raw:
             return
         # Perhaps only digits differ: the form is that of the same text with other numbers.
         form = _TOKEN.sub(_without_digits, text)
-        expected = _text(json.loads(form))
+        expected = canonical_json(json.loads(form), what="document").decode()
     except (SpecError, RecursionError) as error:
         raise ValueError(getattr(error, "expected", None) or "nested too deep") from error
     if form != expected:
         at = next((i for i, pair in enumerate(zip(form, expected, strict=False)) if len({*pair}) > 1), 0)
         raise ValueError(f"not its canonical text: expected {expected[at:][:40]!r}, found {form[at:][:40]!r}")
-
-
-def _text(document: Any) -> str:
-    return canonical_json(document, what="document").decode()
 
 
 def _without_digits(token: re.Match[str]) -> str:
@@ -152,20 +143,15 @@ def _without_digits(token: re.Match[str]) -> str:
 
 
 def member_text(text: str, *keys: str) -> str:
-    """Cut the value at a path of keys out of a canonical text of objects."""
+    """Cut the value at a path of keys, which are there, out of a canonical text of objects."""
     first, end = 0, len(text)
-    for key in keys:
-        first, end = next((a, b) for name, a, b in _members(text, first) if name == key)
+    for wanted in keys:
+        key, end = None, first
+        while key != wanted:  # values one behind the other, after "{" or ","
+            key, colon = _PLAIN_DECODER.raw_decode(text, end + 1)
+            first = colon + 1
+            _, end = _PLAIN_DECODER.raw_decode(text, first)
     return text[first:end]
-
-
-def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """Yield key, begin and end of each value of the object that begins at `at`."""
-    while text[at] in "{,":
-        key, colon = _PLAIN_DECODER.raw_decode(text, at + 1)
-        _, end = _PLAIN_DECODER.raw_decode(text, colon + 1)
-        yield key, colon + 1, end
-        at = end
 
 
 def _number(text: str) -> int | float:

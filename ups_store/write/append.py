@@ -9,18 +9,19 @@ from typing import Any
 
 from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreNotFoundError
 from ups_store.format.canonical import plain_json
-from ups_store.format.root import describe_differences, differences
+from ups_store.format.root import differences
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path
 from ups_store.system import files
 from ups_store.system.paths import check_no_manifest, numbered_paths, partition_counts, path_of
+from ups_store.write.create import mismatch
 from ups_store.write.described import Described
+from ups_store.write.existing import other_arguments, remove_leftovers
 from ups_store.write.filling import HOW_TO_REPLACE
-from ups_store.write.found_store import other_arguments, remove_leftovers
-from ups_store.write.from_iterable import warn_skipped, write_like
 from ups_store.write.spool import remove_spool
 from ups_store.write.turn import Turn
+from ups_store.write.write import warn_skipped, write
 
 KEY = "append_key"  # attribute of a store that `append` made
 MAX_NUMBER = 99_999
@@ -61,93 +62,73 @@ def append(
             something else; of `left`, samples of another key are something else.
         BuildLockedError: If another process that appends is stopped.
     """
-    place = path_of(pattern)
-    check_no_manifest(place)
-    if place.name.count("*") != 1 or not place.name.endswith(".zarr.zip"):
+    path = path_of(pattern)
+    check_no_manifest(path)
+    if path.name.count("*") != 1 or not path.name.endswith(".zarr.zip"):
         raise SpecError("pattern", kind="path", path=pattern, expected="one such as days-*.zarr.zip")
-    if not place.parent.is_dir():
-        raise StoreNotFoundError("no such folder", path=place.parent, hint="create it first")
-    with Turn(place, is_shown=options.get("progress")):
-        there = numbered_paths(place)
-        if not there and partition_counts(place.with_name(place.name.replace("-*", ""))):
+    if not path.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=path.parent, hint="create it first")
+    with Turn(path, is_shown=options.get("progress")):
+        stores = numbered_paths(path)
+        if not stores and partition_counts(path.with_name(path.name.replace("-*", ""))):
+            problem = "it names partitions of a store"
             hint = "choose another name: opened by the pattern, new stores would hide them"
-            raise SpecError(
-                "it names partitions of a store", kind="partitions", path=pattern, expected="none", hint=hint
-            )
-        for path in filter(_is_beside_leftovers, there.values()):
-            with open_any(path) as store:
-                remove_leftovers(path, store)
-        for path in reversed(there.values()) if key is not None else ():
-            store = open_any(path)
+            raise SpecError(problem, kind="partitions", path=pattern, expected="none", hint=hint)
+        for made in stores.values():
+            if files.exists(building_path(made)):
+                with open_any(made) as store:
+                    remove_leftovers(made, store)
+        for made in reversed(stores.values()) if key is not None else ():
+            store = open_any(made)
             if store.attrs.get(KEY) == key:
                 warn_skipped(store)
                 return store
             store.close()
-        number = max(there, default=-1) + 1
+        number = max(stores, default=-1) + 1
         if number > MAX_NUMBER:
-            hint = "join them by `ups-store concat`, and begin another pattern"
-            raise SpecError(
-                "too many stores", kind="limits", path=pattern, expected=MAX_NUMBER + 1, hint=hint
-            )
-        target = place.with_name(place.name.replace("*", f"{number:05d}"))
-        if _left_nothing(target):
-            options["on_mismatch"] = "restart"
-        _check_key_of_left(target, key, options)
+            hint, limit = "join them by `ups-store concat`, and begin another pattern", MAX_NUMBER + 1
+            raise SpecError("too many stores", kind="limits", path=pattern, expected=limit, hint=hint)
+        target = path.with_name(path.name.replace("*", f"{number:05d}"))
+        _check_left(target, key, options)
         if key is not None:
             options["attrs"] = {**(options.get("attrs") or {}), KEY: key}
-        if not there:
-            return write_like(target, samples, None, identity=identity, **options)
-        with open_any(there[min(there)]) as first:
-            return write_like(target, samples, first, **_as_in(first, identity, options))
+        if not stores:
+            return write(target, samples, identity=identity, **options)
+        with open_any(stores[min(stores)]) as first:
+            alike = _alike(first, identity, options)
+            return write(target, samples, _like=first, **alike)
 
 
-def _as_in(first: AnyStore, identity: Mapping[str, Any] | None, options: dict[str, Any]) -> dict[str, Any]:
+def _alike(first: AnyStore, identity: Mapping[str, Any] | None, options: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `write` for a store like the first one; what contradicts that is refused."""
-    asked: dict[str, Any] = {
-        name: options.get(name) for name in ("constants", "dims", "ragged") if options.get(name)
-    }
-    different = other_arguments(first, **asked)
+    given = {name: options[name] for name in ("constants", "dims", "ragged") if options.get(name)}
+    different = other_arguments(first, **given)
     if identity is not None:
         different |= differences(first.identity, plain_json(dict(identity), what="identity"))
     if different:
-        error = IdentityMismatchError(
-            "the first store of the pattern was made from something else (found -> expected):\n"
-            f"{describe_differences(different)}\n",
-            path=first.path,
-            hint="append what was made from the same, or begin another pattern",
-        )
-        error.differences = different
-        raise error
+        problem = "the first store of the pattern was made from something else"
+        hint = "append what was made from the same, or begin another pattern"
+        raise mismatch(problem, different, path=first.path, hint=hint)
     constants = {name: Described(value, first.metas[name].attrs) for name, value in first.constants.items()}
     dims = {name: first.dims[name] for name in constants}
     return {**options, "identity": first.identity, "constants": constants, "dims": dims, "ragged": ()}
 
 
-def _left_nothing(target: Path) -> bool:
-    """Whether an interrupted call committed no sample, so that those of any key may come."""
-    if not files.exists(building_path(target)):
-        return False
-    try:
-        with open_any(building_path(target), partial=True) as left:
-            return not left.committed.any()
-    except FormatError:
-        return False  # nothing can be said of a damaged file
+def _check_left(target: Path, key: str | None, options: dict[str, Any]) -> None:
+    """Refuse to continue what an interrupted call left of other samples; "restart" removes that.
 
-
-def _is_beside_leftovers(path: Path) -> bool:
-    return files.exists(building_path(path))
-
-
-def _check_key_of_left(target: Path, key: str | None, options: Mapping[str, Any]) -> None:
-    """Refuse to continue what an interrupted call left of other samples; "restart" removes that."""
+    What holds no sample gives way to those of any key.
+    """
     left = building_path(target)
     if not files.exists(left):
         return
     try:
         with open_any(left, partial=True) as store:
-            found = repr(store.attrs.get(KEY))
+            found, is_empty = repr(store.attrs.get(KEY)), not store.committed.any()
     except FormatError:
-        found = "a damaged file"
+        found, is_empty = "a damaged file", False
+    if is_empty:
+        options["on_mismatch"] = "restart"
     # Without a key samples are compared with those that are left, but not those of a function.
     if found == repr(key) and (key is not None or options.get("map") is None):
         return

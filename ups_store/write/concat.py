@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ups_store.errors import SpecError, StoreError
 from ups_store.format.metadata import ArraySpec
@@ -20,10 +19,11 @@ from ups_store.read.open import open_store
 from ups_store.read.several import common_attrs, parts_of
 from ups_store.system.files import Progress
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.write.create import create, identity_of
+from ups_store.write.create import create
 from ups_store.write.described import Described
+from ups_store.write.plan import identity_of
+from ups_store.write.samples import nbytes_of
 from ups_store.write.target import check_not_source, check_sound, check_target
-from ups_store.write.writer import StoreWriter
 
 COPY_BYTES = 32 << 20
 
@@ -32,13 +32,7 @@ Paths = Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class StoreSlice:
-    """Consecutive samples of one file.
-
-    Attributes:
-        store: A finished store, mapped or packed.
-        first: First sample.
-        end: Sample past the last one.
-    """
+    """Samples `first` to `end`, the last one not included, of one file, mapped or packed."""
 
     store: AnyStore
     first: int
@@ -46,14 +40,6 @@ class StoreSlice:
 
     def __len__(self) -> int:
         return self.end - self.first
-
-    def to_json(self) -> dict[str, Any]:
-        """As an identity document names it: what it was made from, its very bytes, which samples."""
-        return {
-            "config_hash": self.store.config_hash,
-            "fingerprint": self.store.fingerprint,
-            "samples": [self.first, self.end],
-        }
 
 
 def concat_stores(
@@ -84,15 +70,15 @@ def concat_stores(
     if not stores:
         raise SpecError("nothing to concatenate", kind="concat", expected="one store or more", found="none")
     path = path_of(target)
-    check_not_source(path, [part.path for store in stores for part in parts_of(store)])
+    slices = [StoreSlice(file, 0, len(file)) for store in stores for file in parts_of(store)]
+    check_not_source(path, [each.store.path for each in slices])
     check_target(path, force=force)
     for other in stores[1:]:
         _check_alike(stores[0], other)
-    parts = [StoreSlice(file, 0, len(file)) for store in stores for file in parts_of(store)]
     if verify:
         for store in stores:
             check_sound(store)
-    return _write(parts, Path(target), kind="concat", force=force, progress=progress)
+    return _write(slices, Path(target), kind="concat", force=force, progress=progress)
 
 
 def split_store(
@@ -126,43 +112,36 @@ def split_store(
         raise SpecError("targets", kind="split", expected="distinct ones, one per range", found=found)
     for first, end in samples:
         if not 0 <= first < end <= len(store):
-            expected = f"0 <= first < end <= {len(store)}"
-            raise SpecError(
-                "sample range", kind="split", path=store.path, expected=expected, found=f"{first}:{end}"
-            )
+            expected, found = f"0 <= first < end <= {len(store)}", f"{first}:{end}"
+            raise SpecError("sample range", kind="split", path=store.path, expected=expected, found=found)
     for name in names:
         check_store_name(name)
-    parts = {name: _parts(store, *edges) for name, edges in zip(names, samples, strict=True)}
-    done = set() if force else {name for name, here in parts.items() if _is_made(name, here)}
-    for name in parts.keys() - done:
-        check_not_source(name, [part.path for part in parts_of(store)])
+    to_make: dict[Path, list[StoreSlice]] = {}
+    for name, (first, end) in zip(names, samples, strict=True):
+        slices, offset = [], 0
+        for file in parts_of(store):
+            here = StoreSlice(file, max(first - offset, 0), min(end - offset, len(file)))
+            slices += [here] if here.first < here.end else []
+            offset += len(file)
+        if force or not _is_made(name, slices):
+            to_make[name] = slices
+    for name in to_make:
+        check_not_source(name, [file.path for file in parts_of(store)])
         check_target(name, force=force)
     if verify:
         check_sound(store)
-    for name in names:
-        if name not in done:
-            _write(parts[name], name, kind="split", force=force, progress=progress)
+    for name, slices in to_make.items():
+        _write(slices, name, kind="split", force=force, progress=progress)
     return names
 
 
-def _parts(store: AnyStore, first: int, end: int) -> list[StoreSlice]:
-    """Samples `first` to `end` of a store, file by file; at least one."""
-    parts, offset = [], 0
-    for file in parts_of(store):
-        here = StoreSlice(file, max(first - offset, 0), min(end - offset, len(file)))
-        if here.first < here.end:
-            parts.append(here)
-        offset += len(file)
-    return parts
-
-
-def _is_made(target: Path, parts: list[StoreSlice]) -> bool:
+def _is_made(target: Path, slices: list[StoreSlice]) -> bool:
     """Whether an earlier run of the same split finished this target."""
-    arguments = _create_arguments(parts, "split")
+    arguments = _create_arguments(slices, "split")
     arguments.pop("attrs")
     try:
-        with open_store(target) as found:
-            return bool(found.identity_document == identity_of(**arguments))
+        with open_store(target) as store:
+            return bool(store.identity_document == identity_of(**arguments))
     except (StoreError, OSError):
         return False
 
@@ -189,97 +168,77 @@ def ranges_of_fractions(num_samples: int, fractions: Sequence[float]) -> list[tu
 
 def _check_alike(model: AnyStore, other: AnyStore) -> None:
     """Refuse stores whose samples can't stand in one array, or whose constants differ."""
-    left, right = _geometry(model), _geometry(other)
+    geometries: list[dict[str, str]] = []
+    for store in (model, other):
+        geometry = {}
+        for name, spec in store.arrays.items():
+            encoding = "" if spec.encoding is None else f" ({spec.encoding})"
+            geometry[name] = f"{spec.dtype} {tuple(spec.shape[1:])} as a sample{encoding}"
+        for name, value in store.constants.items():
+            geometry[name] = f"{value.dtype} {value.shape} as the constant"
+        geometries.append({name: f"{text}, dimensions {store.dims[name]}" for name, text in geometry.items()})
+    left, right = geometries
+    constants, others = model.constants, other.constants
     for name in sorted(left.keys() | right.keys()):
-        if left.get(name) != right.get(name):
-            raise _mismatch(model, other, name, left.get(name, "absent"), right.get(name, "absent"))
-    constants = other.constants
-    for name, value in model.constants.items():
-        if value.tobytes() != constants[name].tobytes():
-            raise _mismatch(model, other, name, "the same values", "other values of the constant")
+        expected, found = left.get(name, "absent"), right.get(name, "absent")
+        is_constant = expected == found and name in constants
+        if is_constant and constants[name].tobytes() != others[name].tobytes():
+            expected, found = "the same values", "other values of the constant"
+        if expected != found:
+            problem = f"it can't be joined to {model.path.name}"
+            raise SpecError(
+                problem, kind="concat_mismatch", path=other.path, array=name, expected=expected, found=found
+            )
 
 
-def _geometry(store: AnyStore) -> dict[str, str]:
-    arrays: dict[str, Any] = {
-        name: (
-            spec.dtype,
-            tuple(spec.shape[1:]),
-            "a sample" if spec.encoding is None else f"a sample ({spec.encoding})",
-        )
-        for name, spec in store.arrays.items()
-    }
-    constants = {name: (value.dtype, value.shape, "the constant") for name, value in store.constants.items()}
+def _create_arguments(slices: list[StoreSlice], kind: str) -> dict[str, Any]:
+    """Arguments of `create`; the identity names what each slice was made from, its bytes, its samples."""
+    model = slices[0].store
+    parents = [
+        {
+            "config_hash": each.store.config_hash,
+            "fingerprint": each.store.fingerprint,
+            "samples": [each.first, each.end],
+        }
+        for each in slices
+    ]
+    arrays = {}
+    for name in model.arrays:
+        specs = [each.store.arrays[name] for each in slices]
+        shape = (sum(map(len, slices)), *specs[0].shape[1:])
+        attrs = common_attrs([spec.attrs or {} for spec in specs])
+        lengths = None
+        if specs[0].is_ragged:
+            lengths = np.concatenate([each.store.lengths(name)[each.first : each.end] for each in slices])
+        arrays[name] = ArraySpec(shape, specs[0].dtype, specs[0].dims, attrs, lengths, specs[0].encoding)
     return {
-        name: f"{dtype} {shape} as {what}, dimensions {store.dims[name]}"
-        for name, (dtype, shape, what) in (arrays | constants).items()
+        "arrays": arrays,
+        "constants": {name: Described(v, model.metas[name].attrs) for name, v in model.constants.items()},
+        "dims": {name: model.dims[name] for name in model.constants},
+        "identity": {"kind": kind, "parents": parents},
+        "attrs": common_attrs([each.store.attrs for each in slices]),
     }
-
-
-def _mismatch(model: AnyStore, other: AnyStore, name: str, expected: str, found: str) -> SpecError:
-    return SpecError(
-        f"it can't be joined to {model.path.name}",
-        kind="concat_mismatch",
-        path=other.path,
-        array=name,
-        expected=expected,
-        found=found,
-    )
 
 
 def _write(
-    parts: list[StoreSlice], target: Path, *, kind: str, force: bool, progress: Progress | None
+    slices: list[StoreSlice], target: Path, *, kind: str, force: bool, progress: Progress | None
 ) -> Path:
-    arguments = _create_arguments(parts, kind)
-    with create(target, **arguments, on_mismatch="restart" if force else "raise") as writer:
-        _copy(writer, parts, progress or (lambda nbytes: None))
+    on_mismatch: Any = "restart" if force else "raise"
+    with create(target, **_create_arguments(slices, kind), on_mismatch=on_mismatch) as writer:
+        is_missing = np.zeros(writer.num_samples, bool)
+        is_missing[writer.missing()] = True
+        offset = 0
+        for each in slices:
+            store = each.store
+            samples = each.first + np.flatnonzero(is_missing[offset : offset + len(each)])
+            nbytes = sum(meta.nbytes for meta in store.metas.values() if not meta.is_constant)
+            step = max(1, COPY_BYTES // max(1, nbytes // max(1, len(store))))
+            for first in range(0, len(samples), step):
+                block = samples[first : first + step]
+                batch = store.gather(block)
+                writer.commit_many(block - each.first + offset, batch)
+                if progress is not None:
+                    values = (v if isinstance(v, list) else [v] for v in batch.values())
+                    progress(sum(nbytes_of(value) for column in values for value in column))
+            offset += len(each)
         return writer.finish()
-
-
-def _create_arguments(parts: list[StoreSlice], kind: str) -> dict[str, Any]:
-    model = parts[0].store
-    num_samples = sum(map(len, parts))
-    return {
-        "arrays": {name: _spec(name, num_samples, parts) for name in model.arrays},
-        "constants": {n: Described(value, model.metas[n].attrs) for n, value in model.constants.items()},
-        "dims": {name: model.dims[name] for name in model.constants},
-        "identity": {"kind": kind, "parents": [part.to_json() for part in parts]},
-        "attrs": common_attrs([part.store.attrs for part in parts]),
-    }
-
-
-def _spec(name: str, num_samples: int, parts: list[StoreSlice]) -> ArraySpec:
-    specs = [part.store.arrays[name] for part in parts]
-    shape = (num_samples, *specs[0].shape[1:])
-    attrs = common_attrs([spec.attrs or {} for spec in specs])
-    lengths, encoding = None, specs[0].encoding
-    if specs[0].is_ragged:
-        lengths = np.concatenate([part.store.lengths(name)[part.first : part.end] for part in parts])
-    return ArraySpec(shape, specs[0].dtype, specs[0].dims, attrs, lengths, encoding)
-
-
-def _copy(writer: StoreWriter, parts: list[StoreSlice], progress: Progress) -> None:
-    is_missing = np.zeros(writer.num_samples, bool)
-    is_missing[writer.missing()] = True
-    offset = 0
-    for part in parts:
-        here = part.first + np.flatnonzero(is_missing[offset : offset + len(part)])
-        for block in _blocks(part.store, here):
-            batch = part.store.gather(block)
-            writer.commit_many(block - part.first + offset, batch)
-            progress(sum(map(_nbytes, batch.values())))
-        offset += len(part)
-
-
-def _nbytes(values: Any) -> int:
-    """Bytes of a batch of one array; of ragged ones a list of samples."""
-    if isinstance(values, np.ndarray):
-        return values.nbytes
-    return sum(len(v.encode()) if isinstance(v, str) else memoryview(v).nbytes for v in values)
-
-
-def _blocks(store: AnyStore, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-    nbytes = sum(meta.nbytes for meta in store.metas.values() if not meta.is_constant)
-    sample_nbytes = nbytes // max(1, len(store))
-    num = max(1, COPY_BYTES // max(1, sample_nbytes))
-    for first in range(0, len(samples), num):
-        yield samples[first : first + num]

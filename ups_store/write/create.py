@@ -1,6 +1,8 @@
 """`create` and `join`: from arguments to a building file that is ours to write.
 
-A new building file is complete before anybody can see it (spec 6.1, 6.2, 6.6, 6.12).
+A new building file is complete before anybody can see it (spec 6.1, 6.2, 6.6, 6.12). What resuming finds
+isn't taken on trust (spec 6.9): metadata and constants follow from the arguments, so they are written again
+where they differ, and samples are read back.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,15 +29,16 @@ from ups_store.format.build_tail import (
     BUILDER_LOCK,
     GATE_LOCK,
     HOW_TO_REPLACE,
+    OWNER_OFFSET,
     SPOOL_MAGIC,
     SPOOL_OFFSET,
     Owner,
     TailHeader,
+    parse_tail_header,
 )
-from ups_store.format.checksum import crc32, crc32c
-from ups_store.format.layout import Layout, RaggedLayout
+from ups_store.format.checksum import crc32c
+from ups_store.format.layout import PAGE_BYTES, Layout
 from ups_store.format.metadata import ArraySpec
-from ups_store.format.ragged import Offsets
 from ups_store.format.root import describe_differences, differences, identity_document
 from ups_store.read.ragged import read_offsets
 from ups_store.read.recovery import (
@@ -53,17 +55,10 @@ from ups_store.system import files, locks
 from ups_store.system.files import TAKEN, check_file_or_free, check_not_read_only, is_in_memory, real_place
 from ups_store.system.memory import IN_MEMORY, check_not_reserved, create_in_memory, keeping
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.write.blueprint import Blueprint, blueprint_of
-from ups_store.write.building import (
-    LOCK_TIMEOUT_S,
-    BuildingFile,
-    failures_as_errors,
-    take_builder_lock,
-    write_owner,
-)
-from ups_store.write.recheck import Note, describe_mended, mend_constants, mend_metadata, warn
+from ups_store.write.commit import LOCK_TIMEOUT_S, BuildingFile, failures_as_errors, take_builder_lock
+from ups_store.write.plan import Plan, plan_of
 from ups_store.write.target import create_locked, remove_begun
-from ups_store.write.writer import Committer, StoreWriter
+from ups_store.write.writer import Committer, Note, StoreWriter, shown, warn
 
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
 _SUFFIX_BYTES = len(f"{BUILDING_SUFFIX}.") + 16  # of a building file before it can be seen (spec 6.6)
@@ -131,21 +126,24 @@ def create(
     if durability not in ("durable", "lazy") or on_mismatch not in ("raise", "restart"):
         found = f"durability={durability!r}, on_mismatch={on_mismatch!r}"
         raise SpecError("argument", expected="durable or lazy; raise or restart", found=found)
-    blueprint = blueprint_of(arrays, constants or {}, dims or {}, identity, attrs or {}, partition)
-    is_lazy, restart = durability == "lazy", on_mismatch == "restart"
-    resuming = _Resuming(restart, check_on_resume, note)
-    # The process may change its folder meanwhile.
-    target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES)
-    check_store_name(target)
-    if os.fspath(path) == IN_MEMORY:
-        in_memory = StoreWriter(create_building_in_memory(blueprint, is_lazy=is_lazy))
-        try:
-            _note_owner(in_memory)
-        except BaseException:
-            in_memory.close()
-            raise
-        return in_memory
-    return _begin(target, blueprint, is_lazy, resuming)
+    plan = plan_of(
+        arrays, identity=identity, constants=constants, dims=dims, attrs=attrs, partition=partition
+    )
+    is_lazy, restart, target = durability == "lazy", on_mismatch == "restart", target_of(path)
+    if os.fspath(path) != IN_MEMORY:
+        return _begin(target, plan, is_lazy=is_lazy, restart=restart, is_checked=check_on_resume, note=note)
+    target = create_in_memory(plan.layout.building_nbytes)
+    # Opened again: closing it releases the locks, while the path stays.
+    building = new_building(target, files.open_existing(target, writable=True), plan, is_lazy=is_lazy)
+    try:
+        locks.try_lock(building.fd, BUILDER_LOCK)
+        write_skeleton(building, plan)
+        writer = StoreWriter(building)
+        _note_owner(writer)
+    except BaseException:
+        building.close()
+        raise
+    return writer
 
 
 def create_spool(
@@ -157,35 +155,10 @@ def create_spool(
         path: Where the store will be, no link.
         arrays: With room for N samples; of ragged arrays for the rows of the first one.
         on_mismatch: As for `create`, whose other arguments and errors are the same.
-        content: Constants, dims, identity and attrs, all four.
+        content: Constants, dims, identity and attrs.
     """
-    blueprint = blueprint_of(arrays, **content)
-    return _begin(path, blueprint, True, _Resuming(on_mismatch == "restart", True, warn), is_spool=True)
-
-
-def _begin(
-    target: Path, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming, *, is_spool: bool = False
-) -> StoreWriter:
-    """Create the building file of a store or a spool, or take it up."""
-    if not target.parent.is_dir():
-        raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
-    check_replaceable(target, force=resuming.restart)
-    remove_begun(target)
-    nbytes = 0 if is_spool else blueprint.layout.building_nbytes
-    for _ in range(_MAX_ROUNDS):
-        writer = None
-        try:
-            with failures_as_errors(target, nbytes, "the store was not begun", passing=_OVERTAKEN):
-                writer = _create_or_resume(target, blueprint, is_lazy, resuming, is_spool)
-                _note_owner(writer)
-        except BaseException as error:
-            if writer is not None:  # whatever fails, the lock isn't kept
-                writer.close()
-            if not isinstance(error, (*_OVERTAKEN, StoreReplacedError)):
-                raise
-        else:
-            return writer
-    raise StoreReplacedError("other processes keep replacing the building file", path=building_path(target))
+    plan = plan_of(arrays, **content)
+    return _begin(path, plan, is_lazy=True, restart=on_mismatch == "restart", is_spool=True)
 
 
 def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Committer:
@@ -199,7 +172,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         IdentityMismatchError: If it is made from something else.
         CommitError: If the file system fails.
     """
-    store_path = keeping(path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES))
+    store_path = keeping(target_of(path))
     check_not_reserved(path)
     target = building_path(store_path)
     fd = files.open_existing(target, writable=True)
@@ -221,25 +194,96 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
     return Committer(_building_file(store_path, fd, found, is_lazy=True))
 
 
-def identity_of(
-    arrays: Mapping[str, ArraySpec],
+def target_of(path: str | os.PathLike[str]) -> Path:
+    """Return where a store of this path is made: absolute, for the process may change its folder; no link.
+
+    Raises:
+        SpecError: If there can be none; kind "path".
+    """
+    target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES)
+    check_store_name(target)
+    return target
+
+
+def _begin(
+    path: Path,
+    plan: Plan,
     *,
-    constants: Mapping[str, npt.ArrayLike] | None = None,
-    dims: Mapping[str, Sequence[str]] | None = None,
-    identity: Mapping[str, Any],
-    partition: tuple[int, int] | None = None,
-) -> dict[str, Any]:
-    """The identity document that `create` would give a store; nothing is written (spec 8.1)."""
-    return blueprint_of(arrays, constants or {}, dims or {}, identity, {}, partition).root.identity
+    is_lazy: bool,
+    restart: bool,
+    is_checked: bool = True,
+    note: Note = warn,
+    is_spool: bool = False,
+) -> StoreWriter:
+    """Create the building file of a store or a spool, or take it up."""
+    if not path.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=path.parent, hint="create it first")
+    _check_replaceable(path, force=restart)
+    remove_begun(path)
+    target, nbytes = building_path(path), 0 if is_spool else plan.layout.building_nbytes
+    for _ in range(_MAX_ROUNDS):
+        writer, fd = None, -1
+        try:
+            with failures_as_errors(path, nbytes, "the store was not begun", passing=_OVERTAKEN):
+                fd = _open_locked(target)
+                if fd >= 0:
+                    try:
+                        writer = _resume(
+                            path,
+                            fd,
+                            plan,
+                            is_lazy=is_lazy,
+                            is_checked=is_checked,
+                            note=note,
+                            is_spool=is_spool,
+                        )
+                    except (FormatError, IdentityMismatchError, CorruptChunkError):
+                        if not restart:
+                            raise
+                if writer is None:
+                    building = create_building(
+                        path, plan, is_lazy=is_lazy, is_spool=is_spool, replace=fd >= 0
+                    )
+                    if fd >= 0:
+                        replaced, fd = fd, -1
+                        files.close(replaced)
+                    writer = StoreWriter(building)
+                _note_owner(writer)
+                return writer
+        except BaseException as error:
+            if writer is not None:  # whatever fails, the lock isn't kept
+                writer.close()
+            elif fd >= 0:
+                files.close(fd)
+            if not isinstance(error, (*_OVERTAKEN, StoreReplacedError)):
+                raise
+    raise StoreReplacedError("other processes keep replacing the building file", path=target)
 
 
-def check_replaceable(path: Path, *, force: bool) -> None:
+def _open_locked(target: Path) -> int:
+    """Open a building file with its builder lock and its gate; -1 where there is none."""
+    try:
+        fd = files.open_existing(target, writable=True)
+    except StoreNotFoundError:
+        return -1
+    try:
+        take_builder_lock(fd, target)
+        locks.lock(fd, GATE_LOCK, timeout_s=LOCK_TIMEOUT_S, path=target)
+        if not files.is_file_at(fd, target):
+            raise StoreReplacedError("replaced while waiting for it", path=target)
+    except BaseException:
+        files.close(fd)
+        raise
+    return fd
+
+
+def _check_replaceable(path: Path, *, force: bool) -> None:
     """Refuse to take the place of a folder, and unless forced of anything but a store, whole or damaged."""
     if is_in_memory(path):
         hint = "`join` it, or create another with path=':memory:'"
         raise FormatError("it names a file in memory", path=path, kind="not_a_file", hint=hint)
-    for place in (path, building_path(path)):
-        check_file_or_free(real_place(place))
+    for target in (path, building_path(path)):
+        check_file_or_free(real_place(target))
     if force or not path.exists():
         return
     check_not_read_only(path, hint=f"make it writable with chmod u+w, or say {HOW_TO_REPLACE}")
@@ -259,127 +303,131 @@ def check_replaceable(path: Path, *, force: bool) -> None:
 def _note_owner(writer: StoreWriter) -> None:
     """Note in the file which process builds it; a finished one has no place for that and keeps its length."""
     if not writer.is_finished:
-        write_owner(writer.building, Owner(os.getpid(), socket.gethostname()))
-
-
-@dataclass(frozen=True)
-class _Resuming:
-    """How an unfinished file is taken up; see `create`."""
-
-    restart: bool
-    check: bool
-    note: Note
-
-
-def _create_or_resume(
-    path: Path, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming, is_spool: bool
-) -> StoreWriter:
-    target = building_path(path)
-    try:
-        fd = files.open_existing(target, writable=True)
-    except StoreNotFoundError:
-        return StoreWriter(create_building(path, blueprint, is_lazy=is_lazy, is_spool=is_spool))
-    try:
-        take_builder_lock(fd, target)
-        locks.lock(fd, GATE_LOCK, timeout_s=LOCK_TIMEOUT_S, path=target)
-        if not files.is_file_at(fd, target):
-            raise StoreReplacedError("replaced while waiting for it", path=target)
-        try:
-            return _resume(path, fd, blueprint, is_lazy, resuming, is_spool)
-        except (FormatError, IdentityMismatchError, CorruptChunkError):
-            if not resuming.restart:
-                raise
-        replacing = create_building(path, blueprint, is_lazy=is_lazy, replace=True, is_spool=is_spool)
-        files.close(fd)
-        return StoreWriter(replacing)
-    except BaseException:
-        files.close(fd)
-        raise
+        offset = writer.building.layout.tail_offset + OWNER_OFFSET
+        files.write_at(writer.building.fd, offset, Owner(os.getpid(), socket.gethostname()).pack())
 
 
 def _resume(
-    path: Path, fd: int, blueprint: Blueprint, is_lazy: bool, resuming: _Resuming, is_spool: bool
+    path: Path, fd: int, plan: Plan, *, is_lazy: bool, is_checked: bool, note: Note, is_spool: bool
 ) -> StoreWriter:
     """Continue a building file whose builder lock and gate are held; the gate is released (spec 6.9)."""
     target = building_path(path)
-    mended = mend_metadata(fd, blueprint, target)
+    mended = _mend_metadata(fd, plan, target)
     found = read_building_file(fd, target)
-    _check_same(found.catalog.root.identity, blueprint.root.identity, target)
-    kinds = read_is_spool(fd, found.catalog.layout), is_spool
-    sizes = [
-        {"num_samples": "not known yet" if of_spool else layout.num_samples}
-        for layout, of_spool in zip((found.catalog.layout, blueprint.layout), kinds, strict=True)
-    ]
-    _check_same(sizes[0], sizes[1], target)  # they aren't in the identity (spec 8.4)
+    layout = found.catalog.layout
+    _check_same(found.catalog.root.identity, plan.root.identity, target)
+    is_of_spool, unknown = read_is_spool(fd, layout), "not known yet"
+    _check_same(  # it isn't in the identity (spec 8.4)
+        {"num_samples": unknown if is_of_spool else layout.num_samples},
+        {"num_samples": unknown if is_spool else plan.layout.num_samples},
+        target,
+    )
     if found.state is State.RESUMABLE:
-        mended += mend_constants(fd, found.catalog.layout, blueprint, is_spool=is_spool)
+        mended += _mend_constants(fd, layout, plan, is_spool=is_spool)
     building = _building_file(path, fd, found, is_lazy=is_lazy)
     try:
-        if not is_spool:
-            _check_same_lengths(building, blueprint)
+        for name, offsets in (
+            {} if is_spool else plan.offsets.items()
+        ):  # nor are the lengths of ragged samples
+            if not np.array_equal(building.offsets[name], offsets):
+                known, lengths = np.diff(building.offsets[name]), np.diff(offsets)
+                sample = int(np.argmax(known != lengths))
+                key = f"lengths of {name!r}[{sample}]"
+                _check_same({key: int(known[sample])}, {key: int(lengths[sample])}, target)
         files.sync_data(fd)  # a record in the page cache only must not count before it is durable
         # Nor must a commit, if the process that created the file died before its name was durable.
         files.sync_folder(target.parent)
         locks.unlock(fd, GATE_LOCK)
         writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
         if mended:
-            resuming.note(describe_mended(building, mended))
-        if resuming.check:
-            writer.check_committed(note=resuming.note)
+            problem = f"{shown(mended)} had changed since an earlier run, and was written again"
+            note(f"{target}: {problem}; check the disk")
+        if is_checked:
+            writer.check_committed(note=note)
     except BaseException:
         building.fd = -1  # the caller closes it
         raise
     return writer
 
 
-def _building_file(path: Path, fd: int, found: Building, *, is_lazy: bool) -> BuildingFile:
-    layout, crcs = found.catalog.layout, found.catalog.crcs[: len(found.catalog.layout.metadata)]
-    header = found.header or TailHeader.for_layout(
-        layout, build_id=bytes(16), boot_id=bytes(16), is_lazy=False
-    )
-    where, is_spool = building_path(path), read_is_spool(fd, layout)
-    read = read_offsets_of_spool if is_spool else read_offsets
-    offsets = {name: read(fd, array, path=where) for name, array in layout.ragged.items()}
-    return BuildingFile(path, fd, layout, header, crcs, is_lazy and header.is_lazy, offsets, is_spool)
+def _mend_metadata(fd: int, plan: Plan, path: Path) -> list[str]:
+    """Write metadata entries again that differ from the plan's, if only damage can have made them differ.
 
-
-def _check_same_lengths(building: BuildingFile, blueprint: Blueprint) -> None:
-    """Refuse to continue a file whose ragged samples have other lengths: the identity doesn't hold them."""
-    for name, array in building.layout.ragged.items():
-        found, wanted = building.offsets[name], _offsets_in(blueprint, array)
-        if np.array_equal(found, wanted):
+    Of each entry the header, which has the document's checksum, or the document must be the plan's own, and
+    the build tail must belong to them; else the file is left as it is. Returns the entries' names.
+    """
+    damaged, layout = [], plan.layout
+    if files.size(fd) != layout.building_nbytes:
+        return []
+    for entry, document, crc in zip(layout.metadata, plan.documents, plan.crcs, strict=True):
+        header = entry.pack_local_header(crc)
+        raw = files.read_at(fd, entry.offset, len(header) + len(document))
+        if raw == header + document:
             continue
-        lengths = np.diff(found), np.diff(wanted)
-        where = int(np.argmax(lengths[0] != lengths[1]))
-        shown = [int(values[where]) for values in lengths]
-        _check_same(
-            {f"lengths of {name!r}[{where}]": shown[0]},
-            {f"lengths of {name!r}[{where}]": shown[1]},
-            building.building_path,
-        )
+        if raw[: len(header)] != header and raw[len(header) :] != document:
+            return []
+        damaged.append((entry, header + document))
+    if damaged:
+        parse_tail_header(files.read_at(fd, layout.tail_offset, PAGE_BYTES), layout, path=path)
+    for entry, raw in damaged:
+        files.write_at(fd, entry.offset, raw)
+    return [entry.name for entry, _ in damaged]
 
 
-def _offsets_in(blueprint: Blueprint, array: RaggedLayout) -> Offsets:
-    return np.frombuffer(blueprint.constants[array.offsets.meta.name], "<i8")
+def _mend_constants(fd: int, layout: Layout, plan: Plan, *, is_spool: bool) -> list[str]:
+    """Write constants again, or their checksums, that differ from those of the plan.
+
+    The file is of the same identity, which has their digests: those of the plan are right. The layout is the
+    file's, as attributes may differ. Offsets of ragged arrays are in no identity: they are written if either
+    they or their checksum are the plan's own, and not in a spool, where they grow.
+    """
+    damaged = []
+    for name, payload in plan.constants.items():
+        entry, checksum = layout.arrays[name].entry, struct.pack("<I", crc32c(payload))
+        chunk = payload + checksum
+        raw = files.read_at(fd, entry.data_offset, len(chunk)) if entry else chunk
+        if entry is None or raw == chunk:
+            continue
+        is_constant = layout.arrays[name].meta.is_constant
+        if not is_constant and (is_spool or (payload != raw[:-4] and checksum != raw[-4:])):
+            continue
+        files.write_at(fd, entry.data_offset, chunk)
+        damaged.append(f"constant {name!r}")
+    return damaged
 
 
 def _check_same(found: Any, expected: Any, path: Path) -> None:
-    differing = differences(found, expected)
-    if not differing:
-        return
+    different = differences(found, expected)
+    if different:
+        raise mismatch("the unfinished file was made from something else", different, path=path)
+
+
+def mismatch(
+    problem: str, different: Mapping[str, tuple[Any, Any]], *, path: Path, hint: str | None = None
+) -> IdentityMismatchError:
+    """Make the error for what was made from something else, with the differences."""
     error = IdentityMismatchError(
-        f"the unfinished file was made from something else (found -> asked for):\n"
-        f"{describe_differences(differing)}\n",
+        f"{problem} (found -> asked for):\n{describe_differences(different)}\n",
         path=path,
-        hint=f"finish it with what it was begun with, or say {HOW_TO_REPLACE}",
+        hint=hint or f"finish it with what it was begun with, or say {HOW_TO_REPLACE}",
     )
-    error.differences = differing
-    raise error
+    error.differences = dict(different)
+    return error
+
+
+def _building_file(path: Path, fd: int, found: Building, *, is_lazy: bool) -> BuildingFile:
+    layout, crcs = found.catalog.layout, found.catalog.crcs[: len(found.catalog.layout.metadata)]
+    ids = {"build_id": bytes(16), "boot_id": bytes(16)}  # of a finished file, which has none
+    header = found.header or TailHeader.for_layout(layout, **ids, is_lazy=False)
+    is_spool = read_is_spool(fd, layout)
+    read = read_offsets_of_spool if is_spool else read_offsets
+    offsets = {name: read(fd, array, path=building_path(path)) for name, array in layout.ragged.items()}
+    return BuildingFile(path, fd, layout, header, crcs, is_lazy and header.is_lazy, offsets, is_spool)
 
 
 def create_building(
     path: Path,
-    blueprint: Blueprint,
+    plan: Plan,
     *,
     is_lazy: bool,
     replace: bool = False,
@@ -391,16 +439,16 @@ def create_building(
     With `replace` it takes the place of one whose locks the caller holds; else FileExistsError says that
     there is one. A spool is sparse, and `fill` may write samples into it. Nothing is left behind by an error.
     """
-    target, header = building_path(path), _new_header(blueprint.layout, is_lazy=is_lazy)
+    target = building_path(path)
     fd, temporary = create_locked(path)
     building = None
     try:
-        building = _new_building(path, fd, blueprint, header, is_spool=is_spool)
+        building = new_building(path, fd, plan, is_lazy=is_lazy, is_spool=is_spool)
         reserve = files.truncate if is_spool else files.allocate
-        reserve(building.fd, building.layout.building_nbytes)  # 1
-        _write_skeleton(building, blueprint)  # 2
+        reserve(fd, plan.layout.building_nbytes)  # 1
+        write_skeleton(building, plan)  # 2
         fill(building)
-        files.sync(building.fd)  # 3
+        files.sync(fd)  # 3
         files.sync_folder(target.parent)
         (files.rename if replace else files.link)(temporary, target)  # 4: from here on it can be seen
         files.remove(temporary)
@@ -412,55 +460,23 @@ def create_building(
     return building
 
 
-def create_building_in_memory(blueprint: Blueprint, *, is_lazy: bool) -> BuildingFile:
-    """Create a building file in memory; its builder lock is held (spec 6.12). As for `create_building`."""
-    layout = blueprint.layout
-    path, header = create_in_memory(layout.building_nbytes), _new_header(layout, is_lazy=is_lazy)
-    # Opened again: closing it releases the locks, while the path stays.
-    fd = files.open_existing(path, writable=True)
-    building = _new_building(path, fd, blueprint, header)
-    try:
-        locks.try_lock(fd, BUILDER_LOCK)
-        _write_skeleton(building, blueprint)
-    except BaseException:
-        building.close()
-        raise
-    return building
-
-
-def _new_header(layout: Layout, *, is_lazy: bool) -> TailHeader:
+def new_building(path: Path, fd: int, plan: Plan, *, is_lazy: bool, is_spool: bool = False) -> BuildingFile:
+    """Make the building file of an open file, of which nothing is written yet."""
     ids = {"build_id": files.build_id(), "boot_id": files.boot_id()}
-    return TailHeader.for_layout(layout, **ids, is_lazy=is_lazy)
+    header = TailHeader.for_layout(plan.layout, **ids, is_lazy=is_lazy)
+    return BuildingFile(path, fd, plan.layout, header, plan.crcs, is_lazy, plan.offsets, is_spool)
 
 
-def _new_building(
-    path: Path, fd: int, blueprint: Blueprint, header: TailHeader, *, is_spool: bool = False
-) -> BuildingFile:
-    crcs = tuple(map(crc32, blueprint.documents))
-    offsets = {name: _offsets_in(blueprint, array) for name, array in blueprint.layout.ragged.items()}
-    return BuildingFile(path, fd, blueprint.layout, header, crcs, header.is_lazy, offsets, is_spool)
-
-
-def write_skeleton(path: Path, fd: int, blueprint: Blueprint) -> BuildingFile:
-    """Write what a store without a build tail has beside samples; gives where these go."""
-    building = _new_building(path, fd, blueprint, _new_header(blueprint.layout, is_lazy=True))
-    _write_documents(building, blueprint)
-    return building
-
-
-def _write_skeleton(building: BuildingFile, blueprint: Blueprint) -> None:
-    layout = building.layout
-    _write_documents(building, blueprint)
-    files.write_at(building.fd, layout.tail_offset, building.header.pack())
-    if building.is_spool:
-        files.write_at(building.fd, layout.tail_offset + SPOOL_OFFSET, SPOOL_MAGIC)
-
-
-def _write_documents(building: BuildingFile, blueprint: Blueprint) -> None:
-    layout, crcs = building.layout, building.metadata_crcs
-    for entry, document, crc in zip(layout.metadata, blueprint.documents, crcs, strict=True):
-        files.write_at(building.fd, entry.offset, entry.pack_local_header(crc) + document)
-    for name, payload in blueprint.constants.items():
+def write_skeleton(building: BuildingFile, plan: Plan, *, has_tail: bool = True) -> None:
+    """Write what a building file has beside samples; without the tail of one that is finished next."""
+    fd, layout = building.fd, building.layout
+    for entry, document, crc in zip(layout.metadata, plan.documents, plan.crcs, strict=True):
+        files.write_at(fd, entry.offset, entry.pack_local_header(crc) + document)
+    for name, payload in plan.constants.items():
         place = layout.arrays[name].entry
         if place:
-            files.write_at(building.fd, place.data_offset, payload + struct.pack("<I", crc32c(payload)))
+            files.write_at(fd, place.data_offset, payload + struct.pack("<I", crc32c(payload)))
+    if has_tail:
+        files.write_at(fd, layout.tail_offset, building.header.pack())
+    if has_tail and building.is_spool:
+        files.write_at(fd, layout.tail_offset + SPOOL_OFFSET, SPOOL_MAGIC)

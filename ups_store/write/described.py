@@ -23,16 +23,10 @@ _OF_LIBRARIES = {  # how dimensions are named, which `dims` keeps, and links wit
 
 @dataclass(frozen=True)
 class Described:
-    """An array and what is said of it; its numbers are decoded as they are read.
+    """An array and what is said of it; its numbers are decoded as they are read."""
 
-    Attributes:
-        array: What `array[a:b]` can be asked of.
-        attrs: What else is said, as JSON values.
-        encoding: How its numbers are encoded.
-    """
-
-    array: Any
-    attrs: Mapping[str, Any]
+    array: Any  # what `array[a:b]` can be asked of
+    attrs: Mapping[str, Any]  # what else is said, as JSON values
     encoding: CfEncoding | None = None
 
     @property
@@ -66,7 +60,7 @@ class Described:
 
 
 def described(name: str, array: Any) -> Any:
-    """An array with its attributes; itself if it has none.
+    """Return an array with its attributes; itself if it has none.
 
     Raises:
         SpecError: Kind "attrs", of attributes that make no sense, or that JSON can't hold.
@@ -78,8 +72,8 @@ def described(name: str, array: Any) -> Any:
         from ups_store.sources.hdf5 import check_written  # which imports h5py
 
         check_written(array, array.name, (slice(None),) * array.ndim, path=array.file.filename)
-    said: Any = getattr(array, "attrs", None)
-    attrs = dict(said) if hasattr(said, "keys") else {}
+    attributes: Any = getattr(array, "attrs", None)
+    attrs = dict(attributes) if hasattr(attributes, "keys") else {}
     metadata = getattr(array, "metadata", None)
     if getattr(metadata, "zarr_format", 3) == 2 and "_ARRAY_DIMENSIONS" in attrs:
         fill = getattr(metadata, "fill_value", None)  # where xarray keeps it in this version of Zarr
@@ -88,10 +82,9 @@ def described(name: str, array: Any) -> Any:
     kind = getattr(array.dtype, "kind", "")
     if kind in TIME_UNITS:
         return Described(array, {**kept, "units": TIME_UNITS[kind]})
+    numbers = {key: _number(attrs[key]) for key in ATTRIBUTES if key in attrs}
     try:
-        encoding = CfEncoding.of(
-            {key: _number(attrs[key]) for key in ATTRIBUTES if key in attrs}, array.dtype
-        )
+        encoding = CfEncoding.of(numbers, array.dtype)
     except ValueError as error:
         raise SpecError(str(error), kind="attrs", array=name, hint="mend it, or remove it") from None
     return Described(array, kept, encoding) if kept or encoding else array
@@ -100,32 +93,30 @@ def described(name: str, array: Any) -> Any:
 def _number(value: Any) -> Any:
     """A fill value as a number: in Zarr 3 xarray writes floats as base64 of their bytes."""
     try:
-        return (
-            np.frombuffer(base64.b64decode(value, validate=True), "<f8")[0]
-            if isinstance(value, str)
-            else value
-        )
+        is_text = isinstance(value, str)
+        return np.frombuffer(base64.b64decode(value, validate=True), "<f8")[0] if is_text else value
     except ValueError:
         return value
 
 
 def json_attrs(attrs: Mapping[Any, Any], *, of: str = "") -> dict[str, Any]:
-    """Attributes as JSON values, but those that are another library's own.
+    """Return attributes as JSON values, but those that are another library's own.
 
     Raises:
         SpecError: Kind "attrs", for what JSON can't hold.
     """
     kept = {}
     for key, value in attrs.items():
-        if key not in _OF_LIBRARIES:
-            plain = value.tolist() if hasattr(value, "tolist") else value
-            plain = plain.decode("utf-8", "replace") if isinstance(plain, bytes) else plain
-            try:
-                kept[str(key)] = plain_json(plain, what="attrs")
-            except SpecError as error:
-                hint = "convert it to numbers or text, or remove it"
-                problem, found = f"attribute {str(key)!r} can't be stored", type(value).__name__
-                raise SpecError(
-                    problem, kind="attrs", array=of or None, expected="JSON", found=found, hint=hint
-                ) from error
+        if key in _OF_LIBRARIES:
+            continue
+        plain = value.tolist() if hasattr(value, "tolist") else value
+        plain = plain.decode("utf-8", "replace") if isinstance(plain, bytes) else plain
+        try:
+            kept[str(key)] = plain_json(plain, what="attrs")
+        except SpecError as error:
+            problem, found = f"attribute {str(key)!r} can't be stored", type(value).__name__
+            hint, array = "convert it to numbers or text, or remove it", of or None
+            raise SpecError(
+                problem, kind="attrs", array=array, expected="JSON", found=found, hint=hint
+            ) from error
     return kept

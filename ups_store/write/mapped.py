@@ -1,29 +1,34 @@
-"""A function of files, or of whatever else, in worker processes with deadlines: its samples in their order.
+"""A function of files, or of whatever else, in worker processes with deadlines; its samples into a store.
 
 The processes are those that read HDF5 files for a build: a call that hangs, crashes or is killed ends in an
-error that names its input, not in waiting.
+error that names its input, not in waiting. Notes in the spool say which inputs are done, so a run that
+continues asks for those that are left only, whatever number of samples each gives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ups_store.errors import ReadTimeoutError, SourceError, SpecError, StoreError
+from ups_store.errors import IdentityMismatchError, ReadTimeoutError, SourceError, SpecError
 from ups_store.printable import one_line
 from ups_store.sources.reader import MAX_MESSAGE_BYTES, Call, Reader
 from ups_store.sources.readers import Patience, ReaderPool
-from ups_store.write.filling import OnError
-from ups_store.write.sample_values import Names, named_values
+from ups_store.write.filling import PROBED_SAMPLES, SKIPPED, Arguments, OnError
+from ups_store.write.samples import Names, SampleCheck, named_values, specs_of
+from ups_store.write.spool import Spool
+from ups_store.write.turn import ProgressLine
 
+_ADDRESS = " at 0x"  # of an object whose text is another one in every process
 _MAX_INPUT_BYTES = MAX_MESSAGE_BYTES // 3
 _SHOWN = 200  # characters of an input in messages
 _is_importing_main = False  # in a worker, while it runs the script of the process that started it
@@ -45,19 +50,90 @@ class MapJob:
 
 @dataclass(frozen=True)
 class Mapped:
-    """What one input gave.
+    """What one input gave."""
 
-    Attributes:
-        number: Of the input, from 0.
-        input: The input, for messages.
-        samples: Its samples; empty where it failed.
-        error: Why there are none.
-    """
-
-    number: int
-    input: str
-    samples: list[dict[str, Any]]
+    number: int  # of the input, from 0
+    input: str  # for messages
+    samples: list[dict[str, Any]]  # empty where it failed
     error: SourceError | None = None
+
+
+def write_mapped(arguments: Arguments, job: MapJob, on_error: OnError, line: ProgressLine) -> None:
+    """Find specs from the first inputs' samples, write those of all, and publish the store."""
+    specs = arguments.specs_left() or arguments.specs_alike()
+    results, probed = map_inputs(job, first=0, on_error=on_error), list[Mapped]()
+    if specs is None:
+        while sum(len(result.samples) for result in probed) < PROBED_SAMPLES:
+            result = next(results, None)
+            if result is None:
+                break
+            probed.append(result)
+        samples = [sample for result in probed for sample in result.samples]
+        if not samples:
+            failed = next((result.error for result in probed if result.error is not None), None)
+            found = f"{len(probed)} inputs" + (f", the first error: {failed}" if failed else "")
+            raise SpecError("no input gave a sample", kind="empty", expected="one at least", found=found)
+        specs = arguments.named_dims(specs_of(samples, ragged=arguments.ragged))
+    check = SampleCheck(specs, num_seen=sum(len(result.samples) for result in probed))
+    with arguments.spool(specs) as spool:
+        if spool.num_found and not spool.notes:
+            raise _other_run(spool, "samples of a function of inputs", "those of an iterable")
+        num_done = spool.notes[-1]["num_inputs"] if spool.notes else 0
+        if num_done:
+            job = replace(job, inputs=_same_inputs(job.inputs, spool))
+            results, probed = map_inputs(job, first=num_done, on_error=on_error), []
+        else:  # a kill before the first input is done leaves samples of a function, too
+            spool.note = {"num_inputs": 0, "last": "", "skipped": [], "num_samples": 0}
+            spool.flush()
+        spool.num_samples = spool.num_found
+        line.begin_at(spool.num_found)
+        skipped: list[dict[str, Any]] = []  # since the note before
+        for result in itertools.chain(probed, results):
+            try:  # all of its samples, or, if one doesn't fit, none
+                samples = [check(sample, spool.num_samples + i) for i, sample in enumerate(result.samples)]
+            except SpecError as error:
+                error.path = result.input
+                raise
+            for sample in samples:
+                spool.add(sample)
+                line.advance(1, spool.nbytes_of_last)
+            skipped = [] if spool.note is None else skipped
+            if result.error is not None:
+                found = f": {result.error.found}" if result.error.found else ""
+                skipped = [*skipped, {"input": result.input, "error": f"{result.error.problem}{found}"}]
+            spool.note = {
+                "num_inputs": result.number + 1,
+                "last": result.input,
+                "skipped": skipped,
+                "num_samples": spool.num_samples,
+            }
+        spool.flush()
+        every = [each for note in spool.notes for each in note["skipped"]]
+        line.say("making the store")
+        spool.finish(attrs={**arguments.attrs, **({SKIPPED: every} if every else {})})
+
+
+def _same_inputs(inputs: Iterable[Any], spool: Spool) -> Iterator[Any]:
+    """Give the inputs, all; those that are done, by the spool's last note, have to be what they were."""
+    num_done, last, num_inputs = spool.notes[-1]["num_inputs"], spool.notes[-1]["last"], 0
+    for number, each in enumerate(inputs):
+        if number == num_done - 1 and _ADDRESS not in last and text_of(each) != last:
+            raise _other_run(spool, f"input {number} to be {last!r}", repr(text_of(each)))
+        num_inputs = number + 1
+        yield each
+    if num_inputs < num_done:
+        raise _other_run(spool, f"{num_done} inputs at least", f"{num_inputs}")
+
+
+def _other_run(spool: Spool, expected: str, found: str) -> IdentityMismatchError:
+    return IdentityMismatchError(
+        "the inputs don't begin as in the run that this one continues",
+        kind="not_repeated",
+        path=spool.path,
+        expected=expected,
+        found=found,
+        hint="give them in the same order, or say another identity",
+    )
 
 
 def map_inputs(job: MapJob, *, first: int, on_error: OnError) -> Iterator[Mapped]:
@@ -65,50 +141,32 @@ def map_inputs(job: MapJob, *, first: int, on_error: OnError) -> Iterator[Mapped
     if not job.num_workers:  # in this process, without deadlines, for debugging
         for number, each in enumerate(job.inputs):
             if number >= first:
-                yield _mapped(number, text_of(each), _answer_here(job, each), on_error)
+                answer: Any
+                try:
+                    answer = list(_samples_of(job.function, each, text_of(each), job.names))
+                except SourceError as error:
+                    answer = error
+                yield _mapped(number, text_of(each), answer, on_error)
         return
-    asked: deque[tuple[int, Call]] = deque()
+    asked: deque[tuple[int, str]] = deque()  # calls are taken ahead of their answers
 
     def calls() -> Iterator[Call]:
         for number, call in calls_of(job, first):
-            asked.append((number, call))
+            asked.append((number, str(call.path)))
             yield call
 
     with ReaderPool(job.num_workers, slot_nbytes=1, patience=job.patience, note=job.note) as pool:
         for answer in pool.try_each(calls()):
-            number, call = asked.popleft()
-            yield _mapped(number, str(call.path), answer, on_error)
+            yield _mapped(*asked.popleft(), answer, on_error)
 
 
 def calls_of(job: MapJob, first: int) -> Iterator[tuple[int, Call]]:
-    """What workers are asked for the inputs from number `first` on, with these numbers."""
+    """Make what workers are asked for the inputs from number `first` on, with these numbers."""
     function, main = _pickled(job.function, "the function"), _main_of(job.function)
     for number, each in enumerate(job.inputs):
         if number >= first:
             text, argument = text_of(each), _pickled(each, f"input {number}")
             yield number, Call(_call, (text, function, argument, main, job.names), text, f"input {number}")
-
-
-def _call(
-    reader: Reader, text: str, function: bytes, argument: bytes, main: Mapping[str, str], names: Names | None
-) -> list[dict[str, Any]]:
-    """Call the function in a worker; it and the argument are unpickled once the script was run."""
-    reader.doing("starting")
-    called, each = _function_of(function, main), pickle.loads(argument)
-    reader.progressed()
-    reader.doing("calling")
-    samples: list[dict[str, Any]] = []
-    for sample in _samples_of(called, each, text, names):
-        samples.append(sample)
-        reader.progressed(1)
-    return samples
-
-
-def _answer_here(job: MapJob, each: Any) -> list[dict[str, Any]] | SourceError:
-    try:
-        return list(_samples_of(job.function, each, text_of(each), job.names))
-    except SourceError as error:
-        return error
 
 
 def _mapped(number: int, text: str, answer: Any, on_error: OnError) -> Mapped:
@@ -124,55 +182,53 @@ def _mapped(number: int, text: str, answer: Any, on_error: OnError) -> Mapped:
     return Mapped(number, text, [], answer)
 
 
+def _call(
+    reader: Reader, text: str, function: bytes, argument: bytes, main: Mapping[str, str], names: Names | None
+) -> list[dict[str, Any]]:
+    """Call the function in a worker; it and the argument are unpickled once the script was run."""
+    reader.doing("starting")
+    if function not in _functions:
+        if main and main != _imported_main:
+            _import_main(main)
+        _functions[function] = pickle.loads(function)
+    called, each = _functions[function], pickle.loads(argument)
+    reader.progressed()
+    reader.doing("calling")
+    samples: list[dict[str, Any]] = []
+    for sample in _samples_of(called, each, text, names):
+        samples.append(sample)
+        reader.progressed(1)
+    return samples
+
+
 def _samples_of(
     function: Callable[[Any], Any], argument: Any, text: str, names: Names | None
 ) -> Iterator[dict[str, Any]]:
-    """The samples of one input, named; what is none is an error that names the input."""
-    for number, sample in enumerate(_calling(function, argument, text)):
+    """The samples of one input, named: of a generator all, else the one that it returns, None for none."""
+
+    def samples() -> Iterator[Any]:
+        try:
+            returned = function(argument)
+            if returned is None:
+                return
+            is_one = isinstance(returned, Mapping | tuple) or not isinstance(returned, Iterable)
+            yield from [returned] if is_one or hasattr(returned, "dtype") else returned
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            hint = "mend it, or leave such inputs out with on_error='skip'"
+            failure = SourceError(
+                "the function failed", kind="function_failed", path=text, found=one_line(found), hint=hint
+            )
+            failure.add_note("".join(traceback.format_exception(error)))
+            raise failure from error
+
+    for number, sample in enumerate(samples()):
         try:
             named = named_values(sample, names, number=number)
         except SpecError as error:
             error.path = text
             raise
         yield named
-
-
-def _calling(function: Callable[[Any], Any], argument: Any, text: str) -> Iterator[Any]:
-    """The samples of one input: of a generator all, else the one that the function returns, None for none."""
-    try:
-        found = function(argument)
-        if found is None:
-            return
-        is_one = isinstance(found, Mapping | tuple) or not isinstance(found, Iterable)
-        if is_one or hasattr(found, "dtype"):
-            yield found
-        else:
-            yield from found
-    except StoreError as error:
-        raise _failed(error, text) from error
-    except Exception as error:
-        raise _failed(error, text) from error
-
-
-def _failed(error: Exception, text: str) -> SourceError:
-    found = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    failure = SourceError(
-        "the function failed",
-        kind="function_failed",
-        path=text,
-        found=one_line(found),
-        hint="mend it, or leave such inputs out with on_error='skip'",
-    )
-    failure.add_note("".join(traceback.format_exception(error)))
-    return failure
-
-
-def _function_of(pickled: bytes, main: Mapping[str, str]) -> Any:
-    if pickled not in _functions:
-        if main and main != _imported_main:
-            _import_main(main)
-        _functions[pickled] = pickle.loads(pickled)
-    return _functions[pickled]
 
 
 def _import_main(main: Mapping[str, str]) -> None:
@@ -204,11 +260,8 @@ def _main_of(function: Callable[[Any], Any]) -> dict[str, str]:
 def check_not_importing() -> None:
     """Refuse to write where a worker only runs the script for its functions."""
     if _is_importing_main:
-        raise SpecError(
-            "a worker runs this script to find the function",
-            kind="main",
-            hint="call `ups_store.write` below `if __name__ == '__main__':`",
-        )
+        hint = "call `ups_store.write` below `if __name__ == '__main__':`"
+        raise SpecError("a worker runs this script to find the function", kind="main", hint=hint)
 
 
 def _pickled(value: Any, what: str) -> bytes:
@@ -217,13 +270,12 @@ def _pickled(value: Any, what: str) -> bytes:
     except Exception as error:  # whatever an object's own code raises
         raise _unsendable(what, repr(value)[:_SHOWN], error) from error
     if len(pickled) > _MAX_INPUT_BYTES:
-        raise SpecError(
+        problem, expected = (
             f"{what} is too large to be sent to a worker",
-            kind="function",
-            expected=f"at most {_MAX_INPUT_BYTES:,} bytes",
-            found=f"{len(pickled):,}",
-            hint="give a file name or a number, and load it in the function",
+            f"at most {_MAX_INPUT_BYTES:,} bytes",
         )
+        hint = "give a file name or a number, and load it in the function"
+        raise SpecError(problem, kind="function", expected=expected, found=f"{len(pickled):,}", hint=hint)
     return pickled
 
 

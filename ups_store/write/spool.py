@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,14 +39,13 @@ from ups_store.read.recovery import (
     read_records,
 )
 from ups_store.system import files, locks
-from ups_store.write.batched import BatchedCommits
-from ups_store.write.blueprint import blueprint_of
-from ups_store.write.building import BuildingFile, failures_as_errors
-from ups_store.write.commit import extent_of, take_back, write_entries
-from ups_store.write.create import create_building, create_spool, write_skeleton
+from ups_store.write.commit import BuildingFile, extent_of, failures_as_errors, take_back, write_entries
+from ups_store.write.create import create_building, create_spool, new_building, write_skeleton
 from ups_store.write.encode import sample_payload
+from ups_store.write.plan import plan_of
+from ups_store.write.samples import counted, nbytes_of
 from ups_store.write.target import new_file
-from ups_store.write.writer import StoreWriter
+from ups_store.write.writer import BatchedCommits, StoreWriter
 
 BUFFER_BYTES: int = 16 << 20  # with their types: the module is in a cycle for mypy
 SAVE_EVERY_S: float = 60.0
@@ -72,7 +71,7 @@ class Spool:
         content: Constants, dims, identity and attrs, as for `create`.
 
     Attributes:
-        num_samples: Samples that were added, or passed over.
+        num_samples: Samples that were added, or passed over: to pass over some that were found, set it.
         num_found: Committed samples that an interrupted call left.
         note: JSON values to keep when samples are committed next; its "num_samples" says how many.
         notes: Those that were kept, also by that call, oldest first.
@@ -93,13 +92,18 @@ class Spool:
         self._restarts = on_mismatch == "restart"
         self._ragged = [name for name, spec in arrays.items() if spec.is_ragged]
         self._save_every_s, self._saved_s = save_every_s, time.monotonic()
-        left, (num, rows) = spool_left(target), _first_room(arrays)
-        if left is not None and _item_nbytes(left.arrays) == _item_nbytes(arrays):
+        nbytes = _item_nbytes(arrays)
+        left = spool_left(target)
+        sample_nbytes = sum(nbytes[name] for name in arrays if name not in self._ragged)
+        num = min(_ROOM_SAMPLES, max(1024, _ROOM_BYTES // max(1, sample_nbytes)))
+        rows_bytes = min(_ROOM_ROWS_BYTES, _ROOM_ALL_ROWS_BYTES // max(1, len(self._ragged)))
+        rows = {name: rows_bytes // max(1, nbytes[name]) for name in self._ragged}
+        if left is not None and _item_nbytes(left.arrays) == nbytes:
             num, rows = left.num_samples, {name: left.num_rows.get(name, rows[name]) for name in rows}
         options: dict[str, Any] = {**content, "on_mismatch": on_mismatch}
         self.writer = create_spool(target, _with_room(arrays, num, rows), **options)
         try:
-            self._notes = building_path(target).with_name(building_path(target).name + NOTES_SUFFIX)
+            self._notes_path = building_path(target).with_name(building_path(target).name + NOTES_SUFFIX)
             with failures_as_errors(building_path(target), 0, "what was committed was not taken up"):
                 self._take_up()
             self._batch = BatchedCommits(
@@ -118,58 +122,57 @@ class Spool:
     def _layout(self) -> Layout:
         return self.writer.building.layout
 
-    @property
-    def num_waiting(self) -> int:
-        """Samples that aren't committed yet."""
-        return self._batch.num_waiting
-
     def _take_up(self) -> None:
         """Find what an interrupted call has committed, up to the first gap: what lies behind it goes."""
         building = self.writer.building
         building.offsets = {name: offsets.copy() for name, offsets in building.offsets.items()}
         committed = self._committed()
-        self.num_committed = int(np.argmin(np.append(committed, False)))
+        num_committed = int(np.argmin(np.append(committed, False)))
         self.note: dict[str, Any] | None = None
         self.notes, self.nbytes_of_last = list[dict[str, Any]](), 0
-        for note in self._read_notes():
-            if note["num_samples"] > self.num_committed:
+        self._notes_end = 0
+        try:
+            with files.opened(self._notes_path) as fd:
+                lines = files.read_at(fd, 0, files.size(fd)).splitlines(keepends=True)
+        except StoreNotFoundError:
+            lines = []
+        for line in lines:
+            try:
+                note = json.loads(line[_CRC_DIGITS:])
+            except ValueError:
+                break  # a kill cut it
+            if _line_of(note) != line or note["num_samples"] > num_committed:
                 break
             self.notes.append(note)
+            self._notes_end += len(line)
         if self.notes:
-            self.num_committed = self.notes[-1]["num_samples"]
-        if not self.num_committed:
-            self.notes = []
-            files.remove(self._notes)
-        self._notes_end = sum(len(_line_of(note)) for note in self.notes)
+            num_committed = self.notes[-1]["num_samples"]
+        if not num_committed:
+            self.notes, self._notes_end = [], 0
+            files.remove(self._notes_path)
         if self.notes:
-            with files.opened(self._notes, writable=True) as fd:
+            with files.opened(self._notes_path, writable=True) as fd:
                 files.truncate(fd, self._notes_end)
-        self._take_back(self.num_committed, committed)
-        self.num_samples, self.num_found = 0, self.num_committed
+        self._take_back(num_committed, committed)
+        self.num_samples, self.num_found = 0, num_committed
 
     def _take_back(self, first: int, committed: npt.NDArray[np.bool_]) -> None:
-        """Have no sample from this one on be committed, nor have a place."""
+        """Have no sample from this one on be committed, nor have rows."""
         building = self.writer.building
         beyond = first + np.flatnonzero(committed[first:])
         if len(beyond):
             take_back(building, beyond)
         self.num_committed = first
         for name, ragged in self._layout.ragged.items():
-            num_rows = ragged.rows.meta.shape[0]
-            offsets = building.offsets[name]
+            num_rows, offsets = ragged.rows.meta.shape[0], building.offsets[name]
             if (offsets[first + 1 :] != num_rows).any():
                 offsets[first + 1 :] = num_rows
-                files.write_at(
-                    building.fd, ragged.offsets.offset, offsets.astype("<i8", copy=False).data.cast("B")
-                )
+                raw = offsets.astype("<i8", copy=False).data.cast("B")
+                files.write_at(building.fd, ragged.offsets.offset, raw)
 
     def _committed(self) -> npt.NDArray[np.bool_]:
         building = self.writer.building
         return read_commits(building.fd, building.layout, building.header)[0]
-
-    def begin_at(self, number: int) -> None:
-        """Pass over samples that were found; those that are added come behind them."""
-        self.num_samples = number
 
     def drop_found(self, first: int = 0) -> None:
         """Take back what an interrupted call has committed, from this sample on."""
@@ -191,18 +194,18 @@ class Spool:
             error.sample = self.num_samples
             raise
         self.num_samples += 1
-        self.nbytes_of_last = sum(map(_nbytes_of, sample.values()))
+        self.nbytes_of_last = sum(map(nbytes_of, sample.values()))
 
     def flush(self) -> None:
         """Commit the samples that wait."""
         self._batch.flush()
-        with failures_as_errors(self._notes, 0, "a note was not written"):
+        with failures_as_errors(self._notes_path, 0, "a note was not written"):
             self._write_note()
 
     def _write_note(self) -> None:
         if self.note is None:
             return
-        fd, line = files.open_or_create(self._notes), _line_of(self.note)
+        fd, line = files.open_or_create(self._notes_path), _line_of(self.note)
         try:
             files.write_at(fd, self._notes_end, line)  # not at the end: a write that failed is repeated
         finally:
@@ -210,38 +213,6 @@ class Spool:
         self.notes.append(self.note)
         self._notes_end += len(line)
         self.note = None
-
-    def _save(self) -> None:
-        """Make durable what is committed; the notes first, for samples that none covers are made again."""
-        if self.notes:
-            with files.opened(self._notes, writable=True) as fd:
-                files.sync_data(fd)
-            files.sync_folder(self._notes.parent)
-        files.sync_data(self.writer.building.fd)
-        self._saved_s = time.monotonic()
-
-    def _read_notes(self) -> list[dict[str, Any]]:
-        try:
-            with files.opened(self._notes) as fd:
-                lines = files.read_at(fd, 0, files.size(fd)).splitlines(keepends=True)
-        except StoreNotFoundError:
-            return []
-        notes = []
-        for line in lines:
-            try:
-                note = json.loads(line[_CRC_DIGITS:])
-            except ValueError:
-                break  # a kill cut it
-            if _line_of(note) != line:
-                break
-            notes.append(note)
-        return notes
-
-    def differing(self, number: int, sample: Mapping[str, Any]) -> str | None:
-        """Name an array of which another sample was committed; None if it is the same."""
-        batch: dict[str, Any] = self._checked(number, sample)
-        flaw = self._flaw_of(np.array([number]), batch)
-        return flaw and flaw[1]
 
     def _checked(self, index: int, sample: Any) -> dict[str, Any]:
         """A batch of one sample."""
@@ -255,65 +226,70 @@ class Spool:
 
     def _commit(self, samples: Samples, arrays: Mapping[str, Any]) -> None:
         """Commit consecutive samples; the first of them may be committed already, with the same values."""
-        num_there = min(max(self.num_committed - int(samples[0]), 0), len(samples))
-        if num_there:
-            there = {name: values[:num_there] for name, values in arrays.items()}
-            flaw = self._flaw_of(samples[:num_there], there)
+        num_known = min(max(self.num_committed - int(samples[0]), 0), len(samples))
+        if num_known:
+            known = {name: values[:num_known] for name, values in arrays.items()}
+            flaw = self._flaw_of(samples[:num_known], known)
             if flaw is not None:
                 if not self._restarts:
                     raise self.not_repeated(flaw[0], "the sample that was committed", f"another {flaw[1]!r}")
                 self._take_back(flaw[0], self._committed())
-                self.num_found, num_there = flaw[0], flaw[0] - int(samples[0])
-        fresh = samples[num_there:]
+                self.num_found, num_known = flaw[0], flaw[0] - int(samples[0])
+        fresh = samples[num_known:]
         if not len(fresh):
             return
-        rest = {name: values[num_there:] for name, values in arrays.items()}
-        end = int(fresh[-1]) + 1
-        lengths = {name: [len(rows) for rows in rest[name]] for name in self._ragged}
-        with failures_as_errors(
-            self.writer.building.building_path, self._needed(), "the samples were not committed"
-        ):
+        values = {name: rows[num_known:] for name, rows in arrays.items()}
+        first, end = int(fresh[0]), int(fresh[-1]) + 1
+        lengths = {name: [len(rows) for rows in values[name]] for name in self._ragged}
+        path, problem = self.writer.building.building_path, "the samples were not committed"
+        with failures_as_errors(path, self._needed_bytes(), problem):
             self._make_room(end, lengths)
             building = self.writer.building
             for name in self._ragged:
                 offsets, ragged = building.offsets[name], self._layout.ragged[name]
-                first = int(fresh[0])
                 offsets[first + 1 : end + 1] = offsets[first] + np.cumsum(lengths[name])
                 begin = ragged.offsets.offset + 8 * (first + 1)
                 files.write_at(building.fd, begin, offsets[first + 1 : end + 1].astype("<i8").tobytes())
-            self.writer.commit_many(fresh, rest)
+            self.writer.commit_many(fresh, values)
             self.num_committed = end
             self._write_note()
             if time.monotonic() - self._saved_s >= self._save_every_s:
-                self._save()
-            if files.free_bytes(self.path.parent) < self._needed():
+                if self.notes:  # durable first, for samples that none covers are made again
+                    with files.opened(self._notes_path, writable=True) as fd:
+                        files.sync_data(fd)
+                    files.sync_folder(self._notes_path.parent)
+                files.sync_data(building.fd)
+                self._saved_s = time.monotonic()
+            if files.free_bytes(self.path.parent) < self._needed_bytes():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # now, not when all samples are made
+
+    def _needed_bytes(self) -> int:
+        """Bytes that the store takes beside its spool."""
+        return files.allocated_bytes(building_path(self.path))
+
+    def differing(self, number: int, sample: Mapping[str, Any]) -> str | None:
+        """Name an array of which another sample was committed; None if it is the same."""
+        flaw = self._flaw_of(np.array([number]), self._checked(number, sample))
+        return flaw and flaw[1]
 
     def _flaw_of(self, samples: Samples, arrays: Mapping[str, Any]) -> tuple[int, str] | None:
         """Sample and array of the first of committed samples that is another one; None if none is."""
-        first, num = int(samples[0]), len(samples)
-        for name in self._ragged:
+        first, num, flaw = int(samples[0]), len(samples), None
+        for name in self._ragged:  # of other lengths, in which they can't be compared
             known = np.diff(self.writer.building.offsets[name][first : first + num + 1])
-            differs = known != [len(rows) for rows in arrays[name]]
+            differs = known != [len(rows) for rows in arrays[name][:num]]
             if differs.any():
-                num = min(num, int(differs.argmax()))
+                num = int(differs.argmax())
+                flaw = first + num, name
         try:
             if num:
-                self.writer.commit_many(
-                    samples[:num], {name: values[:num] for name, values in arrays.items()}
-                )
+                batch = {name: values[:num] for name, values in arrays.items()}
+                self.writer.commit_many(samples[:num], batch)
         except SpecError as error:
             if error.kind != "committed" or error.array is None or error.sample is None:
                 raise
             return error.sample, error.array.removesuffix(".crc32c")
-        if num == len(samples):
-            return None
-        offsets = self.writer.building.offsets
-        return first + num, next(
-            name
-            for name in self._ragged
-            if len(arrays[name][num]) != offsets[name][first + num + 1] - offsets[name][first + num]
-        )
+        return flaw
 
     def not_repeated(self, sample: int, expected: str, found: str) -> IdentityMismatchError:
         """Make the error for samples that aren't those of the call that this one continues."""
@@ -342,8 +318,8 @@ class Spool:
                 name: num if needed[name] < num else max(num, needed[name]) * growth
                 for name, num in rows.items()
             }
-            blueprint = blueprint_of(_with_room(self._arrays, num, num_rows), **self._content)
-            if blueprint.layout.building_nbytes <= _MAX_ROOM_BYTES:
+            plan = plan_of(_with_room(self._arrays, num, num_rows), **self._content)
+            if plan.layout.building_nbytes <= _MAX_ROOM_BYTES:
                 break
         committed = np.arange(self.num_committed)
         crcs = read_records(building.fd, self._layout, committed)[:, 1:-1]
@@ -359,15 +335,9 @@ class Spool:
             files.write_at(larger.fd, larger.layout.table_offset, records.tobytes())
 
         with building.gate(exclusive=True):
-            larger = create_building(
-                self.path, blueprint, is_lazy=True, replace=True, is_spool=True, fill=fill
-            )
+            larger = create_building(self.path, plan, is_lazy=True, replace=True, is_spool=True, fill=fill)
         self.writer.close()
         self.writer = StoreWriter(larger)
-
-    def _needed(self) -> int:
-        """Bytes that the store takes beside its spool."""
-        return files.allocated_bytes(building_path(self.path))
 
     def finish(self, *, attrs: Mapping[str, Any] | None = None) -> Path:
         """Make the store of all samples, and remove the spool; closes it.
@@ -388,20 +358,23 @@ class Spool:
         building, num = self.writer.building, self.num_committed
         lengths = {name: np.diff(building.offsets[name][: num + 1]) for name in self._ragged}
         content = self._content if attrs is None else {**self._content, "attrs": attrs}
-        blueprint = blueprint_of(_counted(self._arrays, num, lengths), **content)
-        layout = blueprint.layout
+        plan = plan_of(counted(self._arrays, num, lengths), **content)
         with (
             failures_as_errors(building.building_path, 0, "the store was not made"),
             building.gate(exclusive=True),
         ):
             crcs = read_records(building.fd, self._layout, np.arange(num))[:, 1:-1]
-            with new_file(self.path, force=True, needed_bytes=layout.file_nbytes) as fd:
-                files.allocate(fd, layout.file_nbytes)
-                store = write_skeleton(self.path, fd, blueprint)
-                _copy(building, store, num)
-                write_entries(store, crcs)
+            with new_file(self.path, force=True, needed_bytes=plan.layout.file_nbytes) as fd:
+                files.allocate(fd, plan.layout.file_nbytes)
+                store = new_building(self.path, fd, plan, is_lazy=True)
+                try:
+                    write_skeleton(store, plan, has_tail=False)
+                    _copy(building, store, num)
+                    write_entries(store, crcs)
+                finally:
+                    store.fd = -1  # it isn't this object that closes it
             with contextlib.suppress(OSError):  # the store is there; the next call removes them
-                files.remove(self._notes)
+                files.remove(self._notes_path)
                 files.remove(building.building_path)
         self.close()
         return self.path
@@ -424,27 +397,20 @@ class Spool:
 
 @dataclass(frozen=True)
 class Left:
-    """A spool that an interrupted call left.
-
-    Attributes:
-        identity: Of its samples.
-        arrays: Of its samples; N and the lengths of ragged ones are None.
-        num_samples: Samples that it has room for.
-        num_rows: Rows that it has room for, of each ragged array.
-    """
+    """A spool that an interrupted call left."""
 
     identity: Mapping[str, Any]
-    arrays: Mapping[str, ArraySpec]
-    num_samples: int
-    num_rows: Mapping[str, int]
+    arrays: Mapping[str, ArraySpec]  # N and the lengths of ragged ones are None
+    num_samples: int  # that it has room for
+    num_rows: Mapping[str, int]  # likewise, of each ragged array
 
 
 def spool_left(target: Path) -> Left | None:
     """Look for a spool of the store at a path; None too where it is damaged."""
-    where = building_path(target)
+    path = building_path(target)
     try:
-        with files.opened(where) as fd:
-            building = read_building_file(fd, where)
+        with files.opened(path) as fd:
+            building = read_building_file(fd, path)
             if building.state is State.FINISHED or not read_is_spool(fd, building.catalog.layout):
                 return None
     except (StoreNotFoundError, FormatError):
@@ -458,22 +424,11 @@ def spool_left(target: Path) -> Left | None:
 
 def remove_spool(target: Path) -> None:
     """Remove a spool and its notes, unless a process writes it."""
-    where = building_path(target)
-    with contextlib.suppress(StoreNotFoundError), files.opened(where, writable=True) as fd:
-        if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, where):
-            files.remove(where.with_name(where.name + NOTES_SUFFIX))
-            files.remove(where)
-
-
-def _first_room(arrays: Mapping[str, ArraySpec]) -> tuple[int, dict[str, int]]:
-    """Samples, and rows of ragged arrays, that a new spool has room for."""
-    nbytes = _item_nbytes(arrays)
-    sample_nbytes = sum(nbytes[name] for name, spec in arrays.items() if not spec.is_ragged)
-    num = min(_ROOM_SAMPLES, max(1024, _ROOM_BYTES // max(1, sample_nbytes)))
-    ragged = [name for name, spec in arrays.items() if spec.is_ragged]
-    rows_bytes = min(_ROOM_ROWS_BYTES, _ROOM_ALL_ROWS_BYTES // max(1, len(ragged)))
-    rows = {name: rows_bytes // max(1, nbytes[name]) for name in ragged}
-    return num, rows
+    path = building_path(target)
+    with contextlib.suppress(StoreNotFoundError), files.opened(path, writable=True) as fd:
+        if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, path):
+            files.remove(path.with_name(path.name + NOTES_SUFFIX))
+            files.remove(path)
 
 
 def _item_nbytes(arrays: Mapping[str, ArraySpec]) -> dict[str, int]:
@@ -492,16 +447,7 @@ def _with_room(
     lengths = {name: np.zeros(num_samples, np.int64) for name in num_rows}
     for name, num in num_rows.items():
         lengths[name][0] = num
-    return _counted(arrays, num_samples, lengths)
-
-
-def _counted(
-    arrays: Mapping[str, ArraySpec], num_samples: int, lengths: Mapping[str, npt.NDArray[np.int64]]
-) -> dict[str, ArraySpec]:
-    return {
-        name: replace(spec, shape=(num_samples, *spec.shape[1:]), lengths=lengths.get(name))
-        for name, spec in arrays.items()
-    }
+    return counted(arrays, num_samples, lengths)
 
 
 def _copy(source: BuildingFile, target: BuildingFile, num_samples: int) -> None:
@@ -510,16 +456,11 @@ def _copy(source: BuildingFile, target: BuildingFile, num_samples: int) -> None:
         first, end = extent_of(source, array, 0)[0], extent_of(source, array, num_samples - 1)[1]
         if array.entry is None or first == end:
             continue
-        copied = files.copy_range(
-            source.fd, first, target.fd, target.layout.arrays[array.meta.name].offset, end - first
-        )
+        offset = target.layout.arrays[array.meta.name].offset
+        copied = files.copy_range(source.fd, first, target.fd, offset, end - first)
         if copied < end - first:
             problem = "another program cut the unfinished file"
             raise TruncatedError(problem, path=source.building_path, expected=end - first, found=copied)
-
-
-def _nbytes_of(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes) else np.asarray(value).nbytes
 
 
 def _line_of(note: Mapping[str, Any]) -> bytes:

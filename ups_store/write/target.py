@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ups_store.errors import CommitError, DiskFullError, SpecError, StoreError, StoreNotFoundError
@@ -21,6 +21,52 @@ from ups_store.system import files, locks
 from ups_store.system.files import create_replacement, real_place, take_over_permissions
 
 _EXPORTING = re.compile(r"\.(.+)\.exporting\.([0-9a-f]{16})(\.old)?")
+
+
+def check_target(target: Path, *, force: bool = False) -> Path:
+    """Refuse a target that exists, unless it is to be replaced, or whose folder doesn't exist.
+
+    Returns:
+        Where it will be: the target, or behind it where it is a symbolic link.
+    Raises:
+        StoreNotFoundError: If there is no such folder, or the link points to nothing ("dangling_link").
+        SpecError: Kind "exists".
+    """
+    if not target.parent.is_dir():
+        raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
+    place = real_place(target)
+    if files.exists(target) and not force:
+        raise _exists(target)
+    return place
+
+
+def _exists(target: Path) -> SpecError:
+    return SpecError("it exists", kind="exists", path=target, hint="replace it with --force (force=True)")
+
+
+def check_not_source(target: Path, sources: Iterable[str | os.PathLike[str]]) -> None:
+    """Refuse a target that is one of the files it is made from, or a folder that holds one; forced or not.
+
+    Raises:
+        SpecError: Kind "same_file".
+    """
+    for source in map(Path, sources):
+        is_same = source.resolve().is_relative_to(target.resolve())
+        with contextlib.suppress(OSError):  # one of them isn't there
+            is_same = is_same or os.path.samefile(source, target)
+        if is_same:
+            problem, hint = "it would replace its source", "choose another name for what is written"
+            raise SpecError(problem, kind="same_file", path=target, found=str(source), hint=hint)
+
+
+def check_sound(store: AnyStore) -> None:
+    """Check every byte of a finished store, or raise `CorruptChunkError`; see `Store.verify`."""
+    store.verify().check("damaged", hint="`ups-store verify` lists all problems")
+
+
+def payload_nbytes(store: AnyStore) -> int:
+    """Bytes of all arrays and constants, decoded."""
+    return sum(meta.nbytes for meta in store.metas.values())
 
 
 def create_locked(target: Path) -> tuple[int, Path]:
@@ -45,13 +91,10 @@ def create_locked(target: Path) -> tuple[int, Path]:
 def remove_begun(target: Path) -> None:
     """Remove what killed processes left of files that `create_locked` made for a target, as far as it can."""
     begun = re.compile(re.escape(f"{target.name}{BUILDING_SUFFIX}.") + "[0-9a-f]{16}")
-    for name in filter(begun.fullmatch, files.names_in(target.parent)):
-        with (
-            contextlib.suppress(StoreError, OSError),
-            files.opened(target.with_name(name), writable=True) as fd,
-        ):
+    for path in map(target.with_name, filter(begun.fullmatch, files.names_in(target.parent))):
+        with contextlib.suppress(StoreError, OSError), files.opened(path, writable=True) as fd:
             if locks.try_lock(fd, BUILDER_LOCK):
-                files.remove(target.with_name(name))
+                files.remove(path)
 
 
 @contextlib.contextmanager
@@ -101,18 +144,13 @@ def publish_file(fd: int, temporary: Path, target: Path, *, force: bool) -> None
 
 @contextlib.contextmanager
 def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: int = 0) -> Iterator[Path]:
-    """Write a folder under a temporary name; it becomes `target` when the block ends well.
+    """Write a folder under a temporary name; it becomes `target` when the block ends well. As `new_file`.
 
     Args:
         target: Where it will be.
         marker: File that a folder of this format holds; a folder without it is never replaced.
         force: Whether to replace a folder of this format that is there.
         needed_bytes: Room that it takes at most, for the message of a full disk.
-    Raises:
-        SpecError: If the target exists and isn't to be replaced, kind "exists".
-        StoreNotFoundError: If it is a symbolic link to nothing, kind "dangling_link".
-        DiskFullError: If the file system has no room for it.
-        CommitError: If the file system fails.
     """
     target = check_target(target, force=force)
     if files.exists(target) and not (target / marker).is_file():
@@ -123,11 +161,26 @@ def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: 
     with _failures_as_errors(target, needed_bytes):
         fd, lock = create_locked(exporting)  # of a folder nothing says whose it is
         temporary = exporting.with_name(f"{exporting.name}{lock.suffix}")
+        old = temporary.with_name(f"{temporary.name}.old")
         try:
             os.mkdir(temporary, 0o700 if files.exists(target) else 0o777)
             yield temporary
-            _finish_tree(temporary, target, target / marker)
-            _publish_folder(temporary, target)
+            for parent, _, names in os.walk(temporary):  # it takes over permissions, and becomes durable
+                for name in names:
+                    with files.opened(Path(parent, name)) as file:
+                        take_over_permissions(file, target / marker)
+                        files.sync(file)
+                take_over_permissions(Path(parent), target)
+                files.sync_folder(Path(parent))
+            if files.exists(target):  # two renames: no system call replaces a folder that isn't empty
+                files.rename(target, old)
+            try:
+                files.rename(temporary, target)
+            except OSError:
+                if files.exists(old):
+                    files.rename(old, target)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
             files.sync_folder(target.parent)
             for folder in left_exports(target.parent, target.name):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -138,29 +191,28 @@ def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: 
 
 
 def left_exports(parent: Path, name: str | None = None) -> list[Path]:
-    """Folders that killed exports left: unfinished ones, and old ones of which there is a newer one now.
+    """Find folders that killed exports left: unfinished ones, and old ones of which there is a newer one now.
 
     Args:
         parent: Where they are looked for.
         name: Of the target; any by default.
     """
     left = []
-    for each in filter(_EXPORTING.fullmatch, files.names_in(parent)):
-        target, number, old = _EXPORTING.fullmatch(each).groups()  # type: ignore[union-attr]
+    for match in filter(None, map(_EXPORTING.fullmatch, files.names_in(parent))):
+        target, number, old = match.groups()
         lock = parent / f".{target}.exporting{BUILDING_SUFFIX}.{number}"
         is_needed = bool(old) and not files.exists(parent / target)
         if name in (None, target) and not is_needed and not locks.is_held(lock, BUILDER_LOCK):
-            left.append(parent / each)
+            left.append(parent / match[0])
     return left
 
 
 @contextlib.contextmanager
 def _failures_as_errors(target: Path, needed_bytes: int) -> Iterator[None]:
-    """As `failures_as_errors`, where nothing stays: free bytes are those of before the block."""
+    """As `commit.failures_as_errors`, where nothing stays: free bytes are those of before the block."""
     free = files.free_bytes(target.parent)
     try:
-        kept = "nothing was written"
-        with files.disk_full_as_error(target, needed_bytes, kept=kept):
+        with files.disk_full_as_error(target, needed_bytes, kept="nothing was written"):
             yield
     except DiskFullError as error:
         error.free_bytes = free
@@ -175,87 +227,3 @@ def _failures_as_errors(target: Path, needed_bytes: int) -> Iterator[None]:
             "check the disk and your permissions",
         )
         raise CommitError(problem, path=target, hint=hint) from error
-
-
-def _publish_folder(temporary: Path, target: Path) -> None:
-    """Two renames where a folder is replaced: no system call replaces a folder that isn't empty."""
-    old = temporary.with_name(f"{temporary.name}.old")
-    if files.exists(target):
-        files.rename(target, old)
-    try:
-        files.rename(temporary, target)
-    except OSError:
-        if files.exists(old):
-            files.rename(old, target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _finish_tree(folder: Path, replaced: Path, replaced_file: Path) -> None:
-    """Make a folder durable, which takes over the permissions of another, its files those of one of that."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with files.opened(Path(parent, name)) as fd:
-                take_over_permissions(fd, replaced_file)
-                files.sync(fd)
-        take_over_permissions(Path(parent), replaced)
-        files.sync_folder(Path(parent))
-
-
-def check_target(target: Path, *, force: bool = False) -> Path:
-    """Refuse a target that exists, unless it is to be replaced, or whose folder doesn't exist.
-
-    Returns:
-        Where it will be: the target, or behind it where it is a symbolic link.
-    Raises:
-        StoreNotFoundError: If there is no such folder, or the link points to nothing.
-        SpecError: Kind "exists".
-    """
-    if not target.parent.is_dir():
-        raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
-    place = real_place(target)
-    if files.exists(target) and not force:
-        raise _exists(target)
-    return place
-
-
-def check_not_source(target: Path, sources: Iterable[str | os.PathLike[str]]) -> None:
-    """Refuse a target that is one of the files it is made from, or a folder that holds one; forced or not.
-
-    Raises:
-        SpecError: Kind "same_file".
-    """
-    for source in map(Path, sources):
-        if _is_in(source, target):
-            found = str(source)
-            hint = "choose another name for what is written"
-            raise SpecError(
-                "it would replace its source", kind="same_file", path=target, found=found, hint=hint
-            )
-
-
-def _is_in(source: Path, target: Path) -> bool:
-    if source.resolve().is_relative_to(target.resolve()):
-        return True
-    try:
-        return os.path.samefile(source, target)
-    except OSError:  # one of them isn't there
-        return False
-
-
-def _exists(target: Path) -> SpecError:
-    return SpecError("it exists", kind="exists", path=target, hint="replace it with --force (force=True)")
-
-
-def payload_nbytes(store: AnyStore) -> int:
-    """Bytes of all arrays and constants, decoded."""
-    return sum(meta.nbytes for meta in store.metas.values())
-
-
-def check_sound(store: AnyStore, *, progress: Callable[[int], None] | None = None) -> None:
-    """Check every byte of a finished store; see `Store.verify`.
-
-    Raises:
-        CorruptChunkError: Names the first damaged array, sample and byte range.
-    """
-    store.verify(progress=progress).check("damaged", hint="`ups-store verify` lists all problems")

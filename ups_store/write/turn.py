@@ -1,10 +1,11 @@
-"""One maker at a time of what several processes want: the others wait, as long as it shows signs of life."""
+"""One maker at a time of what several processes want, and the line on stderr that says how far it is."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,25 +14,16 @@ from typing import Any, Self
 
 from ups_store.errors import BuildLockedError, FormatError
 from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.printable import one_line
 from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
-from ups_store.write.progress_line import ProgressLine
 
 SILENT_S = 600.0  # without a sign of life, until a maker is given up
 _BEAT_S = 5.0  # between signs of life
 _LOOK_S = 0.1
 _MAX_NAME_BYTES = 300  # of a process and its machine
-
-
-def remove_turn(target: Path) -> None:
-    """Remove what a killed maker left of its turn, as far as that is possible."""
-    with contextlib.suppress(OSError, FormatError), files.opened(_turn_path(target), writable=True) as fd:
-        if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, _turn_path(target)):
-            files.remove(_turn_path(target))
-
-
-def _turn_path(target: Path) -> Path:
-    return target.with_name(f".{target.name}.making")
+_SHOWN_EVERY_S = 0.2
+_ERASE = "\r\x1b[K"
 
 
 class Turn:
@@ -92,27 +84,20 @@ class Turn:
 
     def wait(self) -> None:
         """Wait a moment for the process that makes the store, with or without this lock."""
-        places = (self._path, building_path(self._target))
-        signs = [files.last_write(place) for place in places]
+        signs = [files.last_write(path) for path in (self._path, building_path(self._target))]
         if self.fd >= 0:
             signs[0] = None  # that is our own
         if signs != self._signs:
             self._signs, self._since_s = signs, time.monotonic()
         if time.monotonic() - self._since_s > SILENT_S:
-            raise BuildLockedError(
-                f"another process makes it, and hasn't got on for {SILENT_S:g} s",
-                path=self._target,
-                found=None if self.fd >= 0 else self._maker(),
-                hint="it may be stopped: end it, and run again",
-            )
+            maker = None
+            if self.fd < 0:
+                with contextlib.suppress(OSError), files.opened(self._path) as fd:
+                    maker = files.read_at(fd, 0, _MAX_NAME_BYTES).decode("utf-8", "replace") or None
+            problem = f"another process makes it, and hasn't got on for {SILENT_S:g} s"
+            hint = "it may be stopped: end it, and run again"
+            raise BuildLockedError(problem, path=self._target, found=maker, hint=hint)
         time.sleep(_LOOK_S)
-
-    def _maker(self) -> str | None:
-        try:
-            with files.opened(self._path) as fd:
-                return files.read_at(fd, 0, _MAX_NAME_BYTES).decode("utf-8", "replace") or None
-        except OSError:
-            return None
 
     def _beat(self) -> None:
         while not self._has_ended.wait(_BEAT_S):
@@ -133,3 +118,66 @@ class Turn:
                 files.remove(self._path)
             files.close(self.fd)
             self.fd = -1
+
+
+def _turn_path(target: Path) -> Path:
+    return target.with_name(f".{target.name}.making")
+
+
+def remove_turn(target: Path) -> None:
+    """Remove what a killed maker left of its turn, as far as that is possible."""
+    path = _turn_path(target)
+    with contextlib.suppress(OSError, FormatError), files.opened(path, writable=True) as fd:
+        if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, path):
+            files.remove(path)
+
+
+class ProgressLine:
+    """Counts samples and bytes in a line on stderr, which goes away at the end.
+
+    Args:
+        name: What is written.
+        total: Samples in all; None where that isn't known.
+        is_wanted: Whether to show anything; None: if stderr is a terminal.
+    """
+
+    def __init__(self, name: str, *, total: int | None = None, is_wanted: bool | None = None) -> None:
+        self._name, self._total = one_line(name), total
+        self._shows = sys.stderr.isatty() if is_wanted is None and sys.stderr else bool(is_wanted)
+        self._began = self._last = time.monotonic()
+        self._first = self._samples = self._nbytes = 0
+
+    def begin_at(self, num_samples: int) -> None:
+        """Note that so many samples were there already: they don't count for the rate."""
+        self._first = self._samples = num_samples
+
+    def advance(self, num_samples: int, nbytes: int) -> None:
+        """Note that so many more were taken."""
+        self._samples += num_samples
+        self._nbytes += nbytes
+        if self._shows and time.monotonic() - self._last >= _SHOWN_EVERY_S:
+            rate = (self._samples - self._first) / max(1e-9, time.monotonic() - self._began)
+            of = "" if self._total is None else f" of {self._total:,}"
+            line = f"{self._name}: {self._samples:,}{of} samples, {self._nbytes / 1e6:,.0f} MB, {rate:,.0f}/s"
+            if self._total is not None and rate > 0:
+                left_s = round((self._total - self._samples) / rate)
+                line += f", {left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02} left"
+            self._last = time.monotonic()
+            self._write(line)
+
+    def say(self, what: str) -> None:
+        """Show something else, such as what happens at the end."""
+        self._write(f"{self._name}: {one_line(what)}")
+
+    def _write(self, line: str) -> None:
+        if self._shows:
+            sys.stderr.write(f"{_ERASE}{line}")
+            sys.stderr.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write("")

@@ -1,12 +1,12 @@
-"""The writers: values in, commits out."""
+"""The writers: values in, commits out; of many samples at a time, or one by one, committed together."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,19 +15,30 @@ import numpy.typing as npt
 
 from ups_store.errors import CommitError, NotCommittedError, ReadError, SpecError, StoreClosedError
 from ups_store.format.build_tail import HOW_TO_REPLACE
-from ups_store.format.metadata import ArrayMeta
+from ups_store.format.layout import Layout, consecutive_runs
+from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.gather import Samples
-from ups_store.read.recovery import read_commits
+from ups_store.read.recovery import (
+    intact_parts,
+    is_read_to_count,
+    read_commits,
+    read_committed,
+    read_records,
+)
+from ups_store.read.verify import verify_file
 from ups_store.system import locks
 from ups_store.system.files import Progress
-from ups_store.write.batched import BUFFER_BYTES, SAVE_EVERY_S, BatchedCommits
-from ups_store.write.building import BuildingFile, failures_as_errors
-from ups_store.write.commit import commit_pieces, committed_among, finish, publish, recorded_crcs
+from ups_store.system.memory import num_cores
+from ups_store.write.commit import (
+    BuildingFile,
+    commit_samples,
+    failures_as_errors,
+    finish,
+    publish,
+    take_back,
+)
 from ups_store.write.encode import (
-    DURABLE_PIECE_BYTES,
-    LAZY_PIECE_BYTES,
     Arrays,
-    Piece,
     Scratches,
     Values,
     as_payload,
@@ -36,7 +47,19 @@ from ups_store.write.encode import (
     encode_piece,
     pieces_of,
 )
-from ups_store.write.recheck import Note, check_finished, describe_taken_back, take_back_damaged, warn
+
+BUFFER_BYTES, SAVE_EVERY_S = 16 << 20, 1.0
+MAX_WAITING = 16384  # tiny samples: what Python holds for each would be more than they are
+
+Note = Callable[[str], object]  # takes one sentence
+
+_NONE = np.zeros(0, np.int64)
+_MAX_SHOWN = 8
+
+
+def warn(sentence: str) -> None:
+    """Be a `Note` that warns."""
+    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
 class Committer:
@@ -48,11 +71,13 @@ class Committer:
         building: The open building file.
     """
 
+    is_finished = False
+
     def __init__(self, building: BuildingFile) -> None:
         self.path = building.path
         self.building = building
         self._mutex = threading.Lock()  # record locks belong to the open file, so they don't part threads
-        self._failed = False
+        self._failed = False  # a second sync could report success for pages that the first one dropped
         self._scratches = Scratches()
         locks.close_on_fork(building)
 
@@ -63,6 +88,8 @@ class Committer:
 
     def missing(self) -> npt.NDArray[np.int64]:
         """Numbers of the samples that are not committed, sorted, int64."""
+        if self.is_finished:
+            return _NONE
         building = self._usable()
         with building.reading():
             committed, _ = read_commits(building.fd, building.layout, building.header)
@@ -99,28 +126,51 @@ class Committer:
         """
         building = self._usable()
         samples = self._check_indices(indices)
-        values = self._check_arrays(arrays, samples)
-        order = np.argsort(samples)
         written = np.zeros(len(samples), bool)
+        if self.is_finished:
+            return written
+        values = self._check_arrays(arrays, samples)
         if not len(samples):
             return written
-        nbytes = building.needed_bytes
+        order, problem = np.argsort(samples), "the samples were not committed"
         with (
             self._mutex,
-            failures_as_errors(
-                building.building_path, nbytes, "the samples were not committed", passing=(ReadError,)
-            ),
+            failures_as_errors(building.building_path, building.needed_bytes, problem, passing=(ReadError,)),
             building.gate(exclusive=False),
             building.samples_locked(samples[order]),
         ):
-            is_there = committed_among(building, samples[order])
-            there, fresh = order[is_there], order[~is_there]
-            if len(there):
-                self._check_same(samples[there], there, values)
+            with building.reading():
+                committed = read_committed(building.fd, building.layout, building.header, samples[order])
+            known, fresh = order[committed], order[~committed]
+            if len(known):
+                self._check_same(samples[known], known, values)
             if len(fresh):
-                self._write(samples[fresh], fresh, values)
+                try:
+                    commit_samples(building, samples[fresh], fresh, values, self._scratches)
+                except BaseException:
+                    self._failed = True
+                    raise
                 written[fresh] = True
         return written
+
+    def _check_same(self, samples: Samples, rows: Samples, values: Values) -> None:
+        """Refuse other values of committed samples: their checksums are recorded."""
+        fd, layout = self.building.fd, self.building.layout
+        records = [read_records(fd, layout, np.arange(n, n + num)) for n, num in consecutive_runs(samples)]
+        recorded = np.concatenate(records)[:, 1:-1]
+        for piece in pieces_of(layout, rows, values):
+            with self._scratches.lent() as scratch:
+                _, crcs = encode_piece(layout, rows[piece], values, scratch)
+            for number, column in np.argwhere(crcs != recorded[piece])[:1].tolist():
+                raise SpecError(
+                    "it was committed with other values",
+                    kind="committed",
+                    path=self.path,
+                    array=layout.per_sample[column].meta.name,
+                    sample=int(samples[piece][number]),
+                    hint="a committed sample stays as it is: leave it out, or begin again with "
+                    f"{HOW_TO_REPLACE}",
+                )
 
     def batched(
         self, *, buffer_bytes: int = BUFFER_BYTES, save_every_s: float = SAVE_EVERY_S
@@ -136,58 +186,19 @@ class Committer:
         Raises:
             SpecError: If one of the arguments is below 0, or the buffer holds nothing.
         """
-        building = self._usable()
+
+        def check(index: int, arrays: Arrays) -> dict[str, Any]:
+            self._usable()
+            return self._check_arrays(_as_batch(arrays), self._check_indices([index]))
+
         return BatchedCommits(
-            building.layout,
-            self._checked,
+            self._usable().layout,
+            check,
             self.commit_many,
             num_samples=self.num_samples,
             buffer_bytes=buffer_bytes,
             save_every_s=save_every_s,
         )
-
-    def _checked(self, index: int, arrays: Arrays) -> dict[str, Any]:
-        """One sample as `commit_many` takes it, checked."""
-        self._usable()
-        return self._check_arrays(_as_batch(arrays), self._check_indices([index]))
-
-    def _check_same(self, samples: Samples, rows: Samples, values: Values) -> None:
-        """Refuse other values of committed samples: their checksums are recorded."""
-        layout, recorded = self.building.layout, recorded_crcs(self.building, samples)
-        for part in self._pieces(samples, rows, values, LAZY_PIECE_BYTES):
-            with self._scratches.lent() as scratch:
-                crcs = encode_piece(layout, samples[part], rows[part], values, scratch).crcs
-            for number, column in np.argwhere(crcs != recorded[part])[:1].tolist():
-                raise SpecError(
-                    "it was committed with other values",
-                    kind="committed",
-                    path=self.path,
-                    array=layout.per_sample[column].meta.name,
-                    sample=int(samples[part][number]),
-                    hint="a committed sample stays as it is: leave it out, or begin again with "
-                    f"{HOW_TO_REPLACE}",
-                )
-
-    def _pieces(self, samples: Samples, rows: Samples, values: Values, piece_bytes: int) -> list[slice]:
-        layout = self.building.layout
-        rows_nbytes = sum(values[name][row].nbytes for name in layout.ragged for row in rows.tolist())
-        return pieces_of(layout, len(samples), piece_bytes, rows_nbytes=rows_nbytes)
-
-    def _write(self, samples: Samples, rows: Samples, values: Values) -> None:
-        layout = self.building.layout
-        piece_bytes = LAZY_PIECE_BYTES if self.building.is_lazy else DURABLE_PIECE_BYTES
-
-        @contextlib.contextmanager
-        def encoded(part: slice) -> Iterator[Piece]:
-            with self._scratches.lent() as scratch:
-                yield encode_piece(layout, samples[part], rows[part], values, scratch)
-
-        pieces = self._pieces(samples, rows, values, piece_bytes)
-        try:
-            commit_pieces(self.building, samples, pieces, encoded)
-        except BaseException:
-            self._failed = True  # a second sync could report success for pages that the first one dropped
-            raise
 
     def _check_indices(self, indices: Sequence[int] | Samples) -> Samples:
         raw = np.asarray(indices)
@@ -202,16 +213,19 @@ class Committer:
         return raw.astype(np.int64)
 
     def _check_arrays(self, arrays: Arrays, samples: Samples) -> dict[str, Any]:
-        metas = self.metas
+        """Every array of a batch as bytes of the declared dtype; of a ragged one a list of such."""
         _check_mapping(arrays)
-        if metas.keys() != arrays.keys():
-            raise SpecError(
-                "all per-sample arrays are committed together",
-                kind="arrays",
-                expected=sorted(metas),
-                found=sorted(arrays),
-            )
-        return {name: self._payload(arrays[name], meta, samples) for name, meta in metas.items()}
+        if self.metas.keys() != arrays.keys():
+            problem, expected = "all per-sample arrays are committed together", sorted(self.metas)
+            raise SpecError(problem, kind="arrays", expected=expected, found=sorted(arrays))
+        values: dict[str, Any] = {}
+        for name, meta in self.metas.items():
+            if meta.is_ragged:
+                offsets = self.building.offsets[name]
+                values[name] = as_rows(arrays[name], meta, offsets[samples + 1] - offsets[samples])
+            else:
+                values[name] = as_payload(arrays[name], meta, (len(samples), *meta.sample_shape))
+        return values
 
     @functools.cached_property
     def metas(self) -> dict[str, ArrayMeta]:
@@ -219,25 +233,13 @@ class Committer:
         per_sample = (array.meta for array in self.building.layout.per_sample)
         return {meta.name: meta for meta in per_sample if not meta.is_companion}
 
-    def _payload(self, values: Any, meta: ArrayMeta, samples: Samples) -> Any:
-        if not meta.is_ragged:
-            return as_payload(values, meta, (len(samples), *meta.sample_shape))
-        offsets = self.building.offsets[meta.name]
-        return as_rows(values, meta, offsets[samples + 1] - offsets[samples])
-
     def _usable(self) -> BuildingFile:
         if self.building.fd < 0:
-            raise StoreClosedError(
-                "the writer is closed",
-                path=self.path,
-                hint="it was finished or closed, or this is a forked child, which opens its own with `join`",
-            )
+            hint = "it was finished or closed, or this is a forked child, which opens its own with `join`"
+            raise StoreClosedError("the writer is closed", path=self.path, hint=hint)
         if self._failed:
-            raise CommitError(
-                "an earlier commit or finish failed",
-                path=self.path,
-                hint="close it and create it again to continue",
-            )
+            hint = "close it and create it again to continue"
+            raise CommitError("an earlier commit or finish failed", path=self.path, hint=hint)
         return self.building
 
     def close(self) -> None:
@@ -262,21 +264,10 @@ class StoreWriter(Committer):
         super().__init__(building)
         self.is_finished = is_finished
 
-    def missing(self) -> npt.NDArray[np.int64]:
-        """Numbers of the samples that are not committed, sorted, int64."""
-        return np.zeros(0, np.int64) if self.is_finished else super().missing()
-
-    def commit_many(self, indices: Sequence[int] | Samples, arrays: Arrays) -> npt.NDArray[np.bool_]:
-        """Commit samples with one pair of syncs; see `Committer.commit_many`."""
-        if self.is_finished:
-            self._usable()
-            return np.zeros(len(self._check_indices(indices)), bool)
-        return super().commit_many(indices, arrays)
-
     def check_committed(self, *, note: Note = warn, progress: Progress | None = None) -> Samples:
         """Read back what is committed: samples whose bytes have changed since then aren't committed any more.
 
-        `create` does this where it continues an unfinished store, unless it is asked not to.
+        `create` does this where it continues an unfinished store, unless it is asked not to (spec 6.9).
 
         Args:
             note: Given a sentence about such samples; by default a RuntimeWarning.
@@ -288,18 +279,60 @@ class StoreWriter(Committer):
             CommitError: If it couldn't be noted in the file; the writer is of no use afterwards.
         """
         building, progress = self._usable(), progress or (lambda nbytes: None)
-        if self.is_finished:
-            check_finished(building, progress)
-            return np.zeros(0, np.int64)
+        path = building.building_path
+        if self.is_finished:  # its commit records are gone
+            hint = f"build it again with {HOW_TO_REPLACE}"
+            verify_file(path, progress=progress).check("damaged since it was finished", hint=hint)
+            return _NONE
+        if is_read_to_count(building.header):  # no commit counts whose sample doesn't check
+            return _NONE
         with self._mutex:
-            try:
-                damaged = take_back_damaged(building, progress)
-            except CommitError:
-                self._failed = True  # as after a failed commit
-                raise
+            with building.reading():  # without locks: committed samples are never written again
+                fd, layout = building.fd, building.layout
+                committed, crcs = read_commits(fd, layout, building.header)
+                samples, num_threads = np.flatnonzero(committed), num_cores()
+                intact = intact_parts(
+                    fd, layout, samples, crcs[committed], num_threads=num_threads, progress=progress
+                )
+            damaged = samples[~intact.all(axis=1)]
+            if len(damaged):
+                try:
+                    take_back(building, damaged)
+                except CommitError:
+                    self._failed = True
+                    raise
         if len(damaged):
-            note(describe_taken_back(building, damaged))
+            numbers = shown(map(str, damaged.tolist()))
+            named = f"sample {numbers}" if len(damaged) == 1 else f"{len(damaged):,} samples ({numbers})"
+            note(f"{path}: {named} had changed since an earlier run's commit, and will be written again; "
+                 "check the disk")  # fmt: skip
         return damaged
+
+    def finish(self) -> Path:
+        """Complete the file and publish it under its own name, atomically and durably; closes the writer.
+
+        Returns:
+            `path`. A store in memory lives as long as this object, or a store that this process opened by it.
+        Raises:
+            NotCommittedError: If samples are missing; the writer stays usable.
+            CommitError: If it didn't become durable; the writer is of no use afterwards.
+        """
+        building = self._usable()
+        nbytes, problem = building.needed_bytes, "the store was not finished"
+        with (
+            self._mutex,
+            failures_as_errors(building.building_path, nbytes, problem),
+            building.gate(exclusive=True),
+        ):
+            try:
+                (publish if self.is_finished else finish)(building)
+            except NotCommittedError:
+                raise
+            except BaseException:
+                self._failed = True
+                raise
+        self.close()
+        return self.path
 
     def __exit__(self, *error: object) -> None:
         """Close it; warn if it is left in order, with everything committed, and nothing published."""
@@ -315,31 +348,130 @@ class StoreWriter(Committer):
         finally:  # also where the warning is an error, or looking needs memory that isn't there
             super().__exit__(*error)
 
-    def finish(self) -> Path:
-        """Complete the file and publish it under its own name, atomically and durably; closes the writer.
 
+class BatchedCommits:
+    """Takes samples one at a time and commits them together; made by `Committer.batched`, for one thread.
+
+    A sample is acknowledged by the call that returns its number; until then the end of the process, or a
+    power loss, may lose it, as if it had never been handed over. The end of a `with` block commits what
+    waits, after an error in the block, too, but not after a commit has failed.
+
+    Attributes:
+        num_waiting: Samples that were handed over and aren't acknowledged.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        check: Callable[[int, Arrays], dict[str, Any]],
+        commit_many: Callable[[Samples, Arrays], object],
+        *,
+        num_samples: int,
+        buffer_bytes: int,
+        save_every_s: float,
+    ) -> None:
+        if buffer_bytes < 1 or not save_every_s >= 0:
+            found = f"buffer_bytes={buffer_bytes}, save_every_s={save_every_s}"
+            raise SpecError("argument", kind="argument", expected="a byte or more; 0 s or more", found=found)
+        self._check, self._commit_many = check, commit_many
+        self._buffer_bytes, self._save_every_s = buffer_bytes, save_every_s
+        metas = [array.meta for array in layout.per_sample if not array.meta.is_companion]
+        fixed = [meta for meta in metas if not meta.is_ragged]
+        self._num_samples, self._sample_nbytes = num_samples, sum(meta.sample_nbytes for meta in fixed)
+        self._capacity = max(1, min(MAX_WAITING, num_samples, buffer_bytes // max(1, self._sample_nbytes)))
+        self._blocks = {
+            meta.name: np.empty((self._capacity, *meta.sample_shape), dtype_of(meta.dtype)) for meta in fixed
+        }
+        self._ragged: dict[str, list[npt.NDArray[Any]]] = {meta.name: [] for meta in metas if meta.is_ragged}
+        self._waiting: dict[int, None] = {}
+        self._nbytes, self._began_s, self.has_failed = 0, 0.0, False
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that were handed over and aren't acknowledged."""
+        return len(self._waiting)
+
+    def commit(self, index: int, arrays: Arrays) -> Samples:
+        """Hand over a sample, copied before this returns; commit all that wait once they are many or old.
+
+        Args:
+            index: Sample number, 0 <= index < N.
+            arrays: As for `Committer.commit`.
         Returns:
-            `path`. A store in memory lives as long as this object, or a store that this process opened by it.
+            Numbers of the samples that are committed since the last call, int64; usually none.
         Raises:
-            NotCommittedError: If samples are missing; the writer stays usable.
-            CommitError: If it didn't become durable; the writer is of no use afterwards.
+            SpecError: If an array is missing, unknown, or of another shape or dtype; if the sample waits with
+                other values, kind "committed". The others still wait.
+            CommitError: If those that wait didn't become durable; the writer is of no use afterwards.
         """
-        building = self._usable()
-        nbytes = building.needed_bytes
-        with (
-            self._mutex,
-            failures_as_errors(building.building_path, nbytes, "the store was not finished"),
-            building.gate(exclusive=True),
-        ):
-            try:
-                (publish if self.is_finished else finish)(building)
-            except NotCommittedError:
-                raise
-            except BaseException:
-                self._failed = True  # as after a failed commit
-                raise
-        self.close()
-        return self.path
+        values: Mapping[str, Any] = arrays
+        if not self._is_usual(index, arrays):
+            batch = self._check(index, arrays)
+            index, values = int(index), {name: samples[0] for name, samples in batch.items()}
+        if index in self._waiting:
+            row = list(self._waiting).index(index)
+            for name, samples in self._arrays().items():
+                if samples[row].tobytes() != values[name].tobytes():
+                    problem, hint = "it waits to be committed with other values", "hand a sample over once"
+                    raise SpecError(problem, kind="committed", array=name, sample=index, hint=hint)
+        else:
+            num = len(self._waiting)
+            if not num:
+                self._began_s = time.monotonic()
+            for name, block in self._blocks.items():
+                block[num] = values[name]
+            for name, rows in self._ragged.items():
+                del rows[num:]  # of a call that was interrupted
+                rows.append(values[name].copy())
+                self._nbytes += rows[-1].nbytes
+            self._nbytes += self._sample_nbytes
+            self._waiting[index] = None
+        is_full = len(self._waiting) >= self._capacity or self._nbytes >= self._buffer_bytes
+        return self.flush() if is_full or time.monotonic() - self._began_s >= self._save_every_s else _NONE
+
+    def _is_usual(self, index: int, arrays: Arrays) -> bool:
+        """Whether there is nothing to check or to convert, which takes longer than to copy a small sample."""
+        return (
+            type(index) is int
+            and 0 <= index < self._num_samples
+            and isinstance(arrays, dict)
+            and arrays.keys() == self._blocks.keys()
+            and not self._ragged
+            and all(
+                type(value) is np.ndarray
+                and value.dtype == self._blocks[name].dtype
+                and value.shape == self._blocks[name].shape[1:]
+                for name, value in arrays.items()
+            )
+        )
+
+    def _arrays(self) -> dict[str, Any]:
+        return {**self._blocks, **self._ragged}
+
+    def flush(self) -> Samples:
+        """Commit the samples that wait; returns their numbers, int64. Raises as `commit`."""
+        samples = np.array(list(self._waiting), np.int64)
+        if not len(samples):
+            return samples
+        self.has_failed = True  # unless this returns
+        self._commit_many(samples, {name: rows[: len(samples)] for name, rows in self._arrays().items()})
+        self._waiting.clear()
+        self.has_failed, self._nbytes = False, 0
+        return samples
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.has_failed:
+            self.flush()
+
+
+def shown(words: Iterable[str]) -> str:
+    """List the first few words, for messages."""
+    words = list(words)
+    more = len(words) - _MAX_SHOWN
+    return ", ".join(words[:_MAX_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _check_mapping(arrays: object) -> None:
@@ -352,8 +484,7 @@ def _as_batch(arrays: Arrays) -> dict[str, Any]:
     _check_mapping(arrays)
     for name, value in arrays.items():
         check_unmasked(value, name)  # `asarray` drops masks
-    return {name: _with_sample_axis(value) for name, value in arrays.items()}
-
-
-def _with_sample_axis(value: Any) -> Any:
-    return np.asarray(value)[None] if hasattr(value, "dtype") else [value]
+    return {
+        name: np.asarray(value)[None] if hasattr(value, "dtype") else [value]
+        for name, value in arrays.items()
+    }

@@ -4,7 +4,6 @@ import importlib
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -13,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 from build_helpers import BURGERS, Recorder, build, interrupt_after, plan, settings, start, write_burgers
 from pdebench_files import write_advection
 
 import ups_store
 from ups_store.building import command, stores
-from ups_store.building.command import repeat_lists
+from ups_store.building.command import app
 from ups_store.console import run
 from ups_store.errors import ConfigError
 from ups_store.sources import digest as digests
@@ -128,21 +128,6 @@ def test_rank_that_only_helps_leaves_results_to_the_builder(
     assert told.err.endswith(f"cache/{NAME}: rank 1 committed 0 samples\n")
 
 
-def test_overwrite_and_rehash_reach_the_dry_run(
-    invoke: Invoke, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    invoke("--tasks burgers1d --root source --splits train")
-    words = "--tasks burgers1d --root source --splits train --dry-run --num-workers 0"
-    assert ": rebuild: --overwrite, " in invoke(f"{words} --overwrite").out
-    digested = []
-    full = digests.full_digest
-    monkeypatch.setattr(digests, "full_digest", lambda *args: digested.append(args) or full(*args))
-    invoke(words)
-    assert digested == []
-    invoke(f"{words} --rehash")
-    assert len(digested) == 1
-
-
 def test_manifest_of_a_dry_run_is_warned_about(invoke: Invoke, source: Path) -> None:
     outcome = invoke("--tasks burgers1d --root source --dry-run --manifest m.json")
     assert outcome.code == 0
@@ -162,15 +147,6 @@ def test_help_names_every_flag(invoke: Invoke) -> None:
         assert f"--{flag}" in re.split(r"[\s,]+", outcome.out)
 
 
-def test_module_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["build", "--help"])
-    monkeypatch.delitem(sys.modules, "ups_store.build", raising=False)  # another test's
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("ups_store.build", run_name="__main__")
-    assert not ended.value.code
-    assert "--cache-dir" in capsys.readouterr().out
-
-
 def test_module_that_is_only_imported_builds_nothing() -> None:
     assert importlib.import_module("ups_store.building.__main__").main is not command.main
 
@@ -181,23 +157,22 @@ def test_module_that_is_only_imported_builds_nothing() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--tasks a", "--tasks a"),
-        ("--tasks a b c", "--tasks a --tasks b --tasks c"),
-        ("--tasks=a b", "--tasks=a --tasks b"),
-        ("--tasks a b --root r --split x y k=v", "--tasks a --tasks b --root r --split x --split y k=v"),
-        ("k=v --tasks a", "k=v --tasks a"),
-        ("--root r word", "--root r word"),
-        ("", ""),
+        ("--tasks a", (["a"], [], [])),
+        ("--tasks=a b", (["a", "b"], [], [])),
+        ("--tasks a b --root r --split x y k=v", (["a", "b"], ["x", "y"], ["k=v"])),
+        ("k=v --tasks a", (["a"], [], ["k=v"])),
+        ("--root r word", ([], [], ["word"])),
     ],
 )
-def test_words_after_a_list_flag_belong_to_it(words: str, expected: str) -> None:
-    assert repeat_lists(words.split()) == expected.split()
+def test_words_after_a_list_flag_belong_to_it(words: str, expected: tuple[list[str], ...]) -> None:
+    given = typer.main.get_command(app).make_context("build", words.split()).params
+    assert tuple(list(given[name] or []) for name in ("tasks", "split", "overrides")) == expected
 
 
 @pytest.mark.parametrize("words", ["--tasks", "--tasks --root r", "--root r --split", "--split k=v"])
 def test_list_flag_without_a_name_is_refused(words: str) -> None:
     with pytest.raises(ConfigError, match="expected at least one name"):
-        repeat_lists(words.split())
+        typer.main.get_command(app).make_context("build", words.split())
 
 
 @pytest.mark.parametrize(
@@ -367,7 +342,7 @@ BUILD = [sys.executable, "-m", "ups_store.build"]
 # One sample a commit; after the fifth of the first store it says so and waits to be disturbed.
 DISTURBED = """
 import sys, time
-from ups_store.building import read, making as running
+from ups_store.building import read, stores as running
 from ups_store.building.command import main
 from ups_store.console import run
 
@@ -388,9 +363,7 @@ run(main)
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize(
-    "signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda signum: signum.name
-)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=lambda signum: signum.name)
 def test_build_that_is_stopped_continues_to_the_same_bytes(
     signum: signal.Signals, source: Path, tmp_path: Path
 ) -> None:

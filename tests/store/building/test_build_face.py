@@ -91,16 +91,6 @@ def test_build_step_by_step_is_the_command_s_store(config: BuildConfig, tmp_path
         assert store.path.read_bytes() == result.path.read_bytes()
 
 
-def test_build_of_a_store_that_is_there_reuses_it(config: BuildConfig) -> None:
-    build_all(config, watcher=Recorder())
-    with open_build(config, "burgers1d", "train") as build:
-        assert explain(build).action == "reuse"
-        build.begin()
-        assert (build.is_reused, build.is_finished, len(build.missing())) == (True, True, 0)
-        with build.finish() as store:
-            assert store.config_hash == build.config_hash
-
-
 def test_build_that_was_left_goes_on_with_what_is_committed(config: BuildConfig) -> None:
     with open_build(config, "burgers1d", "train") as build:
         build.begin()

@@ -71,7 +71,7 @@ def alone(folder: Path) -> Path:
     return folder / "alone" / "burgers1d_train.zarr.zip"
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_of_one_machine_make_the_bytes_of_one_process(folder: Path, size: int) -> None:
     (by_builder, _), *others = told_by(*(start(folder, rank, size, per_machine=size) for rank in range(size)))
     path = folder / "cache" / "burgers1d_train.zarr.zip"
@@ -166,7 +166,7 @@ def test_rank_whose_share_the_builder_has_made_and_published_meanwhile_ends_well
     assert planned.path.read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_builder_takes_up_what_a_killed_rank_leaves(folder: Path, size: int) -> None:
     ranks = [start(folder, rank, size, per_machine=size) for rank in range(size)]
     wait_for_building(folder, ranks[0])

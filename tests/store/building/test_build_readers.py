@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,16 @@ from build_helpers import BURGERS, Recorder, build, hash_of, plan, settings, wri
 from rich.console import Console
 
 from ups_store import ArraySpec
-from ups_store.building import read, readers
+from ups_store.building import progress, read, readers
 from ups_store.building.config import BuildConfig, ReadingConfig, load_config
-from ups_store.building.progress import StageRates
+from ups_store.building.progress import StageWatcher
 from ups_store.building.read import UnreadSamplesError
 from ups_store.building.readers import chosen, fitting
 from ups_store.building.watch import ConsoleWatcher, EventLog, StallWatcher
-from ups_store.errors import ConfigError, DiskFullError, StoreError
+from ups_store.errors import BuildInterruptedError, CommitError, ConfigError, DiskFullError, StoreError
 from ups_store.sources.readers import PoolStatus, ReaderStatus
 from ups_store.system import files
+from ups_store.write.writer import StoreWriter
 
 MIB = 1 << 20
 PLENTY = 1 << 40
@@ -220,18 +222,19 @@ def test_stages_tell_what_everything_waits_for(source: Path, tmp_path: Path) -> 
     assert watcher.waited_for == ["digest", "open", "open", "read", "commit", "read", "finish"]
 
 
-def test_rate_of_a_stage_is_what_was_done_while_it_was_waited_for() -> None:
+def test_rate_of_a_stage_is_what_was_done_while_it_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 4.0])
-    rates = StageRates(clock=lambda: next(now))
-    rates.begin()
-    rates.waits("read")  # at 1 s
-    rates.waits("commit")  # at 3 s
-    rates.waits("read")  # at 4 s
-    assert rates.per_second() == {}
-    rates.advance(10)
-    assert rates.per_second() == {"read": 5.0, "commit": 10.0}
-    rates.begin()
-    assert rates.per_second() == {}
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    watcher = StageWatcher()
+    watcher.stage("samples", 10, unit="samples")
+    watcher.waits("read")  # at 1 s
+    watcher.waits("commit")  # at 3 s
+    watcher.waits("read")  # at 4 s
+    assert watcher.per_second() == {}
+    watcher.advance(10)
+    assert watcher.per_second() == {"read": 5.0, "commit": 10.0}
+    watcher.stage("samples", 10, unit="samples")
+    assert watcher.per_second() == {}
 
 
 def test_bar_shows_what_is_waited_for_the_queue_and_the_rates(
@@ -289,12 +292,16 @@ def test_bar_of_a_build_of_latents_shows_the_rate_of_encoding_too(source: Path, 
         advance = staticmethod(bar.advance)  # type: ignore[assignment]
         stage = staticmethod(bar.stage)  # type: ignore[assignment]
 
-    flags = {"data.tasks": "burgers1d", "data.split": "train", "data.root": str(source.parent)}
-    flags |= {"cache.dir": str(tmp_path / "cache"), "latent.encoder": f"{__name__}:Halves"}
     watcher = Looking()
-    build(load_config(flags={**flags, "latent.checkpoint": str(source)}), watcher)
+    build(of_latents(source, tmp_path), watcher)
     assert {"read", "encode", "commit", "finish"} <= set(watcher.waited_for)
     assert re.match(r"waits for finish; read [\d,]+/s, encode [\d,]+/s, commit [\d,]+/s$", shown[-1])
+
+
+def of_latents(source: Path, tmp_path: Path) -> BuildConfig:
+    flags = {"data.tasks": "burgers1d", "data.split": "train", "data.root": str(source.parent)}
+    flags |= {"cache.dir": str(tmp_path / "cache"), "latent.encoder": f"{__name__}:Halves"}
+    return load_config(flags={**flags, "latent.checkpoint": str(source), "reading.batch_size": 1})
 
 
 class Halves:
@@ -313,6 +320,37 @@ class Halves:
 
     def encode(self, batch: Mapping[str, np.ndarray], *, samples: np.ndarray) -> dict[str, np.ndarray]:
         return {"latent": batch["fields"][:, :, ::2].copy(), "nu": batch["nu"].copy()}
+
+
+@pytest.mark.parametrize("failing", ["commit", "encode"])
+def test_latents_that_were_committed_stay_when_the_next_fail(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Of what another thread commits the batch at work is finished, and those behind it are dropped."""
+    commit, encode, num = StoreWriter.commit_many, Halves.encode, {"commit": 0, "encode": 0}
+
+    def fail_at_fourth(name: str) -> None:
+        num[name] += 1
+        if name == failing and num[name] == 4:
+            raise CommitError("the disk is gone") if name == "commit" else KeyboardInterrupt
+
+    def slowly(writer: StoreWriter, *arguments: Any) -> None:
+        fail_at_fourth("commit")
+        time.sleep(0.02)
+        commit(writer, *arguments)
+
+    def encoded(encoder: Halves, *arguments: Any, **options: Any) -> dict[str, np.ndarray]:
+        fail_at_fourth("encode")
+        return encode(encoder, *arguments, **options)
+
+    config = of_latents(source, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreWriter, "commit_many", slowly)
+        patched.setattr(Halves, "encode", encoded)
+        with pytest.raises(CommitError if failing == "commit" else BuildInterruptedError):
+            build(config)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ups-store-commit")]
+    assert build(config).stores[0].num_committed == 16 - (3 if failing == "commit" else num["commit"])
 
 
 def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:

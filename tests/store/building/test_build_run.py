@@ -20,9 +20,8 @@ from small_stores import flip
 import ups_store
 from ups_store.building import read
 from ups_store.building.config import BuildConfig
-from ups_store.building.progress import Stopwatch
+from ups_store.building.progress import Stopwatch, prepare_manifest, write_manifest
 from ups_store.building.read import split_batches
-from ups_store.building.result import prepare_manifest, write_manifest
 from ups_store.building.watch import ConsoleWatcher
 from ups_store.check.statistics import Statistics
 from ups_store.errors import (
@@ -38,7 +37,6 @@ from ups_store.read.recovery import building_path, read_building_file
 from ups_store.sources import digest as digests
 from ups_store.sources.source import Source
 from ups_store.system import files
-from ups_store.system.files import make_folder, replace_text
 
 NAME = "burgers1d_train.zarr.zip"
 NO_CAST = {"num_underflow": 0, "num_overflow": 0}
@@ -137,16 +135,6 @@ def test_second_build_finds_the_store_valid_without_reading_the_source(
     assert (first.path.stat().st_ino, first.path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
 
 
-def test_age_of_a_valid_store_is_that_of_its_file(config: BuildConfig) -> None:
-    build(config)
-    os.utime(store_of(config), (time.time() - 7200, time.time() - 7200))
-    (result,) = build(config).stores
-    assert 7200 <= result.age_s < 7260
-    assert "valid, written 2 hours ago" in result.summary()
-    os.utime(store_of(config), (time.time() + 7200, time.time() + 7200))  # by a clock that is ahead
-    assert build(config).stores[0].age_s == 0
-
-
 def test_changed_configuration_names_the_keys_and_rebuilds(config: BuildConfig, tmp_path: Path) -> None:
     (first,) = build(config).stores
     with ups_store.open(first.path) as old:
@@ -229,12 +217,6 @@ def test_statistics_of_a_continued_build_are_those_of_all_samples(
     (continued,) = build(config).stores
     elsewhere = settings(tmp_path, split="train", cache_dir=str(tmp_path / "other"))
     assert continued.statistics == build(elsewhere).stores[0].statistics
-
-
-def test_interruption_before_the_first_commit_is_resumable_too(config: BuildConfig, tmp_path: Path) -> None:
-    assert "0 of 16 samples" in str(interrupt(config, 0))
-    build(config)
-    assert store_of(config).read_bytes() == undisturbed(config, tmp_path / "other")
 
 
 def test_valid_store_stays_while_its_successor_is_unfinished(config: BuildConfig, tmp_path: Path) -> None:
@@ -412,22 +394,6 @@ def test_folder_in_place_of_the_store_is_refused_before_any_work(
     assert [path.name for path in config.cache.dir.iterdir()] == [NAME]
 
 
-@pytest.mark.parametrize("name", ["taken", "taken/below", "x" * 300, "a\0b"])
-def test_folder_of_stores_that_can_not_be_made_is_refused(
-    name: str, config: BuildConfig, tmp_path: Path
-) -> None:
-    (tmp_path / "taken").touch()
-    with pytest.raises(ConfigError, match="can't make the folder") as caught:
-        build(settings(tmp_path, cache_dir=str(tmp_path / name)))
-    assert caught.value.path == str(tmp_path / name)
-    assert "cache.dir" in str(caught.value)
-
-
-def test_folders_above_the_stores_are_made(config: BuildConfig, tmp_path: Path) -> None:
-    (result,) = build(settings(tmp_path, split="train", cache_dir=str(tmp_path / "a/ü b/c"))).stores
-    assert result.path.is_file()
-
-
 def test_store_that_another_process_builds_is_locked(config: BuildConfig) -> None:
     planned = plan(config)
     config.cache.dir.mkdir()
@@ -484,18 +450,6 @@ def test_samples_of_a_source_that_really_changed_are_not_used(config: BuildConfi
     build(config, overwrite=True)
     with ups_store.open(store_of(config)) as store:
         assert (store["fields"] == 1).all()
-
-
-def test_source_that_disappears_during_the_build_fails_it(config: BuildConfig) -> None:
-    path = config.data.root / BURGERS
-
-    def remove(watcher: Recorder) -> None:
-        if watcher.num_samples == 16:
-            path.unlink()
-
-    with pytest.raises(SourceError) as caught:
-        build(config, Recorder(on_advance=remove))
-    assert (caught.value.kind, caught.value.path) == ("missing_file", str(path))
 
 
 # --- the manifest -------------------------------------------------------------------------------------
@@ -570,20 +524,6 @@ def test_manifest_that_can_not_be_written_is_refused_before_any_work(
         prepare_manifest(tmp_path / "manifest.json")
 
 
-def test_replacing_a_text_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "folder" / "full").mkdir(parents=True)
-    with pytest.raises(FormatError) as caught:
-        replace_text(tmp_path / "folder", "text")
-    assert caught.value.kind == "not_a_file"
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    make_folder(tmp_path, hint="")
-    assert (tmp_path / "file").exists()
-
-
 # --- parts of a build ---------------------------------------------------------------------------------
 
 
@@ -611,21 +551,6 @@ def test_statistics_are_those_of_numpy_over_all_batches(dtype) -> None:
     }
 
 
-def test_statistics_without_a_finite_value_have_no_range() -> None:
-    statistics = Statistics()
-    statistics.add({"u": np.full((2, 2), np.nan, np.float32)})
-    statistics.add({"u": np.empty((0, 2), np.float32)})
-    assert statistics.to_json() == {"u": {"min": None, "max": None, "num_nan": 4, "num_inf": 0, **NO_CAST}}
-    json.dumps(statistics.to_json(), allow_nan=False)
-
-
-def test_statistics_of_integers_are_taken(config: BuildConfig) -> None:
-    statistics = Statistics()
-    statistics.add({"n": np.arange(3), "flag": np.array([True, False])})
-    assert statistics.to_json()["n"]["max"] == 2
-    assert statistics.to_json()["flag"]["min"] == 0
-
-
 def test_stopwatch_adds_up_stages_also_when_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 10.0, 14.0, 20.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
@@ -635,14 +560,6 @@ def test_stopwatch_adds_up_stages_also_when_they_fail(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="x"), clock.timed("read"):
         raise ValueError("x")
     assert clock.to_json() == {"read": 6.0, "total": 20.0}
-
-
-def test_stopwatch_counts_what_an_iterable_takes_and_not_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 1.0, 2.0, 50.0, 51.0, 90.0, 92.0, 100.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    clock = Stopwatch()
-    assert list(clock.timed_each("read", "ab")) == ["a", "b"]
-    assert clock.to_json() == {"read": 4.0, "total": 100.0}
 
 
 def test_summary_is_one_line() -> None:

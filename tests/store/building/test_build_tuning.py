@@ -142,8 +142,8 @@ def test_build_whose_rest_is_short_is_tried_once(
 
 def test_build_beside_other_processes_is_not_tuned(source: Path, tmp_path: Path, quick: None) -> None:
     from ups_store.building.build import open_build
-    from ups_store.building.making import build_store
     from ups_store.building.readers import Readers
+    from ups_store.building.stores import build_store
 
     config, watcher = tuned(tmp_path), Recorder()
     with Readers(config.reading, note=watcher.note) as readers:

@@ -15,23 +15,16 @@ from pdebench_files import (
     Family,
     T,
     X,
-    Y,
     coordinate,
     reduced,
     values,
     write,
-    write_cfd1d,
     write_cfd2d,
-    write_converted,
-    write_diffsorp,
-    write_shock_tube,
 )
 
 import ups_store
-from ups_store.building import read
-from ups_store.building.result import BuildReport
+from ups_store.building.progress import BuildReport
 from ups_store.errors import SourceError
-from ups_store.sources import regions
 from ups_store.sources.tasks import get_task
 
 REAL = sorted(REAL_FILES.glob("*.h*5"))
@@ -100,16 +93,6 @@ def test_stores_built_from_pdebench_hold_what_h5py_reads(
         assert (statistics["min"], statistics["max"]) == (chosen.min(), chosen.max())
 
 
-@pytest.mark.skipif(not REAL, reason="no ../shared/data/pdebench")
-def test_stores_of_both_burgers_files_hold_the_parameter_of_each_sample(tmp_path: Path) -> None:
-    build(settings(tmp_path, root=str(REAL_FILES)))
-    rows = {"train": 52 + 26, "val": 6 + 3, "test": 6 + 3}
-    for split, num in rows.items():
-        with ups_store.open(tmp_path / "cache" / f"burgers1d_{split}.zarr.zip") as store:
-            first = num * 2 // 3  # 64 samples of Nu 0.001, 32 of Nu 0.01
-            assert store["nu"].tolist() == [0.001] * first + [0.01] * (num - first)
-
-
 # --- what lies beside the fields ----------------------------------------------------------------------
 
 
@@ -147,20 +130,6 @@ def test_domain_length_does_not_depend_on_a_reduction_that_divides_the_grid(tmp_
         build(settings(tmp_path, split="train", reduce_space=step))
         with ups_store.open(tmp_path / "cache/burgers1d_train.zarr.zip") as store:
             assert store.attrs["domain_lengths"] == {"x": 1.0}
-
-
-def test_axis_of_one_point_has_no_domain_length(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    datasets = {
-        "tensor": values("data", (20, T, 1)),
-        "x-coordinate": coordinate(1),
-        "t-coordinate": coordinate(T + 1),
-    }
-    write(tmp_path / "source" / BURGERS, datasets)
-    build(settings(tmp_path, split="train"))
-    with ups_store.open(tmp_path / "cache/burgers1d_train.zarr.zip") as store:
-        assert store.attrs["domain_lengths"] == {}
-        assert store["fields"].shape == (16, T, 1, 1)
 
 
 def test_file_without_coordinates_makes_a_store_without_constants(tmp_path: Path) -> None:
@@ -369,83 +338,6 @@ def test_shards_of_a_split_are_joined_in_the_order_of_their_numbers(tmp_path: Pa
     assert_store_holds(tmp_path / "cache/burgers1d_train.zarr.zip", expected, list(range(6)))
 
 
-@pytest.mark.parametrize(
-    "file_name", ["burgers1d_valid.h5", "burgers1d_val.hdf5", "burgers1d_validation_0.h5"]
-)
-@pytest.mark.parametrize("split", ["val", "valid"])
-def test_valid_means_val_in_file_names_and_splits(file_name: str, split: str, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    data = values("data", (3, T, X))
-    write(tmp_path / "source" / file_name, {"data": data})
-    (result,) = build(settings(tmp_path, split=split)).stores
-    assert result.path == tmp_path / "cache/burgers1d_val.zarr.zip"
-    assert_store_holds(result.path, {"fields": data[..., None]}, [0, 1, 2])
-
-
-def test_links_to_one_file_give_its_samples_once(tmp_path: Path) -> None:
-    write_burgers(tmp_path / "source" / BURGERS)
-    (tmp_path / "source" / "1D_Burgers_Sols_Nu0.1.hdf5").symlink_to(BURGERS)
-    (tmp_path / "source" / "again").symlink_to(".")
-    (result,) = build(settings(tmp_path, split="train")).stores
-    assert result.num_samples == 16
-
-
-def test_layout_follows_content_whatever_the_suffix_says(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    path = write_diffsorp(tmp_path / "source" / "1D_diff-sorp_NA_NA.hdf5")  # published as .h5
-    build(settings(tmp_path, tasks="diffsorp1d", split="train", split_fractions=(1, 0, 0)))
-    expected = plain(path, lambda file: {"fields": np.stack([file[name]["data"][...] for name in file])})
-    assert_store_holds(tmp_path / "cache/diffsorp1d_train.zarr.zip", expected, list(range(5)))
-
-
-def test_gzipped_data_in_chunks_over_samples_is_read_in_small_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(read, "BATCH_BYTES", 1)
-    monkeypatch.setattr(regions, "BLOCK_BYTES", 100)
-    (tmp_path / "source").mkdir()
-    path = write_converted(tmp_path / "source" / "burgers1d_train.h5")
-    build(settings(tmp_path, split="train"))
-    expected = plain(path, lambda file: {"fields": file["data"][...]})
-    assert_store_holds(tmp_path / "cache/burgers1d_train.zarr.zip", expected, list(range(5)))
-
-
-def test_shock_tube_is_built_when_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    write_cfd1d(tmp_path / "source" / "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5")
-    path = write_shock_tube(tmp_path / "source" / "Sod6.hdf5")
-    watcher = Recorder()
-    report = build(settings(tmp_path, tasks="cfd1d", files=["Sod*"]), watcher)
-    assert [(result.split, result.num_samples) for result in report.stores] == [("test", 1)]
-    assert set(report.skipped) == {"cfd1d train", "cfd1d val"}
-    assert len(watcher.notes) == 2
-    read_tube = next(f.read for f in FAMILIES if f.file_name == "Sod6.hdf5")
-    assert_store_holds(report.stores[0].path, plain(path, read_tube), [0])
-    with ups_store.open(report.stores[0].path) as store:
-        assert store.attrs["boundary"] == {"x": "outflow"}
-
-
-def test_three_spatial_axes_are_stored_as_z_y_x(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    z, shape = 4, (1, T, X, Y, 4)
-    index = np.arange(np.prod(shape), dtype="<f4").reshape(shape)
-    names = ("density", "pressure", "Vx", "Vy", "Vz")
-    datasets = {name: index + 10_000 * i for i, name in enumerate(names)}
-    datasets |= {f"{axis}-coordinate": coordinate(n) for axis, n in zip("xyz", (X, Y, z), strict=True)}
-    write(tmp_path / "source" / "3D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5", datasets)
-    build(settings(tmp_path, tasks="cfd3d", split="train", split_fractions=(1, 0, 0)))
-    with ups_store.open(tmp_path / "cache/cfd3d_train.zarr.zip") as store:
-        assert store["fields"].shape == (1, T, z, Y, X, 5)
-        assert store["fields"][0, 5, 3, 2, 1, 4] == index[0, 5, 1, 2, 3] + 40_000
-
-
-def test_variable_root_of_pdebench_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_burgers(tmp_path / "elsewhere" / BURGERS)
-    monkeypatch.setenv("PDEBENCH_ROOT", str(tmp_path / "elsewhere"))
-    (result,) = build(settings(tmp_path, split="test", root=None)).stores
-    assert result.num_samples == 2
-
-
 def test_limit_takes_the_first_samples_of_the_split(tmp_path: Path) -> None:
     paths = [
         write_burgers(tmp_path / "source" / f"1D_Burgers_Sols_Nu{nu}.hdf5", nu=nu)
@@ -456,9 +348,3 @@ def test_limit_takes_the_first_samples_of_the_split(tmp_path: Path) -> None:
         assert store["nu"].tolist() == [0.001] * 16 + [0.01] * 2
         tensors = [plain(path, lambda file: {"tensor": file["tensor"][...]})["tensor"] for path in paths]
         assert np.array_equal(store["fields"][..., 0], np.concatenate([tensors[0][2:18], tensors[1][2:4]]))
-
-
-def test_split_fractions_share_out_the_samples(tmp_path: Path) -> None:
-    write_burgers(tmp_path / "source" / BURGERS)
-    report = build(settings(tmp_path, split_fractions=(0.5, 0.2, 0.1)))
-    assert [(r.split, r.num_samples) for r in report.stores] == [("train", 10), ("val", 4), ("test", 2)]

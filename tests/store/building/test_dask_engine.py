@@ -22,7 +22,7 @@ from build_helpers import BURGERS, Recorder, build, settings, write_burgers
 
 import ups_store
 from ups_store.build import BuildRank
-from ups_store.building.result import BuildResult
+from ups_store.building.progress import BuildResult
 from ups_store.errors import ConfigError, SourceError, StoreError
 from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.read.recovery import building_path
@@ -121,7 +121,7 @@ def test_tasks_make_the_bytes_of_one_process_and_digest_no_source(
     (kept,) = made(folder, client)
     assert (kept.reused, kept.num_samples) == (True, 32)
     results[1].path.unlink()
-    monkeypatch.setattr("ups_store.building.digests.DigestCache.digest", None)
+    monkeypatch.setattr("ups_store.building.plan.DigestCache.digest", None)
     task = PartitionTask(
         settings(folder, split="train"),
         BuildRank(machine=1, num_machines=COUNT),

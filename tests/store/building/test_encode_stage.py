@@ -14,7 +14,7 @@ from ups_store import ArraySpec, ConfigError
 from ups_store.building.encode import EncodeError, Encoder, begin_batch, load_encoder
 
 N, T, X = 6, 3, 8
-FIELDS = ArraySpec((N, T, X, 1), "float32")
+
 SPECS = {"latent": ArraySpec((N, T, X // 2, 1), "float16"), "nu": ArraySpec((N,), "float64")}
 
 

@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
-from pdebench_files import T, X
 
 import ups_store
 from ups_store.building import read
@@ -60,18 +58,6 @@ def with_keys(config: BuildConfig, **keys: Any) -> BuildConfig:
     return settings(Path(config.data.root).parent, split="train", **keys)
 
 
-def test_absent_store_would_be_built(config: BuildConfig) -> None:
-    found = explain(config)
-    assert (found.action, found.task, found.split) == ("build", "burgers1d", "train")
-    assert not build(config).stores[0].reused
-
-
-def test_valid_store_would_be_reused(config: BuildConfig) -> None:
-    build(config)
-    assert (explain(config).action, explain(config).differences) == ("reuse", {})
-    assert build(config).stores[0].reused
-
-
 def test_store_of_another_configuration_would_be_rebuilt(config: BuildConfig) -> None:
     build(config)
     other = with_keys(config, reduce_time=2)
@@ -80,15 +66,6 @@ def test_store_of_another_configuration_would_be_rebuilt(config: BuildConfig) ->
     assert found.differences["content.reduce_time"] == (1, 2)
     assert "content.reduce_time" in str(found)
     assert not build(other).stores[0].reused
-
-
-def test_store_of_changed_sources_would_be_rebuilt(config: BuildConfig) -> None:
-    build(config)
-    fields = np.ones((20, T, X), np.float32)
-    write_burgers(Path(config.data.root) / BURGERS, fields=fields)
-    found = explain(config)
-    assert found.action == "rebuild"
-    assert any("digest" in key for key in found.differences)
 
 
 def test_unfinished_store_would_be_continued(config: BuildConfig) -> None:
@@ -105,13 +82,6 @@ def test_unfinished_store_of_another_configuration_is_refused(config: BuildConfi
     assert (found.action, "content.reduce_time" in found.differences) == ("refuse", True)
     with pytest.raises(StoreError):
         build(other)
-
-
-def test_unfinished_store_without_samples_is_replaced(config: BuildConfig) -> None:
-    interrupt(config, 0)
-    other = with_keys(config, reduce_time=2)
-    assert explain(other).action == "build"
-    assert build(other).stores[0].num_committed == 16
 
 
 def test_damaged_files_are_made_again_and_those_of_other_programs_refused(config: BuildConfig) -> None:
@@ -191,13 +161,6 @@ def test_sources_are_not_read_where_nothing_is_there_to_compare_with(config: Bui
     assert watcher.stages == []
 
 
-def test_overwrite_rebuilds_what_is_there_without_reading_sources(config: BuildConfig) -> None:
-    watcher = Recorder()
-    assert explain(config, overwrite=True).action == "build"
-    build(config)
-    assert (explain(config, watcher, overwrite=True).action, watcher.stages) == ("rebuild", [])
-
-
 def test_overwrite_of_a_store_that_is_being_built_is_refused(config: BuildConfig) -> None:
     interrupt(config, 5)
     assert explain(config, overwrite=True).action == "rebuild"
@@ -208,13 +171,6 @@ def test_overwrite_of_a_store_that_is_being_built_is_refused(config: BuildConfig
     finally:
         files.close(fd)
     assert (found.action, "being built by pid" in found.reason) == ("refuse", True)
-
-
-def test_valid_and_missing_stores_are_told_apart(config: BuildConfig) -> None:
-    build(config)
-    both = settings(Path(config.data.root).parent, split="train,val")
-    found = [(explained.split, explained.action) for explained in explain_all(both, watcher=Recorder())]
-    assert found == [("train", "reuse"), ("val", "build")]
 
 
 def test_size_that_is_told_is_that_of_the_file(config: BuildConfig) -> None:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import ups_store
-from ups_store.building import joining
+from ups_store.building import build as joining
+from ups_store.building import decide
 from ups_store.errors import FormatError, IdentityMismatchError, StoreError
-from ups_store.format.build_tail import BUILDER_LOCK
 from ups_store.format.root import config_hash
 from ups_store.read.recovery import building_path
-from ups_store.system import locks
-from ups_store.write.create import identity_of
+from ups_store.write.plan import identity_of
 from ups_store.write.writer import StoreWriter
 
 ARRAYS = {"u": ups_store.ArraySpec((2, 3), "float32")}
@@ -63,7 +62,7 @@ def finish(writer: StoreWriter) -> None:
 def test_a_builder_is_joined_as_soon_as_its_file_is_there(path: Path, meanwhile: Steps) -> None:
     builders: list[StoreWriter] = []
     meanwhile(lambda: builders.append(begin(path)))
-    committer = joining.join_builder(path, {"run": "this"}, HASH)
+    committer = joining._join(path, {"run": "this"}, HASH)
     assert committer is not None
     with committer:
         committer.commit(0, {"u": VALUES["u"][0]})
@@ -73,13 +72,13 @@ def test_a_builder_is_joined_as_soon_as_its_file_is_there(path: Path, meanwhile:
 
 def test_nothing_is_joined_where_the_store_is_finished(path: Path, meanwhile: Steps) -> None:
     meanwhile(lambda: finish(begin(path)))
-    assert joining.join_builder(path, {"run": "this"}, HASH) is None
+    assert joining._join(path, {"run": "this"}, HASH) is None
 
 
 def test_a_builder_that_never_begins_is_an_error(path: Path, meanwhile: Steps) -> None:
     meanwhile()
     with pytest.raises(StoreError) as caught:
-        joining.join_builder(path, {"run": "this"}, HASH)
+        joining._join(path, {"run": "this"}, HASH)
     assert (caught.value.kind, caught.value.path) == ("no_builder", str(path))
 
 
@@ -93,20 +92,20 @@ def test_an_old_file_is_given_time_to_be_replaced(path: Path, meanwhile: Steps) 
         replacing.append(begin(path))
 
     meanwhile(replace)
-    committer = joining.join_builder(path, {"run": "this"}, HASH)
+    committer = joining._join(path, {"run": "this"}, HASH)
     assert committer is not None
     committer.close()
     replacing[0].close()
     meanwhile()
     with pytest.raises(IdentityMismatchError):
-        joining.join_builder(path, {"run": "a third"}, HASH)
+        joining._join(path, {"run": "a third"}, HASH)
 
 
 def test_what_is_no_unfinished_store_and_has_no_builder_is_refused(path: Path, meanwhile: Steps) -> None:
     building_path(path).write_bytes(b"x" * 5000)
     meanwhile()
     with pytest.raises(FormatError):
-        joining.join_builder(path, {"run": "this"}, HASH)
+        joining._join(path, {"run": "this"}, HASH)
 
 
 def test_a_store_is_waited_for_as_long_as_its_builder_lives(path: Path, meanwhile: Steps) -> None:
@@ -130,9 +129,5 @@ def test_a_builder_that_ends_early_is_given_time_to_be_started_again(path: Path,
 
 def test_the_process_that_builds_is_named(path: Path) -> None:
     with begin(path):
-        assert joining.builder_at(path).startswith("pid ")
-    assert joining.builder_at(path) == ""
-
-
-def test_a_name_that_goes_between_two_looks_has_no_builder(path: Path) -> None:
-    assert not locks.is_held(path, BUILDER_LOCK)
+        assert decide.builder_at(path).startswith("pid ")
+    assert decide.builder_at(path) == ""

@@ -106,13 +106,6 @@ def to(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-def test_export_holds_the_same_bits(make_store: MakeStore, tmp_path: Path, to: str) -> None:
-    with ups_store.open(make_store()) as store:
-        target = export_store(store, tmp_path / f"out{SUFFIX[to]}", to=to)
-    assert_same(READ[to](target), mixed_values() | mixed_constants())
-
-
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
 @settings(max_examples=3)
 @given(data=st.data())

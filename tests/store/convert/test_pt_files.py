@@ -199,10 +199,6 @@ def of_tensor(
     return of_pickle(b"\x80\2}X\1\0\0\0xctorch._utils\n_rebuild_tensor_v2\n" + arguments + b"Rs.")
 
 
-def test_handmade_pickle_of_a_tensor_is_read() -> None:
-    assert read(of_tensor((2, 2), (3, 1), offset=1))["x"].shape == (2, 2)
-
-
 def shared(depth: int) -> dict[str, Any]:
     """Few bytes for 2 ** depth keys: each dict holds the next one twice."""
     inner: dict[str, Any] = {"leaf": 1.0}
@@ -229,9 +225,6 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "larger_inside": (lambda: _with_size(saved({"x": torch.zeros(6)}), 1 << 31), "it expands to 2,147,"),
     "comment": (lambda: _with_comment(saved({})), "cut off, damaged, or not"),
     "beyond_its_storage": (lambda: of_tensor((2, 3), (3, 2)), NOT_SAVED),
-    "negative_stride": (lambda: of_tensor((2,), (-1,)), NOT_SAVED),
-    "huge_length": (lambda: of_tensor((1 << 63, 0), (1, 1)), NOT_SAVED),
-    "more_stored_than_there": (lambda: of_tensor((1000,), (1,), num_stored=1000), NOT_SAVED),
     "repeated": (lambda: saved({"x": torch.zeros(1).expand(1 << 40)}), "repeats its elements"),
     "shared_dicts": (lambda: saved(shared(60)), "more than 8192 keys"),
     "deep_dicts": (lambda: saved(nested(50)), "32 dicts within each other"),

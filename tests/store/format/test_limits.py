@@ -53,12 +53,16 @@ def test_limits_themselves_are_written_and_read(tmp_path: Path) -> None:
         assert store.arrays["u"].dims == ("sample", "\u00fc" * 128)
 
 
-def test_many_samples_without_bytes_are_bounded_by_those_that_have_some(tmp_path: Path) -> None:
+def test_many_samples_without_bytes_are_bounded_by_those_that_have_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """2^24 bounds N only where nothing else does: a byte for each sample is in the file."""
-    many = (1 << 24) + 1
-    specs = {"empty": spec((many, 0)), "flag": spec((many,))}
-    with ups_store.create(tmp_path / "a.zarr.zip", specs, identity={}, durability="lazy") as writer:
-        assert writer.num_samples == many
+    monkeypatch.setattr("ups_store.format.metadata.MAX_EMPTY_SAMPLES", 100)
+    specs = {"empty": spec((101, 0)), "flag": spec((101,))}
+    with ups_store.create(tmp_path / "a.zarr.zip", specs, identity={}) as writer:
+        assert writer.num_samples == 101
+    with pytest.raises(SpecError):
+        ups_store.create(tmp_path / "b.zarr.zip", {"empty": specs["empty"]}, identity={})
 
 
 def test_documents_are_read_up_to_64_mib_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

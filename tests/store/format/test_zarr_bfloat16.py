@@ -148,7 +148,13 @@ print([(name, str(array.dtype)) for name, array in group.arrays()])
     assert run(program, str(path)) == "[('u', 'bfloat16')]"
 
 
-@pytest.mark.parametrize("missing", ["ml_dtypes", "zarr.dtype"], ids=["no ml_dtypes", "zarr before 3.1"])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        pytest.param("ml_dtypes", id="no ml_dtypes"),
+        pytest.param("zarr.dtype", id="zarr before 3.1", marks=pytest.mark.slow),
+    ],
+)
 def test_zarr_reads_other_types_where_what_bfloat16_needs_is_missing(tmp_path: Path, missing: str) -> None:
     path = build(tmp_path / "u.zarr.zip", {"u": np.arange(6, dtype=np.float32).reshape(2, 3)}, dims={})
     program = f"""

@@ -145,20 +145,6 @@ def test_packed_store_to_be_mapped_is_refused(make_store: MakeStore, tmp_path: P
 
 
 @pytest.mark.parametrize("change", [packed_at, unpacked_at])
-def test_existing_target_is_replaced_with_force_only(
-    make_store: MakeStore, tmp_path: Path, change: Callable[..., Path]
-) -> None:
-    path = make_store()
-    source = path if change is packed_at else packed_at(path, tmp_path / "p")
-    (tmp_path / "out").write_text("old")
-    with pytest.raises(SpecError) as caught:
-        change(source, tmp_path / "out")
-    assert caught.value.kind == "exists"
-    assert (tmp_path / "out").read_text() == "old"
-    assert change(source, tmp_path / "out", force=True).stat().st_size > 1000
-
-
-@pytest.mark.parametrize("change", [packed_at, unpacked_at])
 def test_source_is_no_target_even_with_force(
     make_store: MakeStore, tmp_path: Path, change: Callable[..., Path]
 ) -> None:
@@ -431,23 +417,6 @@ def test_verify_compares_what_was_decoded_with_the_fingerprint(tmp_path: Path) -
         report = store.verify()
         assert np.array_equal(store.gather([1])["u"], values[2]["u"][1:])
     assert [problem.kind for problem in report.problems] == ["fingerprint"]
-
-
-def test_verify_of_a_damaged_chunk_names_array_and_sample(small: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "p"
-    path.write_bytes(small)
-    with ups_store.open(path) as store:
-        array = store.catalog.arrays["u"]
-        assert array.entry is not None
-        raw = bytearray(small)
-        raw[array.entry.data_offset + 20] ^= 1
-    path.write_bytes(raw)
-    with ups_store.open(path) as store:
-        found = store.verify()
-        with pytest.raises(CorruptChunkError):
-            unpack_store(store, tmp_path / "out")
-    assert [(p.array, p.sample) for p in found.problems] == [("u", 0)]
-    assert not (tmp_path / "out").exists()
 
 
 # --- command lines

@@ -86,15 +86,6 @@ def test_gather_is_indexing_by_samples(store: Store, order: str, make: Callable[
         assert all(batch[name] is out[name] for name in batch)
 
 
-def test_gather_into_what_an_earlier_call_returned_is_the_same_memory(store: Store) -> None:
-    out = store.gather([0, 1, 2, 3])
-    before = {name: value.ctypes.data for name, value in out.items()}
-    for indices in ([6, 5, 4, 3], [1, 1, 1, 1]):
-        batch = store.gather(indices, out=out)
-        assert {name: value.ctypes.data for name, value in batch.items()} == before
-        assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
-
-
 def test_memory_of_a_batch_is_free_once_nothing_refers_to_it(store: Store) -> None:
     batch = store.gather(np.array([0, 1]), ["u8192"])["u8192"]
     memory = weakref.ref(batch)

@@ -14,6 +14,7 @@ from small_stores import (
     assert_same_bits,
     begin,
     build,
+    complete,
     mixed_constants,
     mixed_values,
     samples_of,
@@ -27,7 +28,6 @@ from ups_store import (
     StoreReplacedError,
     StoreWriter,
 )
-from ups_store.write import commit
 
 VALUES = mixed_values()
 
@@ -94,7 +94,7 @@ def test_partial_store_sees_later_commits_and_the_publication(path: Path, writer
 
 def test_partial_open_of_a_file_with_only_the_rename_left_is_whole(path: Path, writer: StoreWriter) -> None:
     writer.commit_many(range(4), VALUES)
-    commit._complete(writer.building)
+    complete(writer)
     writer.close()
     with ups_store.open(path, partial=True) as store:
         assert store.committed.all()

@@ -80,14 +80,6 @@ def test_damaged_constant_is_reported(path: Path, access: Any) -> None:
         assert_same_bits(store.sample(0), {name: value[0] for name, value in VALUES.items()})
 
 
-@ACCESS
-def test_sound_store_reads_the_same_with_checks(path: Path, access: Any) -> None:
-    with ups_store.open(path, access=access, verify="touch") as store:
-        assert_same_bits(store.gather([3, 0, 0]), samples_of(VALUES, [3, 0, 0]))
-        assert_same_bits({name: store[name] for name in VALUES}, VALUES)
-        assert_same_bits(store.constants, mixed_constants())
-
-
 def test_each_chunk_is_checked_once_by_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `access="pread"`, where nothing is mapped that compiled code could check."""
     checked: list[int] = []

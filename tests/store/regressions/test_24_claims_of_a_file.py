@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import ups_store
-from ups_store.write.blueprint import blueprint_of
+from ups_store.write.plan import plan_of
 
 
 @pytest.mark.parametrize("num_samples", [2**24 + 1, 3_000_000_000, 2**53 - 1])
 def test_samples_without_bytes_take_no_memory(num_samples: int) -> None:
     """A file that claims them is `refused` in the conformance corpus; here none is made."""
     with pytest.raises(ups_store.SpecError, match="at most 16777216 where no array has bytes"):
-        blueprint_of({"a": ups_store.ArraySpec((num_samples, 0), "int8")}, {}, {}, {}, {}, None)
+        plan_of({"a": ups_store.ArraySpec((num_samples, 0), "int8")}, identity={})
 
 
 _OPEN = """

@@ -31,7 +31,6 @@ from small_stores import (
 import ups_store
 from ups_store import BuildLockedError, StoreClosedError, StoreNotFoundError, StoreReplacedError
 from ups_store.system import files, locks
-from ups_store.write import building as building_module
 from ups_store.write import commit, create
 
 pytestmark = pytest.mark.multi_process
@@ -133,7 +132,7 @@ def test_builder_of_a_damaged_file_is_unknown(path: Path) -> None:
 
 
 def test_builder_that_has_not_named_itself_is_unknown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(create, "write_owner", lambda building, owner: None)
+    monkeypatch.setattr(create, "_note_owner", lambda writer: None)
     with begin(path, mixed_values()), pytest.raises(BuildLockedError, match="an unknown process"):
         begin(path, mixed_values())
 
@@ -349,7 +348,7 @@ def test_finish_gives_up_waiting_for_a_commit_and_stays_usable(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = mixed_values()
-    monkeypatch.setattr(building_module, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(commit, "LOCK_TIMEOUT_S", 0.05)
     with begin(path, values) as writer, ups_store.join(path, identity=IDENTITY) as committer:
         writer.commit_many(range(4), values)
         with committer.building.gate(exclusive=False):
@@ -362,7 +361,7 @@ def test_finish_gives_up_waiting_for_a_commit_and_stays_usable(
 
 def test_commit_gives_up_waiting_for_a_sample_of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = mixed_values()
-    monkeypatch.setattr(building_module, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(commit, "LOCK_TIMEOUT_S", 0.05)
     with begin(path, values) as writer, ups_store.join(path, identity=IDENTITY) as committer:
         with committer.building.samples_locked(np.array([1, 2])):
             with pytest.raises(BuildLockedError):
@@ -375,8 +374,8 @@ def test_commit_of_many_places_holds_what_lies_between_too(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = mixed_values()
-    monkeypatch.setattr(building_module, "LOCK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(building_module, "MAX_LOCKS", 1)
+    monkeypatch.setattr(commit, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(commit, "MAX_LOCKS", 1)
     with begin(path, values) as writer, ups_store.join(path, identity=IDENTITY) as committer:
         with committer.building.samples_locked(np.array([0, 2])):
             with pytest.raises(BuildLockedError):

@@ -86,8 +86,6 @@ def test_interrupted_append_is_continued_by_its_key_alone(pattern: Path) -> None
         (lambda: day(0), {"identity": {"kind": "other"}}, ups_store.IdentityMismatchError),
         (lambda: day(0), {"constants": {"x": np.arange(4.0)}}, ups_store.IdentityMismatchError),
         (lambda: [{"u": np.zeros(5, "f8"), "text": ""}], {}, ups_store.SpecError),
-        (lambda: [{"u": np.zeros(6, "f4"), "text": ""}], {}, ups_store.SpecError),
-        (lambda: [{"u": np.zeros(5, "f4")}], {}, ups_store.SpecError),
         (lambda: {"u": np.zeros((3, 5), "f4")}, {}, ups_store.SpecError),
     ],
 )
@@ -100,14 +98,6 @@ def test_what_does_not_belong_to_the_pattern_is_refused(
     assert firsts(pattern) == list(range(4))
 
 
-def test_whole_has_the_attributes_that_all_stores_have(pattern: Path) -> None:
-    for key in ("first", "second"):
-        ups_store.append(pattern, day(0), identity=IDENTITY, key=key, attrs={"unit": "m"}).close()
-    with ups_store.open(pattern) as store:
-        assert store.attrs == {"unit": "m"}
-        assert [each.attrs["append_key"] for each in store.partitions] == ["first", "second"]
-
-
 def test_call_that_committed_nothing_is_in_no_other_key_s_way(pattern: Path) -> None:
     ups_store.append(pattern, day(0), identity=IDENTITY, key="first").close()
     with pytest.raises(ups_store.SpecError):
@@ -117,18 +107,11 @@ def test_call_that_committed_nothing_is_in_no_other_key_s_way(pattern: Path) -> 
     assert firsts(pattern) == list(range(8))
 
 
-@pytest.mark.parametrize("name", ["days.zarr.zip", "days-*", "*-*.zarr.zip", "days.zarr.json"])
+@pytest.mark.parametrize("name", ["days.zarr.zip", "*-*.zarr.zip", "days.zarr.json"])
 def test_path_that_is_no_pattern_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ups_store.SpecError) as caught:
         ups_store.append(tmp_path / name, day(0))
     assert caught.value.kind in ("path", "set")
-
-
-def test_manifest_of_a_set_says_how_its_samples_become_stores(tmp_path: Path) -> None:
-    (tmp_path / "days.zarr.json").write_text("{}")
-    with pytest.raises(ups_store.SpecError, match=r"days-\*\.zarr\.zip.*ups-store concat") as caught:
-        ups_store.open(tmp_path / "days.zarr.json")
-    assert caught.value.kind == "set"
 
 
 APPENDER = """
@@ -203,14 +186,6 @@ def test_coordinates_of_samples_have_to_be_those_of_the_first_store(pattern: Pat
     assert len(list(pattern.parent.iterdir())) == 1
 
 
-def test_arrays_without_an_identity_have_the_digest_of_their_own_values(pattern: Path) -> None:
-    for value in (0.0, 1.0):
-        ups_store.append(pattern, {"u": np.full((3, 2), value)}, key=str(value)).close()
-    with ups_store.open(pattern) as store:
-        digests = [part.identity["content"] for part in store.partitions]
-    assert digests[0] != digests[1]
-
-
 def test_pattern_of_partitions_is_refused(pattern: Path) -> None:
     ups_store.save(pattern.with_name("days-00000-of-00001.zarr.zip"), u=np.zeros((3, 2)))
     with pytest.raises(ups_store.SpecError) as caught:
@@ -218,10 +193,9 @@ def test_pattern_of_partitions_is_refused(pattern: Path) -> None:
     assert caught.value.kind == "partitions"
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage" * 1000])
-def test_damaged_file_in_the_next_place_gives_way_to_restart_alone(pattern: Path, content: bytes) -> None:
+def test_damaged_file_in_the_next_place_gives_way_to_restart_alone(pattern: Path) -> None:
     ups_store.append(pattern, day(0), identity=IDENTITY, key="monday").close()
-    pattern.with_name("days-00001.zarr.zip.building").write_bytes(content)
+    pattern.with_name("days-00001.zarr.zip.building").write_bytes(b"garbage" * 1000)
     with pytest.raises(ups_store.IdentityMismatchError, match="a damaged file"):
         ups_store.append(pattern, day(4), key="tuesday")
     ups_store.append(pattern, day(4), key="tuesday", on_mismatch="restart").close()

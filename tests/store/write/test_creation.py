@@ -18,7 +18,7 @@ from small_stores import (
 
 import ups_store
 from ups_store import ArraySpec, SpecError, StoreNotFoundError
-from ups_store.write import blueprint, create
+from ups_store.write import plan
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_create_refuses_more_bytes_than_a_file_can_have(path: Path) -> None:
 
 
 def test_create_refuses_metadata_beyond_the_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blueprint, "MAX_JSON_BYTES", 8192)
+    monkeypatch.setattr(plan, "MAX_JSON_BYTES", 8192)
     begin(path, mixed_values(), attrs={"note": "x" * 3000}).close()
     with pytest.raises(SpecError) as caught:
         begin(path, mixed_values(), attrs={"note": "x" * 8000})
@@ -91,7 +91,7 @@ def test_create_refuses_metadata_beyond_the_limit(path: Path, monkeypatch: pytes
 
 
 def test_create_refuses_more_arrays_than_the_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blueprint, "MAX_ARRAYS", 4)
+    monkeypatch.setattr(plan, "MAX_ARRAYS", 4)
     with pytest.raises(SpecError, match="at most 4, found 5") as caught:
         begin(path, mixed_values())
     assert (caught.value.kind, caught.value.clause) == ("limits", "9.1")
@@ -132,7 +132,7 @@ def test_attributes_of_group_and_arrays_are_kept(path: Path) -> None:
 
 def test_identity_of_is_what_create_writes(path: Path) -> None:
     values, constants = mixed_values(0), mixed_constants()
-    expected = create.identity_of(specs_of(values), constants=constants, identity=IDENTITY)
+    expected = plan.identity_of(specs_of(values), constants=constants, identity=IDENTITY)
     with begin(path, values, constants=constants, dims={}) as writer:
         writer.finish()
     with ups_store.open(path) as store:

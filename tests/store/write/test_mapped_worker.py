@@ -38,40 +38,12 @@ def answers(function: Callable[[Any], Any], inputs: Any, *, first: int = 0, **op
     return [pickle.loads(pickle.dumps(call)).run(Counted()) for _, call in calls]
 
 
-def test_samples_of_an_input_come_back_together() -> None:
-    assert answers(several, [2, 0, 5]) == [
-        [{"i": 2, "j": 0, "text": "xx"}, {"i": 2, "j": 1, "text": "xx"}],
-        [],
-        [{"i": 5, "j": 0, "text": "xxxxx"}],
-    ]
-
-
-def test_inputs_before_the_first_one_are_not_asked_for() -> None:
-    requests = list(mapped.calls_of(job_of(several, range(5)), 3))
-    assert [(number, request.path, request.subject) for number, request in requests] == [
-        (3, "3", "input 3"),
-        (4, "4", "input 4"),
-    ]
-    assert [each.number for each in mapped.map_inputs(job_of(one, range(5)), first=3, on_error="fail")] == [
-        3,
-        4,
-    ]
-
-
 def array(number: int) -> np.ndarray[Any, Any]:
     return np.full(3, number)
 
 
 def pair(number: int) -> tuple[int, str]:
     return number, "x"
-
-
-def scalar(number: int) -> float:
-    return number / 2
-
-
-def listed(number: int) -> list[dict[str, int]]:
-    return [{"i": number}, {"i": -number}]
 
 
 def silent(number: int) -> None:
@@ -82,24 +54,18 @@ def ours(number: int) -> None:
     raise SpecError("not this one", kind="mine")
 
 
-def nothing_of_ours(number: int) -> Iterator[Any]:
-    yield {"i": number}
-    yield {"i": None}
-
-
 @pytest.mark.parametrize(
     ("function", "names", "expected"),
     [
-        (array, None, [{"data": [4, 4, 4]}]),
-        (pair, ["i", "text"], [{"i": 4, "text": "x"}]),
-        (scalar, ["half"], [{"half": 2.0}]),
-        (listed, None, [{"i": 4}, {"i": -4}]),
+        (array, None, [{"data": [5, 5, 5]}]),
+        (pair, ["i", "text"], [{"i": 5, "text": "x"}]),
+        (several, None, [{"i": 5, "j": 0, "text": "xxxxx"}]),
     ],
 )
 def test_what_functions_give_are_samples(
     function: Callable[[Any], Any], names: list[str] | None, expected: list[dict[str, Any]]
 ) -> None:
-    (found,) = answers(function, [4], names=names)
+    (found,) = answers(function, [5], names=names)
     assert [
         {name: getattr(value, "tolist", lambda v=value: v)() for name, value in each.items()}
         for each in found
@@ -120,26 +86,11 @@ def test_function_that_fails_is_an_error_with_its_stack(function: Callable[[Any]
     assert (skipped.samples, getattr(skipped.error, "kind", "")) == ([], "function_failed")
 
 
-def test_sample_that_is_none_names_its_input() -> None:
-    for work in (
-        lambda: answers(nothing_of_ours, [7]),
-        lambda: list(mapped.map_inputs(job_of(nothing_of_ours, [7]), first=0, on_error="skip")),
-    ):
-        with pytest.raises(SpecError) as caught:
-            work()
-        assert (caught.value.path, caught.value.sample) == ("7", 1)
-
-
 @pytest.mark.parametrize(
     ("answer", "kind", "hint"),
     [
         (SourceError("it was lost", kind="reader_died", path="3"), "reader_died", "lower num_workers"),
         (ReadTimeoutError("took too long", path="3"), "read_timeout", "raise item_timeout_s"),
-        (
-            SourceError("it failed", kind="function_failed", path="3", hint="mend it"),
-            "function_failed",
-            "mend it",
-        ),
     ],
 )
 def test_answer_without_samples_is_an_error_or_left_out(answer: Any, kind: str, hint: str) -> None:
@@ -149,11 +100,6 @@ def test_answer_without_samples_is_an_error_or_left_out(answer: Any, kind: str, 
     assert hint in str(caught.value.hint)
     skipped = mapped._mapped(0, "3", answer, "skip")
     assert (skipped.samples, getattr(skipped.error, "kind", "")) == ([], kind)
-
-
-def test_error_in_what_was_asked_for_is_never_left_out() -> None:
-    with pytest.raises(SpecError):
-        mapped._mapped(0, "3", SpecError("no sample", kind="value"), "skip")
 
 
 class Unshown:
@@ -223,13 +169,14 @@ def test_worker_runs_the_script_for_its_functions_alone(
     script.write_text(SCRIPT.replace("GUARD", 'if __name__ == "__main__":' if is_guarded else "if True:"))
     pickled = b"c__mp_main__\ndouble\n."
     main = {"init_main_from_path": str(script)}
+    call = mapped.Call(mapped._call, ("4", pickled, pickle.dumps(4), main, None), "4", "input 0")
     if is_guarded:
-        function = mapped._function_of(pickled, main)
-        assert function(4) == {"i": 8}
-        assert mapped._function_of(pickled, main) is function
+        assert call.run(Counted()) == [{"i": 8}]
+        script.write_text("raise AssertionError  # run once")
+        assert call.run(Counted()) == [{"i": 8}]
     else:
         with pytest.raises(ups_store.SpecError, match="below `if __name__") as caught:
-            mapped._function_of(pickled, main)
+            call.run(Counted())
         assert caught.value.kind == "main"
     mapped.check_not_importing()
     assert not (tmp_path / "a.zarr.zip").exists()

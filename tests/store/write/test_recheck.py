@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from lossy_disk import Disk, PowerLoss, installed
 from small_stores import (
@@ -64,9 +63,7 @@ def undisturbed(path: Path) -> bytes:
 PLACES: dict[str, Callable[[Layout], int]] = {
     "slot": lambda layout: layout.arrays["fields"].slot(3)[0] + 1000,
     "checksum of a slot": lambda layout: layout.arrays["fields"].slot(3)[0] + 5120,
-    "padding of a slot": lambda layout: layout.arrays["fields"].slot(3)[1] - 1,
     "small array": lambda layout: layout.arrays["nu"].slot(3)[0],
-    "small array of bfloat16": lambda layout: layout.arrays["latent"].slot(3)[1] - 1,
 }
 
 
@@ -99,16 +96,6 @@ def test_note_is_given_the_sentence_and_progress_all_bytes(path: Path, layout: L
     assert sum(done) == 3 * sum(array[0].nbytes for array in VALUES.values())
 
 
-def test_many_changed_samples_are_counted_and_some_are_named(path: Path) -> None:
-    values = {"x": np.arange(3000, dtype=np.float32).reshape(20, 150)}
-    with begin(path, values, dims={}) as writer:
-        writer.commit_many(range(20), values)
-        places = [writer.building.layout.arrays["x"].slot(sample)[0] for sample in range(20)]
-    flip(building_path(path), *places)
-    with pytest.warns(RuntimeWarning, match=r"20 samples \(0, 1, 2, 3, 4, 5, 6, 7 and 12 more\) had"):
-        begin(path, values, dims={}).close()
-
-
 @pytest.mark.parametrize("block", [64, 6000])
 def test_samples_of_any_size_are_read_in_pieces(
     block: int, path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
@@ -135,7 +122,7 @@ def test_one_run_and_joined_committers_read_nothing_back(path: Path, monkeypatch
         raise AssertionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("ups_store.write.recheck.intact_parts", fail)
+        patched.setattr("ups_store.write.writer.intact_parts", fail)
         patched.setattr(recovery, "intact_parts", fail)
         with begin(path, VALUES) as writer:
             writer.commit_many([0, 1], samples_of(VALUES, [0, 1]))
@@ -267,14 +254,6 @@ def test_finished_file_that_changed_is_not_published(path: Path, finished: Path)
     assert path.read_bytes() == undisturbed(path)
 
 
-def test_finished_file_is_published_unchecked_on_demand(path: Path, finished: Path) -> None:
-    flip(finished, place_in(finished))
-    with resume(path, check_on_resume=False) as writer:
-        writer.finish()
-    with ups_store.open(path) as store:
-        assert store.verify().damaged == {"fields": [0]}
-
-
 def test_finished_file_that_did_not_change_is_published(path: Path, finished: Path) -> None:
     with resume(path) as writer:
         writer.finish()
@@ -298,8 +277,8 @@ def test_any_changed_byte_is_made_good_or_refused(
     raw, expected = damaged_at.read_bytes(), undisturbed(path)
     is_finished = len(raw) == len(expected)
     tail = len(expected) + (-len(expected) % 4096)  # where the header of the build tail lies
-    step, num_refused = (5 if request.config.getoption("--run-slow") else 127), 0
-    for place in range(0, len(raw), step):
+    step, num_refused = (5 if request.config.getoption("--run-slow") else 509), 0
+    for place in sorted({*range(0, len(raw), step), min(tail + 9, len(raw) - 1)}):
         changed = bytearray(raw)
         changed[place] ^= 1 << place % 8
         disk = Disk({damaged_at: bytes(changed)})
@@ -334,7 +313,7 @@ def test_power_loss_publishes_no_changed_sample(
     with installed(whole):
         run(lambda sentence: noted_at.append(whole.num_changes))
     assert (whole.read(path), len(noted_at)) == (expected, 2)
-    stride = 1 if request.config.getoption("--run-slow") else 2
+    stride = 1 if request.config.getoption("--run-slow") else 6
     for at in [noted_at[-1], *range(0, whole.num_changes, stride)]:
         disk = Disk({where: raw}, lose_power_at=at)
         with installed(disk), pytest.raises(PowerLoss):

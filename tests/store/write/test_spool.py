@@ -60,8 +60,7 @@ def created(path: Path) -> bytes:
         return writer.finish().read_bytes()
 
 
-@pytest.mark.parametrize("room", [1 << 17, 4])
-@pytest.mark.parametrize("buffer_bytes", [1, 20_000, 1 << 24])
+@pytest.mark.parametrize(("room", "buffer_bytes"), [(1 << 17, 20_000), (4, 1), (4, 1 << 24)])
 def test_store_is_that_of_known_lengths_to_the_byte_however_often_it_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, buffer_bytes: int
 ) -> None:
@@ -113,7 +112,7 @@ def test_list_continues_what_an_iterable_left_and_create_does_not(tmp_path: Path
         assert store["u"][:, 0].tolist() == list(range(N))
 
 
-@pytest.mark.parametrize("number", [0, 20, 39])
+@pytest.mark.parametrize("number", [0, 39])
 def test_sample_that_differs_from_the_committed_one_is_named_or_replaced(tmp_path: Path, number: int) -> None:
     path = tmp_path / "a.zarr.zip"
     interrupted(path, 40)
@@ -153,23 +152,13 @@ def test_disk_that_has_no_room_for_the_copy_is_said_before_all_samples_are_made(
         assert len(store) == N
 
 
-def test_parts_of_an_earlier_version_are_said(tmp_path: Path) -> None:
-    (tmp_path / "a.parts").mkdir()
-    ups_store.save(tmp_path / "a.parts" / "00000.zarr.zip", u=np.arange(5))
-    with pytest.raises(ups_store.IdentityMismatchError, match=r"a\.parts.*ups-store concat"):
-        ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY)
-    ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY, on_mismatch="restart").close()
-    assert (tmp_path / "a.parts" / "00000.zarr.zip").exists()
-
-
 def test_samples_of_many_texts_have_room(tmp_path: Path) -> None:
-    many = [{f"text{number}": "x" * number for number in range(100)}] * 3
+    many = [{f"text{number}": "x" * number for number in range(70)}] * 3
     with ups_store.write(tmp_path / "a.zarr.zip", iter(many), identity=IDENTITY) as store:
-        assert store[2]["text99"] == "x" * 99
+        assert store[2]["text69"] == "x" * 69
 
 
-@pytest.mark.parametrize("number", [3, 40])
-@pytest.mark.parametrize(("usual", "value"), [(1, (1 << 63) + 5), (np.int8(1), 300)])
+@pytest.mark.parametrize(("number", "usual", "value"), [(3, 1, (1 << 63) + 5), (40, np.int8(1), 300)])
 def test_whole_number_that_would_become_another_is_refused(
     tmp_path: Path, number: int, usual: Any, value: int
 ) -> None:
@@ -239,19 +228,6 @@ def test_fewer_samples_than_were_committed_are_refused_or_all_there_are(tmp_path
     with ups_store.write(path, fewer(), on_mismatch="restart", **options) as store:
         assert store["n"].tolist() == list(range(35))
         assert store.verify().ok
-
-
-def test_larger_samples_in_the_place_of_small_ones_have_room_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.zarr.zip"
-    monkeypatch.setattr(spool_module, "_ROOM_BYTES", 1 << 24)
-    interrupted(path, 50)
-    num_samples = read_room(path)
-    large = ({"u": np.zeros(1 << 19, "f4")} for _ in range(35))
-    with pytest.raises(KeyboardInterrupt):
-        ups_store.write(path, interrupting(large, 33), identity={"kind": "large"}, on_mismatch="restart")
-    assert 1024 == read_room(path) < num_samples
 
 
 def test_spool_grows_as_far_as_the_file_system_has_files(

@@ -128,21 +128,6 @@ def test_zarr_group_and_xarray_data_set(tmp_path: Path) -> None:
         assert list(store.identity) == ["unnamed"]  # it may be larger than the memory: no digest
 
 
-def test_text_bytes_and_arrays_of_several_lengths_are_ragged(tmp_path: Path) -> None:
-    with ups_store.write(tmp_path / "a.zarr.zip", mixed(), identity=IDENTITY) as store:
-        check_mixed(store)
-        assert [name for name, spec in store.arrays.items() if spec.is_ragged] == ["p", "raw", "text"]
-
-
-def test_image_is_what_numpy_makes_of_it(tmp_path: Path) -> None:
-    class Image:
-        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-            return np.full((2, 2, 3), 7, np.uint8)
-
-    with ups_store.write(tmp_path / "a.zarr.zip", [{"image": Image()}] * 3, identity={}) as store:
-        assert store["image"].shape == (3, 2, 2, 3)
-
-
 def test_hugging_face_data_set_has_its_dtypes_and_its_fingerprint(tmp_path: Path) -> None:
     class Data(list[dict[str, Any]]):
         features: ClassVar = {"u": None, "y": None}
@@ -249,6 +234,9 @@ def test_array_that_turns_out_ragged_is_written_once_that_is_said(tmp_path: Path
         ([{"u": np.zeros((2, 3))}, {"u": np.zeros((2, 4))}], "mixed"),
         ([{"u": np.zeros(2)}, {"v": np.zeros(2)}], "arrays"),
         ([{"u": None}], "value"),
+        ([{"u": "a"}, {"u": b"a"}], "mixed"),
+        ([{"u": 1}, {"u": "a"}], "mixed"),
+        ([{"u": np.zeros(2, "f4")}, {"u": np.zeros(2)}], "mixed"),
         ([{"u": ["a", "b"]}], "value"),
         ([{"u": np.zeros(2, complex)}], "dtype"),
         ([(1, 2)], "names"),
@@ -266,15 +254,6 @@ def test_what_makes_no_store_is_an_error_that_says_so(tmp_path: Path, samples: A
         ups_store.write(tmp_path / "a.zarr.zip", samples, identity={})
     assert caught.value.kind == kind
     assert not list(tmp_path.glob("*.zip"))
-
-
-def test_dims_constants_and_attributes_are_the_stores(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"dims": {"u": ("x", "c"), "t": ("time",)}, "constants": {"t": np.arange(3)}}
-    with ups_store.write(
-        tmp_path / "a.zarr.zip", fixed(), identity={}, attrs={"by": "me"}, **options
-    ) as store:
-        assert (store.dims["u"], store.dims["t"]) == (("sample", "x", "c"), ("time",))
-        assert store.attrs["by"] == "me"
 
 
 def test_failing_iterable_leaves_what_it_gave_for_the_next_call(tmp_path: Path) -> None:
@@ -341,7 +320,7 @@ ups_store.write(sys.argv[1], samples(), identity=test_write.IDENTITY, buffer_byt
 """
 
 
-@pytest.mark.parametrize("stop", [3, 33, 49])
+@pytest.mark.parametrize("stop", [3, 49])
 def test_generator_killed_in_the_middle_is_continued(tmp_path: Path, stop: int) -> None:
     path, here = tmp_path / "a.zarr.zip", os.path.dirname(__file__)
     done = subprocess.run([sys.executable, "-c", WRITER, path, str(stop), here], check=False)
@@ -357,7 +336,7 @@ def test_generator_killed_in_the_middle_is_continued(tmp_path: Path, stop: int) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr.zip", "b.zarr.zip"]
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(stops=st.lists(st.integers(0, N), max_size=3), buffer_bytes=st.integers(150, 3000))
 def test_samples_interrupted_any_number_of_times_are_all_there_once(
     stops: list[int], buffer_bytes: int, tmp_path_factory: pytest.TempPathFactory
@@ -432,13 +411,6 @@ def test_spool_that_a_kill_left_beside_its_store_is_removed(tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["a.zarr.zip"]
 
 
-def test_progress_is_shown_on_demand_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ups_store.write(tmp_path / "a.zarr.zip", mixed(), identity={}).close()
-    assert capsys.readouterr().err == ""
-    ups_store.write(tmp_path / "b.zarr.zip", mixed(), identity={}, progress=True).close()
-    assert "b.zarr.zip: making the store" in capsys.readouterr().err
-
-
 def test_room_and_function_share_a_name(tmp_path: Path) -> None:
     """`ups_store.write` is a module, too: what was imported before makes no difference."""
     code = "import sys, ups_store\nif sys.argv[2]: ups_store.create\nups_store.write(sys.argv[1], [{'x': 1}])"
@@ -446,15 +418,6 @@ def test_room_and_function_share_a_name(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.zarr.zip"
         subprocess.run([sys.executable, "-c", code, path, first], check=True)
         assert path.exists()
-
-
-def test_store_left_whole_without_finish_warns(tmp_path: Path) -> None:
-    arrays = {"x": ups_store.ArraySpec((2,), "int8")}
-    with (
-        pytest.warns(RuntimeWarning, match="`finish` wasn't called"),
-        ups_store.create(tmp_path / "a.zarr.zip", arrays, identity={}) as writer,
-    ):
-        writer.commit_many([0, 1], {"x": np.zeros(2, np.int8)})
 
 
 # --- what would be lost, or has no effect ---------------------------------------------------------------
@@ -471,8 +434,6 @@ def _odd_at(number: int, odd: Any) -> Iterator[Any]:
     [
         ({"u": np.ma.array(np.zeros(4, np.float32), mask=[1, 0, 0, 0])}, "u", "a mask would be lost"),
         ({"n": 2**70}, "n", "of more than 64 bits"),
-        ({"n": -(2**63) - 1}, "n", "of more than 64 bits"),
-        ({"n": None}, "n", "found NoneType (an array of dtype object)"),
         ({"n": {1, 2}}, "n", "found set (an array of dtype object)"),
         ({"t": "\ud800"}, "t", "surrogates not allowed"),
     ],
@@ -538,13 +499,9 @@ def test_argument_that_would_be_ignored_or_lose_values_is_refused(
             {"num_workers": 0, "retries": 1},
             "leave out num_workers and retries, or give a function",
         ),
-        ([{"u": 1}], {"item_timeout_s": 1.0}, "item_timeout_s without effect"),
-        ([{"u": 1}], {"on_error": "skip"}, "on_error without effect"),
         ([{"u": 1}], {"names": ["u"]}, "found a dict, which has names; leave out `names`"),
         (iter([{"u": 1}]), {"names": ["v"]}, "sample 0: names without effect"),
-        ([Pair(1, 2)], {"names": ["a", "b"]}, "found a Pair, which has names"),
         ({"u": np.zeros((3, 2))}, {"ragged": ["u"]}, "ragged without effect: expected samples"),
-        (np.zeros((3, 2)), {"ragged": ["data"]}, "leave out `ragged`, or give lists of arrays"),
     ],
 )
 def test_argument_without_effect_is_refused(
@@ -555,13 +512,6 @@ def test_argument_without_effect_is_refused(
     assert caught.value.kind == "no_effect"
     assert words in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_one_array_has_one_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="names: expected one, of the one array") as caught:
-        ups_store.write(tmp_path / "a.zarr.zip", np.zeros(3), names=["u", "v"])
-    assert caught.value.kind == "names"
-    assert [*ups_store.write(tmp_path / "a.zarr.zip", np.zeros(3), names=["u"]).arrays] == ["u"]
 
 
 def test_first_samples_of_other_shapes_are_shown_as_shapes(tmp_path: Path) -> None:
@@ -580,3 +530,19 @@ def test_store_left_whole_is_closed_though_the_warning_is_an_error(tmp_path: Pat
     assert writer.building.fd < 0
     with ups_store.create(path, arrays, identity={}) as again:  # the lock isn't kept
         again.finish()
+
+
+def test_dims_constants_and_attributes_are_the_stores(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"dims": {"u": ("x", "c"), "t": ("time",)}, "constants": {"t": np.arange(3)}}
+    with ups_store.write(
+        tmp_path / "a.zarr.zip", fixed(), identity={}, attrs={"by": "me"}, **options
+    ) as store:
+        assert (store.dims["u"], store.dims["t"]) == (("sample", "x", "c"), ("time",))
+        assert store.attrs["by"] == "me"
+
+
+def test_progress_is_shown_on_demand_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ups_store.write(tmp_path / "a.zarr.zip", mixed(), identity={}).close()
+    assert capsys.readouterr().err == ""
+    ups_store.write(tmp_path / "b.zarr.zip", mixed(), identity={}, progress=True).close()
+    assert "b.zarr.zip: making the store" in capsys.readouterr().err

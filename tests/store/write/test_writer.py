@@ -25,7 +25,7 @@ from small_stores import (
 
 import ups_store
 from ups_store import CorruptChunkError, NotCommittedError, SpecError, StoreClosedError
-from ups_store.system import files
+from ups_store.system import files, runs
 
 
 @pytest.fixture
@@ -47,20 +47,13 @@ def test_commit_of_each_sample_reads_back_the_same_bits(path: Path, durability: 
         assert_same_bits(store.constants, mixed_constants())
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 3, 0, 2]])
 def test_commit_many_in_any_order_reads_back_the_same_bits(path: Path, order: list[int]) -> None:
     values = mixed_values()
     with begin(path, values) as writer:
         written = writer.commit_many(order, samples_of(values, order))
         assert written.tolist() == [True] * 4
         writer.finish()
-    assert_same_bits(all_arrays(path), values)
-
-
-@pytest.mark.parametrize("num_samples", [0, 1])
-def test_smallest_numbers_of_samples_read_back(path: Path, num_samples: int) -> None:
-    values = mixed_values(num_samples)
-    build(path, values)
     assert_same_bits(all_arrays(path), values)
 
 
@@ -74,12 +67,6 @@ def test_store_without_arrays_holds_its_constants(path: Path) -> None:
         assert store.arrays == {}
         assert_same_bits(store.constants, mixed_constants())
         assert store.verify().ok
-
-
-def test_five_dimensional_array_reads_back(path: Path) -> None:
-    values = {"fields": np.arange(2 * 3 * 4 * 5 * 6 * 7, dtype=np.int32).reshape(2, 3, 4, 5, 6, 7)}
-    build(path, values, dims={"fields": ("sample", "time", "z", "y", "x", "channel")})
-    assert_same_bits(all_arrays(path), values)
 
 
 def test_sparse_batch_reads_back(path: Path) -> None:
@@ -118,12 +105,6 @@ def test_commit_many_writes_only_what_is_missing(path: Path) -> None:
         assert writer.missing().tolist() == []
         writer.finish()
     assert_same_bits(all_arrays(path), values)
-
-
-def test_commit_many_of_no_samples_returns_no_flags(path: Path) -> None:
-    with begin(path, mixed_values()) as writer:
-        assert writer.commit_many([], samples_of(mixed_values(), [])).shape == (0,)
-        assert len(writer.missing()) == 4
 
 
 def test_commits_from_many_threads_write_each_sample_once(path: Path) -> None:
@@ -284,10 +265,12 @@ def test_slot_that_changed_before_finish_is_found_by_verify(path: Path) -> None:
 
 
 def test_file_is_a_function_of_the_values_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no order, batches, durability, boot, and neither of the compiled module."""
     values = mixed_values(6)
     expected = build(path, values, constants=mixed_constants()).read_bytes()
     monkeypatch.setattr(files, "boot_id", lambda: bytes(range(16)))
     for seed, batch in [(0, 1), (1, 4), (2, 2)]:
+        monkeypatch.setattr(runs, "compiled", runs.compiled if seed < 2 else None)
         order = np.random.default_rng(seed).permutation(6)
         lazy = "lazy" if seed else "durable"
         reordered = dict(reversed(values.items()))
@@ -318,17 +301,6 @@ def test_lazy_build_after_another_boot_drops_samples_whose_bytes_do_not_check(
         assert writer.commit_many([0, 1, 2, 3], values).tolist() == [True, False, True, True]
         writer.finish()
     assert_same_bits(all_arrays(path), values)
-
-
-def test_lazy_build_without_known_boots_checks_its_samples(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "boot_id", lambda: bytes(16))
-    values = mixed_values()
-    with begin(path, values, durability="lazy") as writer:
-        writer.commit_many(range(4), values)
-        flip(writer.building.building_path, writer.building.layout.arrays["fields"].slot(1)[0])
-        assert writer.missing().tolist() == [1]
 
 
 def test_lazy_build_in_the_same_boot_trusts_its_records(path: Path) -> None:

@@ -40,8 +40,7 @@ from ups.data.windows import WindowBatch, WindowSource
 from ups.errors import ConfigError
 from ups.trained.encoder import LatentEncoder
 from ups_store.building.config import load_config as load_build_config
-from ups_store.building.digests import DigestCache
-from ups_store.building.plan import plan_store
+from ups_store.building.plan import DigestCache, plan_store
 from ups_store.errors import DiskFullError, IdentityMismatchError, SourceError
 from ups_store.read.recovery import building_path
 

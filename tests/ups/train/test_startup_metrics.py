@@ -9,7 +9,7 @@ import pytest
 from wandb_runs import Standin
 
 from ups.cli.precompute import begin
-from ups_store.building.result import PHASES, Startup
+from ups_store.building.progress import PHASES, Startup
 from ups_store.errors import ConfigError
 
 REPORT = SimpleNamespace(startup=Startup(dict.fromkeys(PHASES, 1.5), False, 20.0, 3.0))

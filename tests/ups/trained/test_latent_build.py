@@ -23,17 +23,15 @@ from ups.errors import UpsError
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 from ups.trained.encoder import LatentEncoder
 from ups_store.building.config import BuildConfig, load_config
-from ups_store.building.digests import DigestCache
 from ups_store.building.encode import EncodeError
-from ups_store.building.plan import plan_store
-from ups_store.building.progress import Stopwatch
+from ups_store.building.plan import DigestCache, plan_store
+from ups_store.building.progress import BuildReport, Stopwatch
 from ups_store.building.read import batch_size_of, read_batches
-from ups_store.building.result import BuildReport
 from ups_store.building.stores import build_all
 from ups_store.errors import BuildInterruptedError
 from ups_store.format.root import config_hash
 from ups_store.system import files
-from ups_store.write.create import identity_of
+from ups_store.write.plan import identity_of
 from ups_store.write.writer import Committer
 
 

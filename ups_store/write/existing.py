@@ -11,44 +11,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import (
-    FormatError,
-    IdentityMismatchError,
-    SpecError,
-    StoreError,
-    StoreNotFoundError,
-)
-from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.errors import FormatError, IdentityMismatchError, SpecError, StoreError, StoreNotFoundError
 from ups_store.format.canonical import plain_json
 from ups_store.format.metadata import ArraySpec
-from ups_store.format.root import constant_digest, describe_differences, differences, identity_of_array
+from ups_store.format.root import constant_digest, differences, identity_of_array
 from ups_store.read.base import AnyStore, spec_of
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path, read_building_file
-from ups_store.system import files, locks
-from ups_store.write.create import identity_of
+from ups_store.system import files
+from ups_store.write.create import mismatch
 from ups_store.write.filling import HOW_TO_REPLACE, OnMismatch
-from ups_store.write.sample_specs import SampleCheck
+from ups_store.write.plan import identity_of
+from ups_store.write.samples import SampleCheck
 from ups_store.write.spool import remove_spool, spool_left
 
+Differences = dict[str, tuple[Any, Any]]  # what is there and what was asked for, as `differences` gives them
+
 _PART = re.compile(r"[0-9]{5}\.zarr\.zip")  # of what versions before `Spool` collected
-
-
-def unnamed_identity() -> dict[str, Any]:
-    """The identity of samples that nothing is known of; equal to no other."""
-    return {"unnamed": files.build_id().hex()}
-
-
-def check_free(target: Path, *, on_mismatch: OnMismatch) -> None:
-    """Refuse a path at which there is something, where nothing says what the samples are.
-
-    Raises:
-        SpecError: Kind "exists".
-    """
-    if on_mismatch == "raise" and files.exists(target):
-        hint = f"say identity={{...}}, so that it can be told, or {HOW_TO_REPLACE} to replace it"
-        problem = "it exists, and nothing says whether it holds these samples"
-        raise SpecError(problem, kind="exists", path=target, hint=hint)
 
 
 def opened_if_same(
@@ -56,15 +35,15 @@ def opened_if_same(
     identity: Mapping[str, Any],
     *,
     on_mismatch: OnMismatch,
-    differing: Callable[[AnyStore], dict[str, tuple[Any, Any]]] = lambda store: {},
+    differing: Callable[[AnyStore], Differences] = lambda store: {},
 ) -> AnyStore | None:
-    """The store that is there, if it was made from the same; None if there is none, or one to be replaced.
+    """Open the store that is there, if it was made from the same; None if there is none, or it gives way.
 
     Args:
         target: Where it may be.
         identity: As the caller gave it.
         on_mismatch: Whether a store of something else is an error.
-        differing: What else isn't as the caller asked for, as `differences`.
+        differing: What else isn't as the caller asked for.
     Raises:
         IdentityMismatchError: If it was made from something else, or differs.
         FormatError: If it is no store.
@@ -73,7 +52,7 @@ def opened_if_same(
     if not isinstance(given, Mapping):
         found = type(identity).__name__
         raise SpecError("identity", kind="argument", expected="a mapping by name", found=found)
-    wanted: dict[str, Any] = plain_json(dict(identity), what="identity")
+    content: dict[str, Any] = plain_json(dict(identity), what="identity")
     if not files.exists(target):
         return None
     try:
@@ -84,20 +63,15 @@ def opened_if_same(
         raise
     with contextlib.ExitStack() as failing:
         failing.push(store)
-        different = differences(store.identity, wanted) or differing(store)
+        different = differences(store.identity, content) or differing(store)
         if not different:
             remove_leftovers(target, store)
             failing.pop_all()
             return store
     if on_mismatch == "restart":
         return None
-    error = IdentityMismatchError(
-        f"the store was made from something else (found -> expected):\n{describe_differences(different)}\n",
-        path=target,
-        hint=f"choose another path, or say {HOW_TO_REPLACE} to replace it",
-    )
-    error.differences = different
-    raise error
+    hint = f"choose another path, or say {HOW_TO_REPLACE} to replace it"
+    raise mismatch("the store was made from something else", different, path=target, hint=hint)
 
 
 def other_arguments(
@@ -109,18 +83,18 @@ def other_arguments(
     ragged: Collection[str] = (),
     names: Collection[str] | None = None,
     **more: Any,
-) -> dict[str, tuple[Any, Any]]:
-    """Arguments of `write` that would have made another store; those that aren't given aren't compared."""
+) -> Differences:
+    """Name arguments of `write` that would have made another store; what isn't given isn't compared."""
     metas = {meta.name: meta for meta in store.metas.values() if not meta.is_companion}
-    constants, dims, different = constants or {}, dims or {}, dict[str, tuple[Any, Any]]()
+    constants, dims, different = constants or {}, dims or {}, Differences()
     constant_dims = {name: dims[name] for name in constants if name in dims}
-    wanted = identity_of({}, constants=constants, dims=constant_dims, identity={})
+    document = identity_of({}, constants=constants, dims=constant_dims, identity={})
     values = store.constants if constants else {}
-    for name, document in wanted["arrays"].items():
-        there = metas.get(name)
-        if there is None or identity_of_array(there) != document:
-            different[f"constant {name}"] = (there and identity_of_array(there), document)
-        elif constant_digest(values[name].tobytes()) != wanted["constants"][name]:
+    for name, array in document["arrays"].items():
+        known = identity_of_array(metas[name]) if name in metas else None
+        if known != array:
+            different[f"constant {name}"] = (known, array)
+        elif constant_digest(values[name].tobytes()) != document["constants"][name]:
             different[f"constant {name}"] = ("other values", "these values")
     for name in dims.keys() - constants.keys():
         axes = list(metas[name].axes[1:]) if name in metas else None
@@ -137,33 +111,31 @@ def other_arguments(
     return different
 
 
-def other_arrays(
-    store: AnyStore, *, specs: Mapping[str, ArraySpec] | None, sample: Mapping[str, Any] | None
-) -> dict[str, tuple[Any, Any]]:
-    """Arrays that aren't as the samples now have them, by their specs or by the first of them, as known."""
+def other_specs(store: AnyStore, specs: Mapping[str, ArraySpec]) -> Differences:
+    """Name arrays that aren't as these specs have them."""
     metas = [meta for meta in store.metas.values() if not (meta.is_companion or meta.is_constant)]
-    different = dict[str, tuple[Any, Any]]()
-    if specs is not None:
-        there = {meta.name: identity_of_array(meta) for meta in metas}
-        wanted = identity_of(specs, identity={})["arrays"]
-        for name in sorted({*there, *wanted}):
-            if there.get(name) != wanted.get(name):
-                different[f"array {name}"] = (there.get(name), wanted.get(name))
-    if sample is not None:
-        try:
-            SampleCheck({meta.name: spec_of(meta, None) for meta in metas}, num_seen=0)(sample, 0)
-        except SpecError as error:
-            name = f"array {error.array}" if error.array else "arrays"
-            different[name] = (error.expected, error.found)
-    return different
+    known = {meta.name: identity_of_array(meta) for meta in metas}
+    arrays = identity_of(specs, identity={})["arrays"]
+    names = sorted({*known, *arrays})
+    return {
+        f"array {name}": (known.get(name), arrays.get(name))
+        for name in names
+        if known.get(name) != arrays.get(name)
+    }
+
+
+def other_sample(store: AnyStore, sample: Mapping[str, Any]) -> Differences:
+    """Name an array that isn't as this sample has it."""
+    metas = [meta for meta in store.metas.values() if not (meta.is_companion or meta.is_constant)]
+    try:
+        SampleCheck({meta.name: spec_of(meta, None) for meta in metas}, num_seen=0)(sample, 0)
+    except SpecError as error:
+        return {f"array {error.array}" if error.array else "arrays": (error.expected, error.found)}
+    return {}
 
 
 def check_no_parts(target: Path, *, on_mismatch: OnMismatch) -> None:
-    """Refuse a path beside which an earlier version left samples, in parts, unless they may give way.
-
-    Raises:
-        IdentityMismatchError: If there are parts.
-    """
+    """Refuse a path beside which an earlier version left samples, in parts, unless they may give way."""
     folder = target.with_name(target.name.removesuffix(".zarr.zip") + ".parts")
     parts = [name for name in files.names_in(folder) if _PART.fullmatch(name)]
     if parts and on_mismatch == "raise" and not files.exists(target):
@@ -190,29 +162,26 @@ def check_left(
         identity: What the samples are made from, JSON values.
         gives_way: Whether what was left of an identity may be removed.
         hint: What to do.
-    Raises:
-        IdentityMismatchError: If there are such samples.
     """
     for path, content in _contents_left(target):
-        if content is not None and (content == identity or gives_way(content)):
-            continue
-        problem = "an interrupted run of something else committed samples here"
-        found = "a damaged file" if content is None else content
-        raise IdentityMismatchError(problem, path=path, expected=identity, found=found, hint=hint)
+        if content is None or (content != identity and not gives_way(content)):
+            problem = "an interrupted run of something else committed samples here"
+            found = "a damaged file" if content is None else content
+            raise IdentityMismatchError(problem, path=path, expected=identity, found=found, hint=hint)
 
 
 def is_unnamed(content: Mapping[str, Any]) -> bool:
-    """Whether an identity is one that no other call can have."""
+    """Tell whether an identity is one that no other call can have."""
     return content.keys() == {"unnamed"}
 
 
 def is_of_values(content: Mapping[str, Any]) -> bool:
-    """Whether an identity is a digest of values that lay in memory."""
+    """Tell whether an identity is a digest of values that lay in memory."""
     return str(content.get("content", "")).startswith("blake2b:")
 
 
-def gives_way(target: Path) -> bool:
-    """Whether interrupted runs left something at the path, and no call can continue any of it."""
+def left_gives_way(target: Path) -> bool:
+    """Tell whether interrupted runs left something at the path, and no call can continue any of it."""
     contents = [content for _, content in _contents_left(target)]
     return bool(contents) and all(content is not None and is_unnamed(content) for content in contents)
 
@@ -237,18 +206,14 @@ def remove_leftovers(target: Path, store: AnyStore) -> None:
     left = spool_left(target)
     if left is None or left.identity != store.identity:
         return
+
+    def is_same(number: int) -> bool:
+        one, other = store[number], spool[number]
+        return all(np.asarray(one[name]).tobytes() == np.asarray(other[name]).tobytes() for name in other)
+
     with contextlib.suppress(StoreError, OSError):
         with open_any(building_path(target), partial=True) as spool:
             ends = {0, len(spool) - 1} if len(spool) else set()
-            is_beginning = len(spool) <= len(store) and all(_is_same(store[i], spool[i]) for i in ends)
+            is_beginning = len(spool) <= len(store) and all(map(is_same, ends))
         if is_beginning and spool.config_hash == store.config_hash:
             remove_spool(target)
-
-
-def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(np.asarray(one[name]).tobytes() == np.asarray(other[name]).tobytes() for name in other)
-
-
-def is_being_written(target: Path) -> bool:
-    """Whether a process, this one included, writes the store."""
-    return locks.is_held(building_path(target), BUILDER_LOCK)

@@ -1,0 +1,420 @@
+"""`write`: a store of anything iterable, in one call that continues where it was killed; `cached`, `save`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from ups_store.errors import BuildLockedError, SpecError
+from ups_store.format.build_tail import BUILDER_LOCK
+from ups_store.format.canonical import plain_json
+from ups_store.printable import counted
+from ups_store.read.base import AnyStore
+from ups_store.read.open import open_any
+from ups_store.read.recovery import building_path
+from ups_store.system import files, locks
+from ups_store.system.memory import IN_MEMORY, num_cores
+from ups_store.write.create import target_of
+from ups_store.write.described import described
+from ups_store.write.existing import (
+    Differences,
+    check_left,
+    check_no_parts,
+    is_of_values,
+    is_unnamed,
+    left_gives_way,
+    opened_if_same,
+    other_arguments,
+    other_sample,
+    other_specs,
+)
+from ups_store.write.filling import (
+    HOW_TO_REPLACE,
+    SKIPPED,
+    Arguments,
+    OnError,
+    OnMismatch,
+    write_columns,
+    write_rows,
+)
+from ups_store.write.samples import Columns, Rows, digest_of, source_of
+from ups_store.write.spool import BUFFER_BYTES, SAVE_EVERY_S
+from ups_store.write.turn import ProgressLine, Turn, remove_turn
+from ups_store.write.writer import warn
+
+ITEM_TIMEOUT_S = 300.0
+
+
+def write(
+    path: str | os.PathLike[str],
+    samples: Any = None,
+    *,
+    identity: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None,
+    ragged: Collection[str] = (),
+    constants: Mapping[str, npt.ArrayLike] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    map: Callable[[Any], Any] | None = None,
+    inputs: Iterable[Any] | None = None,
+    num_workers: int | None = None,
+    item_timeout_s: float = ITEM_TIMEOUT_S,
+    retries: int = 0,
+    on_error: OnError = "fail",
+    on_mismatch: OnMismatch = "raise",
+    buffer_bytes: int = BUFFER_BYTES,
+    save_every_s: float = SAVE_EVERY_S,
+    progress: bool | None = None,
+    _like: AnyStore | None = None,
+) -> AnyStore:
+    """Write a store of samples, and open it; if there is one of this identity, just open that.
+
+    `samples` is an iterable of dicts of arrays, tensors, numbers, `str` or `bytes`: a generator of unknown
+    length, a list, a torch data set, one of Hugging Face. Or arrays whose first axis is the sample: one of
+    NumPy or torch, a dict of them, a Zarr group, an xarray data set (its dimension "sample", else the first
+    one). Dtypes, shapes, and which arrays are ragged are found from the first 32 samples.
+
+    Killed at any moment, the same call continues: what was committed stays. For that an iterable has to give
+    the same samples in the same order whenever it is iterated; those that are there are compared. What can
+    be asked for by number (a list, a data set, arrays) is asked for what is missing only. The store appears
+    under its name in one rename when all of it is there; until then `open` with `partial=True` reads what is
+    committed. Where the number of samples, or of the rows of each, isn't known, the disk needs room for them
+    twice: at the end they are copied from the unfinished file into the store.
+
+    **Identity.** A store is given back only if its identity is equal to `identity`, so that has to name
+    everything that decides the samples: files and their versions, parameters, a version of the code. Without
+    `identity`, arrays in memory have a digest of their values, and Hugging Face's data sets their
+    fingerprint; any other samples have none: then nothing is ever reused, an interrupted call begins
+    again, and a store that is there is an error.
+
+    Args:
+        path: Where the store will be, usually `NAME.zarr.zip`.
+        samples: See above; not with `map`.
+        identity: JSON values.
+        names: Of the values where samples are tuples or one array each; of arrays and columns those to take.
+            Samples that are dicts have names of their own.
+        ragged: Arrays whose first axis differs in length from sample to sample though not among the first;
+            arrays with a sample axis have none.
+        constants: Arrays without a sample axis.
+        dims: Names of dimensions by array, the sample's left out.
+        attrs: Attributes of the root group.
+        map: Function of one of `inputs`, called in worker processes; returns a sample, or gives several as a
+            generator, or None for none. Workers import it: it stands at the top level of a module or script.
+        inputs: File names, numbers: what can be pickled. Samples are in their order.
+        num_workers: Processes; by default one per processor; 0 calls the function here, without deadlines.
+            Like the next three arguments only with `map`.
+        item_timeout_s: For one input, since it was begun or gave its last sample.
+        retries: How often an input is tried again whose worker was late or died.
+        on_error: Whether an input that fails, hangs or crashes its worker is an error, or left out ("skip"),
+            noted in the attribute `skipped_inputs`, and warned about whenever the store is given back.
+        on_mismatch: Whether a store, or what an interrupted call left, of another identity is an error, or
+            gives way ("restart") once the new one is whole.
+        buffer_bytes: Bytes of samples that wait in memory, and are committed together, where their number, or
+            that of their rows, isn't known.
+        save_every_s: Likewise: after so many seconds those that wait are committed, and all is made durable,
+            so that neither a kill nor a power loss loses more.
+        progress: Whether to show a line on stderr; by default if that is a terminal.
+    Returns:
+        The store, open.
+    Raises:
+        SpecError: If a sample contradicts the ones before it, names both, or what else can't be stored; if
+            there is a store and no identity, kind "exists"; for an argument without effect, kind "no_effect".
+        IdentityMismatchError: If what is there was made from something else.
+        SourceError: With `map`, if an input fails; names it. `ReadTimeoutError` if it hangs.
+        BuildLockedError: If another process writes it.
+        DiskFullError: If there is no room; what was committed stays.
+        CommitError: If the file system fails.
+    """
+    _check_one_of("on_mismatch", on_mismatch, ("raise", "restart"))
+    _check_one_of("on_error", on_error, ("fail", "skip"))
+    _check_names(names, ragged)
+    constants = {name: described(name, value) for name, value in (constants or {}).items()}
+    job, source = None, None
+    if map is not None or inputs is not None:
+        if samples is not None or map is None or inputs is None:
+            expected, found = "samples; or both map and inputs", "another choice of them"
+            raise SpecError("write", kind="argument", expected=expected, found=found)
+        job = _job(map, inputs, num_workers, item_timeout_s, retries, names)
+    else:
+        _check_no_settings_of_map(num_workers, item_timeout_s, retries, on_error)
+        source = source_of(samples, names)
+        if ragged and isinstance(source, Columns):
+            found = "arrays with a sample axis, whose samples have one shape"
+            hint = "leave out `ragged`, or give lists of arrays, which may differ in length"
+            raise SpecError(
+                "ragged without effect", kind="no_effect", expected="samples", found=found, hint=hint
+            )
+    target = _file_of(path)
+    check_no_parts(target, on_mismatch=on_mismatch)
+    content = identity
+    if identity is None or (_like is not None and _is_of_samples(identity)):  # those of `_like` are others
+        default = source.default_identity() if source is not None else None
+        if default is not None:
+            more = {"constants": digest_of(constants)} if constants else {}
+            content = {**default, **more, **({"attrs": dict(attrs)} if attrs else {})}
+    arguments = Arguments(
+        target,
+        {"unnamed": files.build_id().hex()} if content is None else content,  # equal to no other
+        content is not None,
+        frozenset(ragged),
+        constants,
+        dims or {},
+        attrs or {},
+        "restart" if on_mismatch == "raise" and left_gives_way(target) else on_mismatch,
+        buffer_bytes,
+        save_every_s,
+        _like,
+    )
+    if isinstance(source, Columns):
+        arguments = replace(
+            arguments,
+            constants={**source.constants, **arguments.constants},
+            dims={**source.constant_dims, **arguments.dims},
+            attrs={**source.attrs, **arguments.attrs},
+        )
+        if _like is not None:
+            different = other_specs(_like, arguments.named_dims(source.specs()))
+            different |= other_arguments(_like, constants=source.constants, dims=source.constant_dims)
+            for name, (expected, found) in different.items():
+                problem = f"{name} isn't as in {_like.path.name}"
+                raise SpecError(problem, kind="mixed", expected=expected, found=found)
+    if content is None and on_mismatch == "raise" and files.exists(target):
+        hint = f"say identity={{...}}, so that it can be told, or {HOW_TO_REPLACE} to replace it"
+        problem = "it exists, and nothing says whether it holds these samples"
+        raise SpecError(problem, kind="exists", path=target, hint=hint)
+    store = None
+    if content is not None:
+        store = opened_if_same(
+            target,
+            content,
+            on_mismatch=on_mismatch,
+            differing=lambda store: _differing(store, arguments, source, names),
+        )
+    if store is None:
+        total = source.num_samples if source else None
+        with ProgressLine(target.name, total=total, is_wanted=progress) as line:
+            if job is not None:
+                from ups_store.write.mapped import write_mapped
+
+                write_mapped(arguments, job, on_error, line)
+            elif isinstance(source, Columns):
+                write_columns(arguments, source, line)
+            elif source is not None:
+                write_rows(arguments, source, line)
+        store = opened_if_same(target, arguments.identity, on_mismatch="raise")
+        assert store is not None, target
+    warn_skipped(store)
+    return store
+
+
+def _check_one_of(argument: str, found: str, known: tuple[str, str]) -> None:
+    if found not in known:
+        expected = " or ".join(map(repr, known))
+        raise SpecError(argument, kind="argument", expected=expected, found=repr(found))
+
+
+def _check_names(names: Sequence[str] | None, ragged: Collection[str]) -> None:
+    """Refuse text where a list of names goes, and a name twice: all but one of its values would be lost."""
+    for argument, found in (("names", names), ("ragged", ragged)):
+        if isinstance(found, str):
+            raise SpecError(argument, kind="argument", expected="names in a list", found=repr(found))
+    twice = next((name for name in names or () if list(names or ()).count(name) > 1), None)
+    if twice is not None:
+        raise SpecError("names", kind="names", expected="names that differ", found=f"{twice!r} twice")
+
+
+def _check_no_settings_of_map(
+    num_workers: int | None, item_timeout_s: float, retries: int, on_error: OnError
+) -> None:
+    """Refuse settings of worker processes where there are none."""
+    given = {
+        "num_workers": num_workers is not None,
+        "item_timeout_s": item_timeout_s != ITEM_TIMEOUT_S,
+        "retries": retries != 0,
+        "on_error": on_error != "fail",
+    }
+    named = " and ".join(name for name, is_given in given.items() if is_given)
+    if named:
+        raise SpecError(
+            f"{named} without effect",
+            kind="no_effect",
+            expected="map and inputs",
+            found="samples, which this process makes itself",
+            hint=f"leave out {named}, or give a function as `map` and what it takes as `inputs`",
+        )
+
+
+def _job(
+    function: Callable[[Any], Any],
+    inputs: Iterable[Any],
+    num_workers: int | None,
+    item_timeout_s: float,
+    retries: int,
+    names: Sequence[str] | None,
+) -> Any:
+    from ups_store.sources.readers import Patience
+    from ups_store.write.mapped import MapJob, check_not_importing
+
+    check_not_importing()
+    workers = num_cores() if num_workers is None else num_workers
+    for argument, found, is_valid, expected in (
+        ("num_workers", workers, workers >= 0, ">= 0"),
+        ("item_timeout_s", item_timeout_s, item_timeout_s > 0, "> 0"),
+        ("retries", retries, retries >= 0, ">= 0"),
+    ):
+        if not is_valid:
+            raise SpecError(argument, kind="argument", expected=expected, found=found)
+    patience = Patience(timeout_s=item_timeout_s, retries=retries)
+    return MapJob(function, inputs, workers, patience, names, warn)
+
+
+def _file_of(path: str | os.PathLike[str]) -> Path:
+    """Where `write` makes a store; `SpecError` for one in memory."""
+    if os.fspath(path) == IN_MEMORY:
+        hint = "`create` makes stores in memory"
+        raise SpecError("path", kind="path", path=path, expected="that of a file", found=IN_MEMORY, hint=hint)
+    return target_of(path)
+
+
+def _is_of_samples(identity: Mapping[str, Any]) -> bool:
+    """Whether an identity is one that samples had of themselves."""
+    return "huggingface_fingerprint" in identity or is_of_values(identity)
+
+
+def _differing(
+    store: AnyStore, arguments: Arguments, source: Columns | Rows | None, names: Sequence[str] | None
+) -> Differences:
+    """What of a finished store of the same identity isn't as it would be now.
+
+    An iterable isn't begun for that, nor a function called.
+    """
+    if source is not None and source.num_samples not in (None, len(store)):
+        return {"number of samples": (len(store), source.num_samples)}
+    different = other_arguments(
+        store,
+        constants=arguments.constants,
+        dims=arguments.dims,
+        attrs=arguments.attrs,
+        ragged=arguments.ragged,
+        names=None if isinstance(source, Columns) else names,
+    )
+    if isinstance(source, Columns):
+        different |= other_specs(store, arguments.named_dims(source.specs()))
+    elif source is not None and source.can_skip and len(store):
+        different |= other_sample(store, next(source.begin(0)))
+    return different
+
+
+def warn_skipped(store: AnyStore) -> None:
+    """Say it whenever a store is given back that lacks inputs."""
+    skipped = store.attrs.get(SKIPPED)
+    if isinstance(skipped, list) and skipped:
+        warn(
+            f"{store.path.name}: {counted(len(skipped), 'input')} failed, left out; the first is "
+            f"{skipped[0]['input']!r} ({skipped[0]['error']}); attrs[{SKIPPED!r}] has all"
+        )
+
+
+def cached(
+    path: str | os.PathLike[str],
+    identity: Mapping[str, Any],
+    make: Callable[[], Any],
+    **options: Any,
+) -> AnyStore:
+    """The store at the path if it is of this identity; else it is made, and takes the place of what is there.
+
+    If another process makes it, this one waits: of many that call this at a time one does the work. One that
+    shows no sign of life for ten minutes, as it is stopped, is an error.
+
+    Args:
+        path: Where it is, or will be.
+        identity: Everything that decides the samples, as for `write`.
+        make: Called only where there is no such store; gives samples as `write` takes them.
+        options: As for `write`; `on_mismatch` is "restart" unless it is said, but only where it is said are
+            samples removed that an interrupted call of another identity committed.
+    Returns:
+        The store, open.
+    Raises:
+        IdentityMismatchError: If there are such samples.
+        BuildLockedError: If the process that makes it is stopped.
+        SpecError: As `write`; so do its other errors.
+    """
+    target, is_said = _file_of(path), "on_mismatch" in options
+    options = {"on_mismatch": "restart", **options}
+
+    def valid() -> AnyStore | None:
+        return opened_if_same(
+            target,
+            identity,
+            on_mismatch=options["on_mismatch"],
+            differing=lambda store: other_arguments(store, **options),
+        )
+
+    if (store := valid()) is not None:
+        remove_turn(target)
+        return store
+    with Turn(target, is_shown=options.get("progress")) as turn:
+        while True:
+            if (store := valid()) is not None:
+                return store
+            with contextlib.suppress(BuildLockedError):  # a process that calls `write` was faster
+                if not locks.is_held(building_path(target), BUILDER_LOCK):
+                    if not is_said:
+                        check_no_parts(target, on_mismatch="raise")
+                        hint = f"finish it with what it was begun with, or say {HOW_TO_REPLACE}"
+                        content = plain_json(dict(identity), what="identity")
+                        check_left(target, content, gives_way=is_unnamed, hint=hint)
+                    return write(target, make(), identity=identity, **options)
+            turn.wait()
+
+
+def save(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    constants: Mapping[str, npt.ArrayLike] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    **arrays: Any,
+) -> Path:
+    """Write arrays whose first axis is the sample; what is there is replaced once the new store is whole.
+
+    Nothing happens if the store that is there holds the same values already.
+
+    Args:
+        path: Where, usually `NAME.zarr.zip`.
+        constants: Arrays without a sample axis, such as coordinates.
+        attrs: Attributes of the root group.
+        arrays: Arrays or tensors by name, all of the same number of samples; lists of `str`, of `bytes`, or
+            of arrays whose first axes differ in length become ragged.
+    Returns:
+        Absolute path of the store.
+    Raises:
+        SpecError: If an array has another number of samples, or can't be stored.
+        IdentityMismatchError: If an interrupted call that named its samples, by `identity`, left some here.
+        DiskFullError: If there is no room.
+    """
+    hint = "finish that call, or remove them with `ups-store gc --delete`"
+    check_left(_file_of(path), None, gives_way=lambda each: is_unnamed(each) or is_of_values(each), hint=hint)
+    with write(path, arrays, constants=constants, attrs=attrs, on_mismatch="restart") as store:
+        return store.path
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """All arrays and constants of a store by name: read-only views of the mapped file, nothing is read yet.
+
+    A ragged array is a `RaggedArray`, whose samples are `[i]`. `ups_store.open` gives the store itself, which
+    knows its identity and batches.
+
+    Raises:
+        StoreNotFoundError: If there is no store.
+        FormatError: If it isn't one.
+        SpecError: If its samples are no single arrays: packed, or in partitions; kind "unsupported".
+    """
+    store = open_any(path)  # the views keep the mapping
+    return {name: store[name] for name in store.metas}
