@@ -115,7 +115,7 @@ def test_permutation_gives_the_same_numbers_as_when_the_format_of_states_was_fix
     assert [(step.source, step.items.tolist()) for step in itertools.islice(order.steps(), 3)] == GOLDEN_STEPS
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("size", [2, 5])
 def test_permutations_of_a_few_items_are_equally_frequent(size: int) -> None:
     num_orders = len(list(itertools.permutations(range(size))))
     trials = 300 * num_orders

@@ -238,7 +238,7 @@ def test_process_ends_though_a_read_never_does(path: Path) -> None:
     """A thread that hangs isn't waited for, neither by the error nor at the end of the program."""
     program = """
 import sys, threading
-from ups_store.torch import make_loader
+from ups_store import make_loader
 from ups_store.read.items import StoreSource
 StoreSource.fetch = lambda *args, **options: threading.Event().wait()
 loader = make_loader(sys.argv[1], batch_size=4, timeout=0.01)
