@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.harness.inputs import NAME, check, values_of
 from benchmarks.harness.measure import RATE, Comparison, tracked
@@ -32,6 +33,9 @@ class SlowDevice:
         self._sent: SimpleQueue[tuple[Any, threading.Event] | None] = SimpleQueue()
         self._copier = threading.Thread(target=self._run, daemon=True)
         self._copier.start()
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
 
     def send(self, batch: Any) -> tuple[Any, threading.Event]:
         there, copied = batch.apply(torch.empty_like), threading.Event()

@@ -156,7 +156,7 @@ NEEDED: dict[Place, Check] = {
     ("remote/fetch.py", "_start_again", 1): copying,
 }
 DEARER = {
-    ("write/spool.py", "_save", 2),
+    ("write/spool.py", "_commit", 2),
     ("write/create.py", "create_building", 3),
     ("write/create.py", "_resume", 2),
     ("write/create.py", "join", 1),

@@ -125,7 +125,7 @@ def rezipped(
         for entry in old.infolist():
             data = change(entry.filename, old.read(entry))
             if data is not None:
-                new.writestr(entry.filename, data)
+                new.writestr(zipfile.ZipInfo(entry.filename), data, compression)  # without the time
     return out.getvalue()
 
 

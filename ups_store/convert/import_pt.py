@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickletools
 import re
 import stat
 import zipfile
@@ -36,6 +37,7 @@ PREFIXES = {"params.": "", "bc.": "bc_"}  # of keys, and what arrays have instea
 
 # Bounds of what a file may claim before anything is made of it.
 MAX_PICKLE_BYTES = 4 << 20  # of all that isn't numbers of tensors; each may become an object of about 60
+MAX_NODES = 1 << 20  # of a key with all tuples within it, which may share inner ones
 MAX_KEYS, MAX_DEPTH, MAX_KEY_LENGTH = 2 * MAX_ARRAYS, 32, 1000
 
 _NOT_SAVED = "it is cut off, damaged, or not what torch.save writes since version 1.6"
@@ -384,7 +386,7 @@ def _read_regular(path: Path) -> bytes:
 
 
 def _load(raw: bytes, path: Path) -> Any:
-    """Load a file by `torch.load`, once nothing in it can take more memory than its bytes."""
+    """Load a file by `torch.load`, once nothing in it can take more memory or time than its bytes."""
     try:
         if not raw.startswith(b"PK\3\4") or raw[-22:-18] != b"PK\5\6" or raw[-2:] != b"\0\0":
             raise _bad(path, _NOT_SAVED)  # with a comment, readers could find different directories
@@ -397,18 +399,44 @@ def _load(raw: bytes, path: Path) -> Any:
                 raise _bad(path, f"it expands to {expanded:,} bytes, the file has {len(raw):,} bytes")
             if damaged := archive.testzip():  # torch.load doesn't look at checksums
                 raise _bad(path, f"its entry {damaged[:100]} is damaged")
-            (nbytes,) = (entry.file_size for entry in entries if entry.filename.endswith("/data.pkl"))
-        if nbytes > MAX_PICKLE_BYTES:
-            problem = f"{nbytes:,} bytes of it aren't tensors, expected at most {MAX_PICKLE_BYTES:,}"
-            raise _bad(path, problem)
+            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            _check_pickle(archive.read(pickled), path)
         return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except SourceError:
         raise
-    except Exception as error:  # zipfile and torch raise whatever the damage leads to
+    except Exception as error:  # zipfile, pickletools and torch raise whatever the damage leads to
         if unknown := re.search(r"GLOBAL (\S+)", str(error)):
             problem = f"it holds a {unknown[1][:100]}, and torch.load reads tensors, numbers and texts only"
             raise _bad(path, problem) from None
         raise _bad(path, _NOT_SAVED) from error
+
+
+def _check_pickle(stream: bytes, path: Path) -> None:
+    """Refuse a pickle with tuples that share inner ones so often that to hash one would never end."""
+    if len(stream) > MAX_PICKLE_BYTES:
+        problem = f"{len(stream):,} bytes of it aren't tensors, expected at most {MAX_PICKLE_BYTES:,}"
+        raise _bad(path, problem)
+    stack: list[int] = []  # of each object how many there are within it, shared ones counted again
+    memo: dict[int, int] = {}
+    marks: list[int] = []
+    for opcode, argument, _ in pickletools.genops(stream):
+        if opcode.name == "MARK":
+            marks.append(len(stack))
+        elif opcode.name in ("BINPUT", "LONG_BINPUT", "MEMOIZE", "PUT"):
+            memo[len(memo) if argument is None else int(argument)] = stack[-1]
+        elif opcode.name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo[int(argument or 0)])
+        else:
+            num = len([kind for kind in opcode.stack_before if kind is not pickletools.stackslice])
+            first = len(stack) - num
+            if pickletools.markobject in opcode.stack_before:
+                first = marks.pop() - (num - 1)
+            nodes = 1 + sum(stack[first:])
+            del stack[first:]
+            if nodes > MAX_NODES:
+                raise _bad(path, f"its pickle has tuples of more than {MAX_NODES:,} objects")
+            is_hashed = opcode.name.startswith("TUPLE") or opcode.name in ("REDUCE", "NEWOBJ")
+            stack += [nodes if is_hashed else 1] * len(opcode.stack_after)
 
 
 def _leaves(document: dict[Any, Any], path: Path) -> Iterator[tuple[str, Any]]:

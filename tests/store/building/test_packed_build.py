@@ -286,7 +286,7 @@ def check_kills(folder: Path, expected: dict[str, Any], operations: tuple[str, .
 def test_build_that_is_killed_at_any_step_goes_on_where_it_was(
     folder: Path, expected: dict[str, Any]
 ) -> None:
-    assert check_kills(folder, expected, STEPS, every=4) > 1
+    assert check_kills(folder, expected, STEPS, every=6) > 1
 
 
 @pytest.mark.multi_process

@@ -102,6 +102,13 @@ def test_damage_outside_the_samples_reads_none_again(
     assert (rebuilt, path.read_bytes()) == ([], good)
 
 
+def test_damaged_small_array_is_read_for_all_samples(path: Path, config: Path, rebuilt: list[int]) -> None:
+    good = path.read_bytes()
+    flip(path, layout_of(path).arrays["nu"].offset)
+    repair_store(path, config, watcher=Recorder())
+    assert (rebuilt, path.read_bytes()) == (list(range(16)), good)
+
+
 def test_truncated_store_is_repaired(path: Path, config: Path) -> None:
     good, layout = path.read_bytes(), layout_of(path)
     with path.open("r+b") as file:

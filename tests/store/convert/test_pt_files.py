@@ -217,6 +217,11 @@ def nested(depth: int) -> dict[str, Any]:
 NOT_SAVED = "cut off, damaged, or not what torch.save writes since version 1.6"
 
 
+def of_one_tuple() -> bytes:
+    """`{tuples(60): 1.0}`, which Python couldn't make."""
+    return b"\x80\2})" + b"q\0h\0\x86" * 60 + b"G?\xf0\0\0\0\0\0\0s."
+
+
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "compressed": (
         lambda: rewritten(saved({"x": torch.zeros(1 << 20)}), compression=zipfile.ZIP_DEFLATED),
@@ -229,6 +234,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "shared_dicts": (lambda: saved(shared(60)), "more than 8192 keys"),
     "deep_dicts": (lambda: saved(nested(50)), "32 dicts within each other"),
     "long_key": (lambda: saved({"x" * 2000: 1.0}), "1000 letters of a key"),
+    "slow_key": (lambda: of_pickle(of_one_tuple()), "tuples of more than 1,048,576 objects"),
     "long_pickle": (lambda: saved({"x": "a" * (5 << 20)}), "aren't tensors, expected at most 4,194,304"),
     "strange_opcode": (lambda: of_pickle(pickle.dumps([bytearray(8)], 5)), NOT_SAVED),
     "no_dict": (lambda: saved(torch.zeros(2)), "expected a dict of names to tensors, found a tensor"),

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,12 @@ def test_open_store_keeps_the_old_content_after_a_replacement(path: Path, store:
 # --- other processes and threads ------------------------------------------------------------------------
 
 
+def test_pickled_store_opens_a_rebuilt_file_of_the_same_content(store: Store, path: Path) -> None:
+    pickled = pickle.dumps(store)
+    build(path, VALUES, constants=mixed_constants(), attrs={"encoder": "grid"})
+    pickle.loads(pickled).close()
+
+
 @pytest.mark.parametrize("change", ["values", "identity"])
 def test_pickled_store_refuses_a_file_of_other_content(store: Store, path: Path, change: str) -> None:
     pickled = pickle.dumps(store)
@@ -224,6 +230,21 @@ def test_store_works_in_spawned_and_forked_children(store: Store) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         for work in (total_of, total_in_forked_child):
             assert pool.submit(work, store).result(timeout=60) == total_of(store)
+
+
+def test_threads_read_the_same_from_one_store(store: Store) -> None:
+    def read(seed: int) -> bool:
+        order = np.random.default_rng(seed).integers(0, 4, 50)
+        batch = store.gather(order)
+        samples = [store.sample(int(i)) for i in order]
+        return all(
+            batch[name].tobytes() == VALUES[name][order].tobytes()
+            and np.array([sample[name] for sample in samples]).tobytes() == batch[name].tobytes()
+            for name in VALUES
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(40)))
 
 
 @pytest.mark.parametrize("left", [None, 4096])

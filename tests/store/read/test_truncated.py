@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_stores import MakeStore
 
@@ -84,3 +85,12 @@ def test_file_cut_to_nothing_is_an_error(make_store: MakeStore) -> None:
         with pytest.raises(TruncatedError, match="cut the file") as caught:
             store.gather([0])
     assert (caught.value.found, caught.value.path) == (0, str(path))
+
+
+def test_longer_file_is_read_on(make_store: MakeStore) -> None:
+    path = make_store()
+    with ups_store.open(path) as store:
+        expected = store["nu"].copy()
+        with path.open("ab") as file:
+            file.write(b"more")
+        assert np.array_equal(store.gather([0, 1, 2, 3], ["nu"])["nu"], expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,6 +152,15 @@ def test_without_obstore_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(MissingExtraError, match=r"ups-store\[s3\]"):
         RemoteObject(Url.of("s3://b/d/a")).read(0, 1)
+
+
+def test_deadline_bounds_a_request_that_hangs(server: ObjectServer) -> None:
+    """Bounded by the server's delay in the end; the error is there before."""
+    failing(server, float("inf"), delay_s=60.0)
+    begun = time.monotonic()
+    with pytest.raises(RemoteError):
+        RemoteObject(Url.of("s3://b/d/a"), deadline_s=0.4).read(0, 1)
+    assert time.monotonic() - begun < 60.0
 
 
 def test_end_of_an_object_of_a_known_version_is_a_range(server: ObjectServer) -> None:

@@ -387,9 +387,15 @@ def test_bytes_are_synced_and_recorded_every_so_often(
     assert copy_of_memory(InMemory(), tmp_path) == len(SHORT) - 4000
 
 
-def test_an_unfinished_copy_of_another_version_is_begun_again(tmp_path: Path) -> None:
-    cut(tmp_path, InMemory(SHORT[::-1]), 3000)
-    assert copy_of_memory(InMemory(), tmp_path) == len(SHORT)
+@pytest.mark.parametrize("what", ["the same", "another version", "another boot"])
+def test_an_unfinished_copy_is_resumed_only_if_it_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    cut(tmp_path, InMemory(SHORT[::-1] if what == "another version" else SHORT), 3000)
+    if what == "another boot":  # what wasn't synced before a power cut may be zeros
+        monkeypatch.setattr(files, "boot_id", lambda: b"\1" * 16)
+    missing = len(SHORT) - 3000 if what == "the same" else len(SHORT)
+    assert copy_of_memory(InMemory(), tmp_path) == missing
     assert (tmp_path / VERSION.name).read_bytes() == SHORT
 
 
