@@ -537,6 +537,13 @@ def test_dataset_refuses_what_the_store_cannot_give(
     assert caught.value.kind == kind
 
 
+@pytest.mark.parametrize("wrong", [{"horizon": 0}, {"stride": 0}, {"seed": -1}])
+def test_window_of_nothing_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(SpecError) as caught:
+        Window(**wrong)
+    assert caught.value.kind == "window"
+
+
 def test_times_of_another_length_are_refused(make_store: MakeStore) -> None:
     path = make_store(
         {"fields": trajectories()["latent"]},
