@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ups_store.errors import SpecError, did_you_mean, needs
+from ups_store.errors import SpecError, check_installed, did_you_mean, needs
 from ups_store.format.canonical import canonical_json
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.base import AnyStore
@@ -51,6 +51,7 @@ _SAFETENSORS = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "
 _SAFETENSORS |= {
     f"{sign}int{bits}": f"{sign or 'i'}{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
+_PACKAGES = {"zarr": "zarr", "hdf5": "h5py"}  # of the extras that are called as the formats
 _RETIRED = {  # formats of earlier versions, and what to do instead
     "arrow": "export it to zarr, or make a table: `pyarrow.table({name: list(store[name])})`",
     "pt": "train on the store itself by `ups_store.torch`, or `torch.save` what `store.sample(i)` gives",
@@ -98,6 +99,8 @@ def export_store(
         check_not_ragged(store.metas.values(), f"export to {to}", hint, path=store.path)
     path = path_of(target)
     check_not_source(path, [part.path for part in parts_of(store)])
+    if to in _PACKAGES:
+        check_installed(_PACKAGES[to], extra=to)
     check_target(path, force=force)  # before a long check of the store
     if verify:
         check_sound(store)

@@ -36,6 +36,7 @@ LATENT_DIMS = ("sample", "time", "token", "width")
 PREFIXES = {"params.": "", "bc.": "bc_"}  # of keys, and what arrays have instead
 
 # Bounds of what a file may claim before anything is made of it.
+MAX_DIRECTORY_BYTES = 1 << 20  # of its archive; 46 of them become an object of about 500
 MAX_PICKLE_BYTES = 4 << 20  # of all that isn't numbers of tensors; each may become an object of about 60
 MAX_NODES = 1 << 20  # of a key with all tuples within it, which may share inner ones
 MAX_KEYS, MAX_DEPTH, MAX_KEY_LENGTH = 2 * MAX_ARRAYS, 32, 1000
@@ -125,7 +126,7 @@ def import_pt(
     check_target(path, force=force)  # before a long look at the files
     contents = _look_at(paths, names, frozenset(ragged), must_be_good=on_error == "fail", report=report)
     options: dict[str, Any] = {"identity": contents.identity(), "attrs": {"source": pattern}}
-    with create(path, contents.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
+    with create(target, contents.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
         missing, good = writer.missing().tolist(), list(contents.good.items())
         batch: dict[int, Sample] = {}
         nbytes = 0
@@ -390,6 +391,10 @@ def _load(raw: bytes, path: Path) -> Any:
     try:
         if not raw.startswith(b"PK\3\4") or raw[-22:-18] != b"PK\5\6" or raw[-2:] != b"\0\0":
             raise _bad(path, _NOT_SAVED)  # with a comment, readers could find different directories
+        is_zip64 = raw[-42:-38] == b"PK\6\7" and raw[-98:-94] == b"PK\6\6"  # APPNOTE 4.3.14, 4.3.15
+        directory_nbytes = int.from_bytes(raw[-58:-50] if is_zip64 else raw[-10:-6], "little")
+        if directory_nbytes > MAX_DIRECTORY_BYTES:
+            raise _bad(path, f"its directory is longer than {MAX_DIRECTORY_BYTES:,} bytes")
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             entries = archive.infolist()
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):

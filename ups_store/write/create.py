@@ -133,9 +133,9 @@ def create(
     if os.fspath(path) != IN_MEMORY:
         return _begin(target, plan, is_lazy=is_lazy, restart=restart, is_checked=check_on_resume, note=note)
     target = create_in_memory(plan.layout.building_nbytes)
-    # Opened again: closing it releases the locks, while the path stays.
-    building = new_building(target, files.open_existing(target, writable=True), plan, is_lazy=is_lazy)
-    try:
+    building = new_building(target, plan, is_lazy=is_lazy)
+    try:  # opened again: closing it releases the locks, while the path stays
+        building.fd = files.open_existing(target, writable=True)
         locks.try_lock(building.fd, BUILDER_LOCK)
         write_skeleton(building, plan)
         writer = StoreWriter(building)
@@ -188,10 +188,12 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         if not is_in_memory(store_path):
             with failures_as_errors(target, found.catalog.layout.building_nbytes, "the build was not joined"):
                 files.sync_folder(target.parent)  # its builder may not have come to that yet
+        building = _building_file(store_path, fd, found, is_lazy=True)
     except BaseException:
         files.close(fd)
         raise
-    return Committer(_building_file(store_path, fd, found, is_lazy=True))
+    building.fd = fd
+    return Committer(building)
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
@@ -326,9 +328,9 @@ def _resume(
         mended += _mend_constants(fd, layout, plan, is_spool=is_spool)
     building = _building_file(path, fd, found, is_lazy=is_lazy)
     try:
-        for name, offsets in (
-            {} if is_spool else plan.offsets.items()
-        ):  # nor are the lengths of ragged samples
+        building.fd = fd
+        planned = {} if is_spool else plan.offsets
+        for name, offsets in planned.items():  # the lengths of ragged samples aren't in it either
             if not np.array_equal(building.offsets[name], offsets):
                 known, lengths = np.diff(building.offsets[name]), np.diff(offsets)
                 sample = int(np.argmax(known != lengths))
@@ -416,13 +418,14 @@ def mismatch(
 
 
 def _building_file(path: Path, fd: int, found: Building, *, is_lazy: bool) -> BuildingFile:
+    """Make it of an open file, whose descriptor stays the caller's."""
     layout, crcs = found.catalog.layout, found.catalog.crcs[: len(found.catalog.layout.metadata)]
     ids = {"build_id": bytes(16), "boot_id": bytes(16)}  # of a finished file, which has none
     header = found.header or TailHeader.for_layout(layout, **ids, is_lazy=False)
     is_spool = read_is_spool(fd, layout)
     read = read_offsets_of_spool if is_spool else read_offsets
     offsets = {name: read(fd, array, path=building_path(path)) for name, array in layout.ragged.items()}
-    return BuildingFile(path, fd, layout, header, crcs, is_lazy and header.is_lazy, offsets, is_spool)
+    return BuildingFile(path, -1, layout, header, crcs, is_lazy and header.is_lazy, offsets, is_spool)
 
 
 def create_building(
@@ -440,31 +443,33 @@ def create_building(
     there is one. A spool is sparse, and `fill` may write samples into it. Nothing is left behind by an error.
     """
     target = building_path(path)
-    fd, temporary = create_locked(path)
-    building = None
+    building = new_building(path, plan, is_lazy=is_lazy, is_spool=is_spool)
+    building.fd, temporary = create_locked(path)
     try:
-        building = new_building(path, fd, plan, is_lazy=is_lazy, is_spool=is_spool)
         reserve = files.truncate if is_spool else files.allocate
-        reserve(fd, plan.layout.building_nbytes)  # 1
+        reserve(building.fd, plan.layout.building_nbytes)  # 1
         write_skeleton(building, plan)  # 2
         fill(building)
-        files.sync(fd)  # 3
+        files.sync(building.fd)  # 3
         files.sync_folder(target.parent)
         (files.rename if replace else files.link)(temporary, target)  # 4: from here on it can be seen
         files.remove(temporary)
         files.sync_folder(target.parent)  # 5: before the first commit
     except BaseException:
-        building.close() if building else files.close(fd)
+        building.close()
         files.remove(temporary)
         raise
     return building
 
 
-def new_building(path: Path, fd: int, plan: Plan, *, is_lazy: bool, is_spool: bool = False) -> BuildingFile:
-    """Make the building file of an open file, of which nothing is written yet."""
+def new_building(path: Path, plan: Plan, *, is_lazy: bool, is_spool: bool = False) -> BuildingFile:
+    """Make the building file of a plan, of which nothing is written yet; it closes the `fd` that it is given.
+
+    None is given here: at an interrupt in between the descriptor would be closed twice.
+    """
     ids = {"build_id": files.build_id(), "boot_id": files.boot_id()}
     header = TailHeader.for_layout(plan.layout, **ids, is_lazy=is_lazy)
-    return BuildingFile(path, fd, plan.layout, header, plan.crcs, is_lazy, plan.offsets, is_spool)
+    return BuildingFile(path, -1, plan.layout, header, plan.crcs, is_lazy, plan.offsets, is_spool)
 
 
 def write_skeleton(building: BuildingFile, plan: Plan, *, has_tail: bool = True) -> None:

@@ -366,8 +366,9 @@ class Spool:
             crcs = read_records(building.fd, self._layout, np.arange(num))[:, 1:-1]
             with new_file(self.path, force=True, needed_bytes=plan.layout.file_nbytes) as fd:
                 files.allocate(fd, plan.layout.file_nbytes)
-                store = new_building(self.path, fd, plan, is_lazy=True)
+                store = new_building(self.path, plan, is_lazy=True)
                 try:
+                    store.fd = fd
                     write_skeleton(store, plan, has_tail=False)
                     _copy(building, store, num)
                     write_entries(store, crcs)

@@ -26,7 +26,13 @@ from small_stores import MakeStore, build, damage, mixed_constants, mixed_values
 
 import ups_store
 from ups_store.convert import FORMATS, export_store
-from ups_store.errors import CorruptChunkError, DiskFullError, SpecError, StoreNotFoundError
+from ups_store.errors import (
+    CorruptChunkError,
+    DiskFullError,
+    MissingExtraError,
+    SpecError,
+    StoreNotFoundError,
+)
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 from ups_store.system import files
 from ups_store.write import target as output_module
@@ -295,6 +301,17 @@ def test_export_to_an_unknown_format_or_folder_is_refused(make_store: MakeStore,
             assert caught.value.hint is hint or hint in (caught.value.hint or "")
         with pytest.raises(StoreNotFoundError):
             export_store(store, tmp_path / "nowhere" / "out", to="hdf5")
+
+
+@pytest.mark.parametrize(("to", "package"), [("hdf5", "h5py"), ("zarr", "zarr")])
+def test_export_without_its_library_is_refused_before_the_store_is_checked(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, package: str
+) -> None:
+    path = make_store()
+    damage(path, "fields", 2)
+    monkeypatch.setitem(sys.modules, package, None)
+    with ups_store.open(path) as store, pytest.raises(MissingExtraError, match=f"ups-store.{to}."):
+        export_store(store, tmp_path / "out", to=to)
 
 
 def test_export_of_metadata_too_long_for_safetensors_is_refused(

@@ -101,6 +101,15 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
+def test_import_into_memory_writes_no_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ups_store.open(import_pt(folder, ":memory:").path) as store:
+        assert len(store) == 12
+    assert names_in(tmp_path) == ["pt"]
+
+
 @pytest.mark.parametrize("name", ["nothing", "pt/sample_0.pt"])
 def test_import_of_no_folder_says_so(folder: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceError, match="no such folder"):

@@ -222,12 +222,22 @@ def of_one_tuple() -> bytes:
     return b"\x80\2})" + b"q\0h\0\x86" * 60 + b"G?\xf0\0\0\0\0\0\0s."
 
 
+def _with_entries() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for i in range(21_000):
+            archive.writestr(str(i), b"")
+    return out.getvalue()
+
+
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "compressed": (
         lambda: rewritten(saved({"x": torch.zeros(1 << 20)}), compression=zipfile.ZIP_DEFLATED),
         "compressed, which torch.save never does",
     ),
     "larger_inside": (lambda: _with_size(saved({"x": torch.zeros(6)}), 1 << 31), "it expands to 2,147,"),
+    "long_directory": (lambda: _with_directory(saved({}), 1 << 40), "its directory is longer than"),
+    "many_entries": (_with_entries, "its directory is longer than"),
     "comment": (lambda: _with_comment(saved({})), "cut off, damaged, or not"),
     "beyond_its_storage": (lambda: of_tensor((2, 3), (3, 2)), NOT_SAVED),
     "repeated": (lambda: saved({"x": torch.zeros(1).expand(1 << 40)}), "repeats its elements"),
@@ -247,6 +257,11 @@ def _with_size(raw: bytes, nbytes: int) -> bytes:
     """The directory says that the first entry has another size."""
     where = raw.index(b"PK\1\2") + 20
     return raw[:where] + struct.pack("<2I", nbytes, nbytes) + raw[where + 8 :]
+
+
+def _with_directory(raw: bytes, nbytes: int) -> bytes:
+    where = raw.index(b"PK\6\6") + 40
+    return raw[:where] + struct.pack("<Q", nbytes) + raw[where + 8 :]
 
 
 def _with_comment(raw: bytes) -> bytes:

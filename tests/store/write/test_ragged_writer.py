@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import ragged_stores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_stores import build_ragged, ragged_specs, ragged_values, rows_of
+from small_stores import flip
 
 import ups_store
 from ups_store import ArraySpec
@@ -126,6 +128,16 @@ def test_unfinished_file_with_other_lengths_is_another_store(tmp_path: Path) -> 
     with pytest.raises(ups_store.IdentityMismatchError) as error:
         ups_store.create(target, ragged_specs(others), identity=ragged_stores.IDENTITY)
     assert error.value.differences == {"lengths of 'points'[3]": (1, 40)}
+
+
+def test_join_of_a_file_whose_offsets_are_damaged_leaves_none_open(tmp_path: Path) -> None:
+    target = tmp_path / "a.zarr.zip"
+    with ups_store.create(target, ragged_specs(VALUES), identity=ragged_stores.IDENTITY) as writer:
+        flip(writer.building.building_path, writer.building.layout.ragged["points"].offsets.offset + 8)
+        descriptors = os.listdir("/proc/self/fd")
+        with pytest.raises(ups_store.CorruptChunkError):
+            ups_store.join(target, identity=ragged_stores.IDENTITY)
+        assert os.listdir("/proc/self/fd") == descriptors
 
 
 @settings(max_examples=12, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_stores import (
@@ -275,6 +276,22 @@ def test_joined_committer_outlives_the_builder(path: Path) -> None:
     with begin(path, values) as writer:
         writer.finish()
     assert_same_bits(all_arrays(path), values)
+
+
+def test_interrupt_as_a_file_is_taken_up_is_just_that(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor is closed once, and the lock isn't kept."""
+    values, taken_up = mixed_values(), create._building_file
+    begin(path, values).close()
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        taken_up(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(create, "_building_file", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            begin(path, values)
+    begin(path, values).close()
 
 
 def test_join_without_a_build_finds_nothing(path: Path) -> None:

@@ -243,6 +243,23 @@ def test_spool_grows_as_far_as_the_file_system_has_files(
         assert read_room(path) == room
 
 
+def test_interrupt_as_the_store_is_begun_is_just_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor is closed once: a second time the number may be another file's."""
+    path, new_building = tmp_path / "a.zarr.zip", spool_module.new_building
+
+    def begun(*arguments: Any, **options: Any) -> None:
+        new_building(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "new_building", begun)
+        interrupted(path, N + 1)
+    with ups_store.write(path, samples(), identity=IDENTITY, ragged=["rows"]) as store:
+        assert len(store) == N
+
+
 def interrupting(samples: Iterator[dict[str, Any]], stop: int) -> Iterator[dict[str, Any]]:
     yield from itertools.islice(samples, stop)
     raise KeyboardInterrupt
