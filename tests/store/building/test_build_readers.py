@@ -21,12 +21,20 @@ from rich.console import Console
 from ups_store import ArraySpec
 from ups_store.building import progress, read, readers
 from ups_store.building.config import BuildConfig, ReadingConfig, load_config
-from ups_store.building.progress import StageWatcher
+from ups_store.building.fill import Filling
+from ups_store.building.progress import StageWatcher, Stopwatch
 from ups_store.building.read import UnreadSamplesError
 from ups_store.building.readers import chosen, fitting
 from ups_store.building.watch import ConsoleWatcher, EventLog, StallWatcher
-from ups_store.errors import BuildInterruptedError, CommitError, ConfigError, DiskFullError, StoreError
-from ups_store.sources.readers import PoolStatus, ReaderStatus
+from ups_store.errors import (
+    BuildInterruptedError,
+    CommitError,
+    ConfigError,
+    DiskFullError,
+    SourceError,
+    StoreError,
+)
+from ups_store.sources.readers import PoolStatus, ReaderStatus, Skipped
 from ups_store.system import files
 from ups_store.write.writer import StoreWriter
 
@@ -451,3 +459,25 @@ def test_reduced_source_is_weighed_by_what_it_takes_in_its_file(
     monkeypatch.setattr(readers, "TINY_NBYTES", nbytes)
     report = build(config)
     assert (report.readers.num_workers, "by one reader" in report.readers.why) == (1, True)
+
+
+def test_of_many_samples_with_one_fault_the_first_are_noted_and_the_others_counted(
+    source: Path, tmp_path: Path
+) -> None:
+    watcher = Recorder()
+    planned = plan(settings(tmp_path, root=str(source.parent), split="train"))
+    filling = Filling(planned, None, None, watcher=watcher, clock=Stopwatch(), on_nan="fail")  # type: ignore[arg-type]
+
+    def skipped(samples: list[int], kind: str = "read_failed") -> Skipped:
+        error = SourceError(f"can't be read at {samples[0]}", path="a.h5", kind=kind)
+        return Skipped(np.array(samples), error)
+
+    many = [skipped([i]) for i in range(1, 2001)]
+    filling._skipped = [*many, skipped([7], "not_finite"), skipped([3000, 3001])]
+    with pytest.raises(UnreadSamplesError):
+        filling.check_complete()
+    assert watcher.notes == [
+        *(f"skipped: a.h5: can't be read at {i}" for i in (1, 2, 3)),
+        "skipped: a.h5: 1,999 more samples (read_failed)",
+        "skipped: a.h5: can't be read at 7",
+    ]
