@@ -380,6 +380,19 @@ def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
     assert "/dev/shm " in noted[0]
 
 
+def test_reader_that_begins_while_stacks_are_asked_for_has_not_begun_in_the_future(tmp_path: Path) -> None:
+    def stacks() -> dict[int, str]:
+        time.sleep(0.2)
+        status = ReaderStatus(71, "reading", time.monotonic(), None, num_waiting=1)
+        pool.status = lambda: PoolStatus((status,), 0)
+        return {71: "in a file"}
+
+    pool: Any = SimpleNamespace(stacks=stacks)
+    watcher = StallWatcher(60.0, folder=tmp_path, note=lambda diagnosis: None)
+    watcher.watch(pool)
+    assert re.search(r"reader 71: reading for \d+\.\d s\n    in a file", watcher.diagnosis())
+
+
 def test_progress_keeps_a_stall_from_being_told(tmp_path: Path) -> None:
     noted: list[str] = []
     with StallWatcher(2.0, folder=tmp_path, note=noted.append) as watcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,8 @@ from small_stores import build as build_small
 
 import ups_store
 from tools.conformance import REFUSED
-from ups_store import ConfigError, FormatError, IdentityMismatchError
-from ups_store.building import fill
+from ups_store import AccessError, ConfigError, FormatError, IdentityMismatchError
+from ups_store.building import fill, repair
 from ups_store.building.repair import repair_store
 from ups_store.check.doctor import Status, examine
 from ups_store.format.layout import Layout
@@ -233,6 +234,25 @@ def test_unfinished_store_of_something_else_in_the_way_of_a_repair_is_said(path:
     with pytest.raises(IdentityMismatchError) as caught:
         repair_store(path, config, watcher=Recorder())
     assert caught.value.hint == "finish that build first, or move its file away"
+
+
+def test_what_may_not_be_written_says_what_helps(
+    path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    path.chmod(0o444)
+    with pytest.raises(AccessError) as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert (caught.value.kind, caught.value.hint) == ("read_only", "make it writable with chmod u+w first")
+    path.chmod(0o644)
+
+    def refuse(*arguments: object) -> None:
+        raise files.opening_error(path.parent, PermissionError(errno.EACCES, "Permission denied"))
+
+    monkeypatch.setattr(repair, "create_file", refuse)
+    with pytest.raises(AccessError) as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert (caught.value.kind, "of its folders" in str(caught.value.hint)) == ("access", True)
 
 
 def test_damaged_unfinished_store_in_the_way_of_a_repair_is_said(path: Path, config: Path) -> None:
