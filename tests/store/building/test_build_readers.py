@@ -361,6 +361,30 @@ def test_latents_that_were_committed_stay_when_the_next_fail(
     assert build(config).stores[0].num_committed == 16 - (3 if failing == "commit" else num["commit"])
 
 
+def test_interrupt_while_the_commit_thread_starts_leaves_no_commit_behind(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, commit, num_late = threading.Thread.start, StoreWriter.commit_many, list[int]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("ups-store-commit"):
+            raise KeyboardInterrupt
+
+    def slowly(writer: StoreWriter, *arguments: Any) -> None:
+        time.sleep(0.2)
+        num_late.append(writer.building.fd < 0)
+        commit(writer, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        patched.setattr(StoreWriter, "commit_many", slowly)
+        with pytest.raises(BuildInterruptedError):
+            build(of_latents(source, tmp_path))
+        time.sleep(0.5)
+    assert num_late == []
+
+
 def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
     noted: list[str] = []
     heard = threading.Event()
