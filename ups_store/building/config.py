@@ -130,8 +130,10 @@ class DataConfig(DeclaredSection):
     reduce_time: Count = Field(1, description="every how many-th time step")
     split_fractions: tuple[float, float, float] = Field((0.8, 0.1, 0.1), description="train, val, test")
     limit: Count | None = Field(None, description="at most so many samples a store")
-    on_nan: Literal["fail", "keep"] = Field("fail", description="what to do with NaN and Inf")
-    source_digest: Literal["full", "sampled"] = Field("full", description="how sources are identified")
+    on_nan: Literal["fail", "keep"] = Field("fail", description="fail on NaN and Inf, or keep them")
+    source_digest: Literal["full", "sampled"] = Field(
+        "full", description="how sources are identified: by all of their bytes, or some"
+    )
 
     _as_json = field_serializer("root", "files", when_used="json")(_places)
 
@@ -175,7 +177,9 @@ class CacheConfig(DeclaredSection):
     """Where stores go and what they hold."""
 
     dir: LocalPath = Field(Path("cache"), description="folder of the stores")
-    dtype: FieldDtype = Field("float32", description="dtype of the fields or latents")
+    dtype: FieldDtype = Field(
+        "float32", description="dtype of the fields or latents: float16, bfloat16, float32 or float64"
+    )
     codec: Codec = Field("none", description="pack stores, which are decoded then; none: map them")
     partitions: Count | None = Field(
         None, description="files that a new store is built in, one by one; chosen by size for a packed one"
@@ -212,7 +216,8 @@ class LatentConfig(EncodingConfig):
     """What encodes, where stores hold latents instead of fields."""
 
     checkpoint: LocalPath = Field(
-        description="weights of an autoencoder; by default <checkpoint.dir>/autoencoder.safetensors"
+        description="weights of an autoencoder, to store latents instead of fields; in a run by default "
+        "<checkpoint.dir>/autoencoder.safetensors"
     )
     dim: Count | None = Field(None, description="channels of a latent token, as the checkpoint has them")
     tokens: Count | None = Field(None, description="latent tokens of a frame, as the checkpoint has them")
@@ -233,7 +238,7 @@ class ReadingConfig(DeclaredSection):
         2, description="how often a read is tried again after its reader was late or died"
     )
     on_error: Literal["fail", "skip"] = Field(
-        "fail", description="what to do with samples that can't be read"
+        "fail", description="fail on samples that can't be read, or skip them"
     )
     stall_warning_s: Seconds = Field(
         60.0, description="time without progress after which a diagnosis is shown"

@@ -177,6 +177,8 @@ class Filling:
             self._is_mine[samples] = True
 
         begun: tuple[Samples, Callable[[], Encoded]] | None = None
+        # Started before there is a batch: an interrupt amid that leaves a thread that nobody waits for.
+        thread.submit(int).result()
         try:
             for samples, arrays, ranges in self._clock.timed_each("read", batches):
                 if not self._is_prepared and isinstance(encoder, OverlappingEncoder):

@@ -236,11 +236,12 @@ class StallWatcher(StageWatcher, LookingThread):
 
     def diagnosis(self) -> str:
         """Say all that can be seen from here, as lines."""
-        now, how_far = time.monotonic(), f"{self.done} of {self.total}" if self.total else "nothing"
-        still = f"no progress for {now - self._moved_s:.1f} s: {self.name} ({how_far} done)"
-        lines = [f"{still} waits for {self.waits_for}"]
-        stacks = self.pool.stacks() if self.pool else {}
-        for reader in self.pool.status().readers if self.pool else ():
+        still_s, how_far = time.monotonic() - self._moved_s, f"{self.done} of {self.total}"
+        doing = f"{self.name} ({how_far if self.total else 'nothing'} done)"
+        lines = [f"no progress for {still_s:.1f} s: {doing} waits for {self.waits_for}"]
+        stacks = self.pool.stacks() if self.pool else {}  # asked for, which takes up to a second
+        readers, now = self.pool.status().readers if self.pool else (), time.monotonic()
+        for reader in readers:
             line = f"reader {reader.pid}: {reader.doing} for {now - reader.since_s:.1f} s"
             if reader.request is not None:
                 dataset = f"dataset {reader.dataset!r} of " if reader.dataset else ""

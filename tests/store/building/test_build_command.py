@@ -128,6 +128,21 @@ def test_rank_that_only_helps_leaves_results_to_the_builder(
     assert told.err.endswith(f"cache/{NAME}: rank 1 committed 0 samples\n")
 
 
+def test_overwrite_and_rehash_reach_the_dry_run(
+    invoke: Invoke, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke("--tasks burgers1d --root source --splits train")
+    words = "--tasks burgers1d --root source --splits train --dry-run --num-workers 0"
+    assert ": rebuild: --overwrite, " in invoke(f"{words} --overwrite").out
+    digested = []
+    full = digests.full_digest
+    monkeypatch.setattr(digests, "full_digest", lambda *args: digested.append(args) or full(*args))
+    invoke(words)
+    assert digested == []
+    invoke(f"{words} --rehash")
+    assert len(digested) == 1
+
+
 def test_manifest_of_a_dry_run_is_warned_about(invoke: Invoke, source: Path) -> None:
     outcome = invoke("--tasks burgers1d --root source --dry-run --manifest m.json")
     assert outcome.code == 0

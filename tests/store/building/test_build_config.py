@@ -98,6 +98,10 @@ def test_override_holds_lists_in_brackets_or_with_commas() -> None:
     assert load("data.split_fractions=[0.5,0.25,0.25]").data.split_fractions == (0.5, 0.25, 0.25)
 
 
+def test_override_with_null_takes_the_value_back() -> None:
+    assert load("data.limit=null", limit=3).data.limit is None
+
+
 def test_root_is_the_variable_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDEBENCH_ROOT", "/from/variable")
     assert load().data.root == Path("/from/variable")
@@ -211,6 +215,30 @@ def test_fractions_that_share_out_too_much_or_less_than_nothing_are_refused(frac
     assert error_of(split_fractions=fractions).kind == "bad_fractions"
 
 
+@pytest.mark.parametrize("override", ["foo", "--limit", ""])
+def test_override_without_a_value_is_refused(override: str) -> None:
+    error = error_of(override)
+    assert (error.expected, error.found) == ("key=value", repr(override))
+
+
+@pytest.mark.parametrize("override", ["data.files=[a", "data.files={a: b", "data.limit='3"])
+def test_override_that_is_not_yaml_is_refused(override: str) -> None:
+    error = error_of(override)
+    assert (error.problem, error.found) == ("overrides", repr(override))
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("cache.dir=${nothing.there}", "check the dotted keys"),
+        ("cache.dir=${oc.env:NOT_SET}", "no variable NOT_SET in the environment"),
+        ("cache.dir=${", "check the dotted keys"),
+    ],
+)
+def test_reference_to_nothing_is_refused(override: str, hint: str) -> None:
+    assert hint in str(error_of(override))
+
+
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [
@@ -236,10 +264,25 @@ def test_file_that_is_no_configuration_is_refused_by_name(
     assert message.lower() in str(error).lower()
 
 
+@pytest.mark.parametrize(("name", "reason"), [("gone.yaml", "No such file"), (".", "Is a directory")])
+def test_file_that_can_not_be_read_is_named(name: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_config(tmp_path / name)
+    assert caught.value.path == str(tmp_path / name)
+    assert caught.value.hint == "check the name; `ups configs` lists those that are shipped"
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 100_000])
 def test_file_that_nests_too_deep_is_refused(text: str, tmp_path: Path) -> None:
     error = error_of(yaml=text, folder=tmp_path)
     assert (error.kind, error.path) == ("too_deep", str(tmp_path / "build.yaml"))
+
+
+@pytest.mark.parametrize(
+    "override", ["data.files=" + "[" * 60_000, "a." * 60_000 + "a=1"], ids=["value", "key"]
+)
+def test_override_that_nests_too_deep_is_refused(override: str) -> None:
+    assert error_of(override).kind == "too_deep"
 
 
 def test_file_of_references_alone_is_refused(tmp_path: Path) -> None:

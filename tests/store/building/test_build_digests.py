@@ -139,6 +139,20 @@ def test_unchanged_file_is_not_read_again(source: Path, reads: list[str]) -> Non
     assert advanced == [source.stat().st_size]
 
 
+def test_kinds_of_digests_are_kept_apart(source: Path, reads: list[str]) -> None:
+    full, sampled = digest_of(source), digest_of(source, "sampled")
+    assert full != sampled
+    assert (digest_of(source), digest_of(source, "sampled")) == (full, sampled)
+    assert len(reads) == 2
+
+
+def test_links_to_a_file_share_its_digest(source: Path, reads: list[str]) -> None:
+    link = source.with_name("link.h5")
+    link.symlink_to(source.name)
+    assert digest_of(source) == digest_of(link)
+    assert len(reads) == 1
+
+
 def test_file_changed_in_place_is_read_again(source: Path, reads: list[str]) -> None:
     before = digest_of(source)
     status = source.stat()
@@ -192,6 +206,15 @@ def test_damaged_cache_is_replaced(damage: bytes, source: Path, reads: list[str]
     assert digest_of(source) == before
     assert len(reads) == 2
     assert list(json.loads(path.read_text())) == [f"full:{source}"]
+
+
+def test_cache_entry_without_a_digest_is_replaced(source: Path) -> None:
+    before = digest_of(source)
+    path = source.parent / CACHE_NAME
+    known = json.loads(path.read_text())
+    del known[f"full:{source}"]["digest"]
+    path.write_text(json.dumps(known))
+    assert digest_of(source) == before
 
 
 def test_folder_where_no_cache_can_be_written_is_no_error(source: Path, tmp_path: Path) -> None:

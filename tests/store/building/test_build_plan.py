@@ -105,6 +105,17 @@ def test_missing_root_is_no_empty_split(tmp_path: Path) -> None:
     assert (error.kind, error.path, error.exit_code) == ("missing_root", str(tmp_path / "source"), 3)
 
 
+def test_root_that_is_a_file_is_called_so(tmp_path: Path) -> None:
+    path = write_burgers(tmp_path / "source" / BURGERS)
+    error = error_of(settings(tmp_path, root=str(path)))
+    assert (error.kind, error.problem) == ("missing_root", "not a folder")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_root_with_a_name_that_can_not_exist_is_a_missing_root(name: str, tmp_path: Path) -> None:
+    assert error_of(settings(tmp_path, root=name)).kind == "missing_root"
+
+
 def test_root_that_can_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_burgers(tmp_path / "source" / BURGERS)
 
@@ -115,6 +126,22 @@ def test_root_that_can_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: py
     error = error_of(settings(tmp_path))
     assert (error.kind, error.path) == ("missing_root", str(tmp_path / "source"))
     assert "Permission denied" in str(error)
+
+
+def test_folder_below_the_root_that_can_not_be_listed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_burgers(tmp_path / "source" / BURGERS)
+    (tmp_path / "source" / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):
+        if "lost" in os.fspath(path):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert plan(settings(tmp_path, split="train")).num_samples == 16
 
 
 def _not_hdf5(path: Path) -> None:
@@ -185,6 +212,14 @@ def test_files_with_different_grids_are_both_named(change: str, tmp_path: Path) 
     error = error_of(settings(tmp_path, split="train"))
     assert (error.kind, error.path) == ("grids_differ", str(other))
     assert str(one) in str(error)
+
+
+def test_files_with_different_parameters_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    write(tmp_path / "source" / "burgers1d_train_0.h5", {"data": values("data", (2, T, X))})
+    write(tmp_path / "source" / "burgers1d_train_1.h5", {"data": values("data", (2, T, X))}, {"nu": 0.1})
+    error = error_of(settings(tmp_path, split="train"))
+    assert (error.kind, error.expected, error.found) == ("grids_differ", [], ["nu"])
 
 
 # --- what the plan says -------------------------------------------------------------------------------

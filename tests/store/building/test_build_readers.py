@@ -21,12 +21,20 @@ from rich.console import Console
 from ups_store import ArraySpec
 from ups_store.building import progress, read, readers
 from ups_store.building.config import BuildConfig, ReadingConfig, load_config
-from ups_store.building.progress import StageWatcher
+from ups_store.building.fill import Filling
+from ups_store.building.progress import StageWatcher, Stopwatch
 from ups_store.building.read import UnreadSamplesError
 from ups_store.building.readers import chosen, fitting
 from ups_store.building.watch import ConsoleWatcher, EventLog, StallWatcher
-from ups_store.errors import BuildInterruptedError, CommitError, ConfigError, DiskFullError, StoreError
-from ups_store.sources.readers import PoolStatus, ReaderStatus
+from ups_store.errors import (
+    BuildInterruptedError,
+    CommitError,
+    ConfigError,
+    DiskFullError,
+    SourceError,
+    StoreError,
+)
+from ups_store.sources.readers import PoolStatus, ReaderStatus, Skipped
 from ups_store.system import files
 from ups_store.write.writer import StoreWriter
 
@@ -353,6 +361,30 @@ def test_latents_that_were_committed_stay_when_the_next_fail(
     assert build(config).stores[0].num_committed == 16 - (3 if failing == "commit" else num["commit"])
 
 
+def test_interrupt_while_the_commit_thread_starts_leaves_no_commit_behind(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, commit, num_late = threading.Thread.start, StoreWriter.commit_many, list[int]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("ups-store-commit"):
+            raise KeyboardInterrupt
+
+    def slowly(writer: StoreWriter, *arguments: Any) -> None:
+        time.sleep(0.2)
+        num_late.append(writer.building.fd < 0)
+        commit(writer, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        patched.setattr(StoreWriter, "commit_many", slowly)
+        with pytest.raises(BuildInterruptedError):
+            build(of_latents(source, tmp_path))
+        time.sleep(0.5)
+    assert num_late == []
+
+
 def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
     noted: list[str] = []
     heard = threading.Event()
@@ -370,6 +402,19 @@ def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
     assert "test_stall_is_told_with_stage_and_own_stack" in noted[0]
     assert f"free disk in {tmp_path}" in noted[0]
     assert "/dev/shm " in noted[0]
+
+
+def test_reader_that_begins_while_stacks_are_asked_for_has_not_begun_in_the_future(tmp_path: Path) -> None:
+    def stacks() -> dict[int, str]:
+        time.sleep(0.2)
+        status = ReaderStatus(71, "reading", time.monotonic(), None, num_waiting=1)
+        pool.status = lambda: PoolStatus((status,), 0)
+        return {71: "in a file"}
+
+    pool: Any = SimpleNamespace(stacks=stacks)
+    watcher = StallWatcher(60.0, folder=tmp_path, note=lambda diagnosis: None)
+    watcher.watch(pool)
+    assert re.search(r"reader 71: reading for \d+\.\d s\n    in a file", watcher.diagnosis())
 
 
 def test_progress_keeps_a_stall_from_being_told(tmp_path: Path) -> None:
@@ -451,3 +496,25 @@ def test_reduced_source_is_weighed_by_what_it_takes_in_its_file(
     monkeypatch.setattr(readers, "TINY_NBYTES", nbytes)
     report = build(config)
     assert (report.readers.num_workers, "by one reader" in report.readers.why) == (1, True)
+
+
+def test_of_many_samples_with_one_fault_the_first_are_noted_and_the_others_counted(
+    source: Path, tmp_path: Path
+) -> None:
+    watcher = Recorder()
+    planned = plan(settings(tmp_path, root=str(source.parent), split="train"))
+    filling = Filling(planned, None, None, watcher=watcher, clock=Stopwatch(), on_nan="fail")  # type: ignore[arg-type]
+
+    def skipped(samples: list[int], kind: str = "read_failed") -> Skipped:
+        error = SourceError(f"can't be read at {samples[0]}", path="a.h5", kind=kind)
+        return Skipped(np.array(samples), error)
+
+    many = [skipped([i]) for i in range(1, 2001)]
+    filling._skipped = [*many, skipped([7], "not_finite"), skipped([3000, 3001])]
+    with pytest.raises(UnreadSamplesError):
+        filling.check_complete()
+    assert watcher.notes == [
+        *(f"skipped: a.h5: can't be read at {i}" for i in (1, 2, 3)),
+        "skipped: a.h5: 1,999 more samples (read_failed)",
+        "skipped: a.h5: can't be read at 7",
+    ]

@@ -135,6 +135,16 @@ def test_second_build_finds_the_store_valid_without_reading_the_source(
     assert (first.path.stat().st_ino, first.path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
 
 
+def test_age_of_a_valid_store_is_that_of_its_file(config: BuildConfig) -> None:
+    build(config)
+    os.utime(store_of(config), (time.time() - 7200, time.time() - 7200))
+    (result,) = build(config).stores
+    assert 7200 <= result.age_s < 7260
+    assert "valid, written 2 hours ago" in result.summary()
+    os.utime(store_of(config), (time.time() + 7200, time.time() + 7200))  # by a clock that is ahead
+    assert build(config).stores[0].age_s == 0
+
+
 def test_changed_configuration_names_the_keys_and_rebuilds(config: BuildConfig, tmp_path: Path) -> None:
     (first,) = build(config).stores
     with ups_store.open(first.path) as old:
@@ -217,6 +227,12 @@ def test_statistics_of_a_continued_build_are_those_of_all_samples(
     (continued,) = build(config).stores
     elsewhere = settings(tmp_path, split="train", cache_dir=str(tmp_path / "other"))
     assert continued.statistics == build(elsewhere).stores[0].statistics
+
+
+def test_interruption_before_the_first_commit_is_resumable_too(config: BuildConfig, tmp_path: Path) -> None:
+    assert "0 of 16 samples" in str(interrupt(config, 0))
+    build(config)
+    assert store_of(config).read_bytes() == undisturbed(config, tmp_path / "other")
 
 
 def test_valid_store_stays_while_its_successor_is_unfinished(config: BuildConfig, tmp_path: Path) -> None:
@@ -394,6 +410,22 @@ def test_folder_in_place_of_the_store_is_refused_before_any_work(
     assert [path.name for path in config.cache.dir.iterdir()] == [NAME]
 
 
+@pytest.mark.parametrize("name", ["taken", "taken/below", "x" * 300, "a\0b"])
+def test_folder_of_stores_that_can_not_be_made_is_refused(
+    name: str, config: BuildConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(ConfigError, match="can't make the folder") as caught:
+        build(settings(tmp_path, cache_dir=str(tmp_path / name)))
+    assert caught.value.path == str(tmp_path / name)
+    assert "cache.dir" in str(caught.value)
+
+
+def test_folders_above_the_stores_are_made(config: BuildConfig, tmp_path: Path) -> None:
+    (result,) = build(settings(tmp_path, split="train", cache_dir=str(tmp_path / "a/ü b/c"))).stores
+    assert result.path.is_file()
+
+
 def test_store_that_another_process_builds_is_locked(config: BuildConfig) -> None:
     planned = plan(config)
     config.cache.dir.mkdir()
@@ -450,6 +482,18 @@ def test_samples_of_a_source_that_really_changed_are_not_used(config: BuildConfi
     build(config, overwrite=True)
     with ups_store.open(store_of(config)) as store:
         assert (store["fields"] == 1).all()
+
+
+def test_source_that_disappears_during_the_build_fails_it(config: BuildConfig) -> None:
+    path = config.data.root / BURGERS
+
+    def remove(watcher: Recorder) -> None:
+        if watcher.num_samples == 16:
+            path.unlink()
+
+    with pytest.raises(SourceError) as caught:
+        build(config, Recorder(on_advance=remove))
+    assert (caught.value.kind, caught.value.path) == ("missing_file", str(path))
 
 
 # --- the manifest -------------------------------------------------------------------------------------

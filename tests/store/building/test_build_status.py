@@ -15,6 +15,7 @@ import pytest
 from command_line import run_ups_store
 
 from ups_store.building.watch import EventLog
+from ups_store.system import files
 
 HERE = os.uname().nodename
 NOW_S = time.time()
@@ -110,6 +111,11 @@ def test_silent_process_of_another_machine_is_unknown(tmp_path: Path) -> None:
     assert "in b.jsonl: unknown, last line " in run_ups_store("status", tmp_path).stdout
 
 
+def test_process_that_took_the_place_of_another_counts_alone(tmp_path: Path, dead: int) -> None:
+    path = log(tmp_path / "a.jsonl", *begun(pid=dead), *begun())
+    assert [process["pid"] for process in processes(path)] == [os.getpid()]
+
+
 def test_log_of_a_build_can_be_read_and_others_are_named(tmp_path: Path) -> None:
     with EventLog(tmp_path / "log" / "build.jsonl") as watcher:
         watcher.write("start")
@@ -126,3 +132,15 @@ def test_watching_ends_when_nothing_runs_any_more(tmp_path: Path, monkeypatch: p
     ends = lambda seconds: log(path, *begun(), event("end", is_done=True))  # noqa: E731
     monkeypatch.setattr("ups_store.cli.status.time.sleep", ends)
     assert "finished" in run_ups_store("status", tmp_path, "--watch").stdout
+
+
+def test_pipe_is_read_but_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    os.write(theirs, "".join(json.dumps(each) + "\n" for each in begun()).encode())
+    os.close(theirs)
+    assert "reading 40 of 100" in run_ups_store("status", f"/dev/fd/{ours}").stdout
+    os.close(ours)
+    monkeypatch.setattr(files, "PIPE_WAIT_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    done = run_ups_store("status", tmp_path / "pipe")
+    assert (done.exit_code, "nothing came through the pipe" in done.stderr) == (2, True)

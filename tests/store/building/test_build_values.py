@@ -338,6 +338,27 @@ def test_shards_of_a_split_are_joined_in_the_order_of_their_numbers(tmp_path: Pa
     assert_store_holds(tmp_path / "cache/burgers1d_train.zarr.zip", expected, list(range(6)))
 
 
+@pytest.mark.parametrize(
+    "file_name", ["burgers1d_valid.h5", "burgers1d_val.hdf5", "burgers1d_validation_0.h5"]
+)
+@pytest.mark.parametrize("split", ["val", "valid"])
+def test_valid_means_val_in_file_names_and_splits(file_name: str, split: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    data = values("data", (3, T, X))
+    write(tmp_path / "source" / file_name, {"data": data})
+    (result,) = build(settings(tmp_path, split=split)).stores
+    assert result.path == tmp_path / "cache/burgers1d_val.zarr.zip"
+    assert_store_holds(result.path, {"fields": data[..., None]}, [0, 1, 2])
+
+
+def test_links_to_one_file_give_its_samples_once(tmp_path: Path) -> None:
+    write_burgers(tmp_path / "source" / BURGERS)
+    (tmp_path / "source" / "1D_Burgers_Sols_Nu0.1.hdf5").symlink_to(BURGERS)
+    (tmp_path / "source" / "again").symlink_to(".")
+    (result,) = build(settings(tmp_path, split="train")).stores
+    assert result.num_samples == 16
+
+
 def test_limit_takes_the_first_samples_of_the_split(tmp_path: Path) -> None:
     paths = [
         write_burgers(tmp_path / "source" / f"1D_Burgers_Sols_Nu{nu}.hdf5", nu=nu)

@@ -158,6 +158,11 @@ def test_lists_that_refer_to_lists_of_references_are_refused(tmp_path: Path) -> 
     assert error.hint == "write them out"
 
 
+def test_each_reference_is_followed_once_however_often_it_occurs(tmp_path: Path) -> None:
+    text = laugh("a0: ''\n", "a#: '" + "${a@}" * 9 + "'", num=12)
+    assert read(text, tmp_path)["a11"] == ""  # 9 ** 11 times otherwise
+
+
 def test_override_that_expands_too_far_is_refused(tmp_path: Path) -> None:
     long = "x" * 50_000
     assert error_of(f"a: {long}\n", tmp_path, "b=" + "${a}" * 21).kind == "too_long"

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import yaml
 from build_helpers import Recorder, build
-from declared_files import FOURIER, RUNS, N, write_fourier, write_runs
+from declared_files import FOURIER, ONE_STATE, RUNS, N, write_fourier, write_one_state, write_runs
 from pdebench_files import T, X, Y
 from well_files import CHANNELS_2D, read_well_2d, write_well_2d
 
 import ups_store
 from ups_store.building.config import BuildConfig, load_config
 from ups_store.building.progress import BuildReport
-from ups_store.errors import SourceError
+from ups_store.errors import ConfigError, SourceError
 from ups_store.sources.readers import ReaderProcess
 
 
@@ -91,6 +91,16 @@ def test_declared_shards_are_joined_cut_and_reduced_like_others(tmp_path: Path) 
     assert reused(build(config)) == [True] * len(report.stores)
 
 
+def test_file_per_sample_makes_one_store(tmp_path: Path) -> None:
+    for i in range(12):
+        write_one_state(tmp_path / "source" / f"state_{i}.h5")
+    task = {"files": {"train": "state_*.h5"}, "layout": ONE_STATE.layout}
+    build(configure(tmp_path, {"rock": task}, split="train"))
+    with store_of(tmp_path, "rock_train") as store, h5py.File(tmp_path / "source" / "state_10.h5") as file:
+        assert len(store) == 12
+        np.testing.assert_array_equal(store["fields"][10], ONE_STATE.read(file)["fields"][0])
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [
@@ -128,6 +138,12 @@ def test_files_of_one_declaration_have_to_share_their_grid(tmp_path: Path) -> No
     with pytest.raises(SourceError, match="coordinate 'x' isn't") as caught:
         build(config)
     assert caught.value.kind == "grids_differ"
+
+
+def test_task_of_a_plan_has_to_be_declared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure(tmp_path, {"flow": {"ndim": 1}}, task="flows")
+    assert caught.value.kind == "unknown_task"
 
 
 # --- The Well -----------------------------------------------------------------------------------------

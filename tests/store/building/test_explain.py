@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
+from pdebench_files import T, X
 
 import ups_store
 from ups_store.building import read
@@ -68,6 +70,15 @@ def test_store_of_another_configuration_would_be_rebuilt(config: BuildConfig) ->
     assert not build(other).stores[0].reused
 
 
+def test_store_of_changed_sources_would_be_rebuilt(config: BuildConfig) -> None:
+    build(config)
+    fields = np.ones((20, T, X), np.float32)
+    write_burgers(Path(config.data.root) / BURGERS, fields=fields)
+    found = explain(config)
+    assert found.action == "rebuild"
+    assert any("digest" in key for key in found.differences)
+
+
 def test_unfinished_store_would_be_continued(config: BuildConfig) -> None:
     interrupt(config, 5)
     found = explain(config)
@@ -82,6 +93,13 @@ def test_unfinished_store_of_another_configuration_is_refused(config: BuildConfi
     assert (found.action, "content.reduce_time" in found.differences) == ("refuse", True)
     with pytest.raises(StoreError):
         build(other)
+
+
+def test_unfinished_store_without_samples_is_replaced(config: BuildConfig) -> None:
+    interrupt(config, 0)
+    other = with_keys(config, reduce_time=2)
+    assert explain(other).action == "build"
+    assert build(other).stores[0].num_committed == 16
 
 
 def test_damaged_files_are_made_again_and_those_of_other_programs_refused(config: BuildConfig) -> None:

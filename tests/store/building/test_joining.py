@@ -127,6 +127,23 @@ def test_a_builder_that_ends_early_is_given_time_to_be_started_again(path: Path,
     assert caught.value.kind == "no_builder"
 
 
+def test_a_look_that_takes_long_is_no_time_without_a_builder(
+    path: Path, meanwhile: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(path).close()
+    look, builders = joining.is_finished, list[StoreWriter]()
+    meanwhile(lambda: builders.append(begin(path)), lambda: finish(builders[0]))
+
+    def look_long(*arguments: object, **options: object) -> bool:
+        clock.now += 4 * joining.BUILDER_S
+        return look(*arguments, **options)  # type: ignore[arg-type]
+
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(joining, "is_finished", look_long)
+    monkeypatch.setattr(joining.time, "monotonic", lambda: clock.now)
+    joining.wait_for_store(path, HASH).close()
+
+
 def test_the_process_that_builds_is_named(path: Path) -> None:
     with begin(path):
         assert decide.builder_at(path).startswith("pid ")

@@ -13,6 +13,7 @@ from outer_data import FIELDS, SAMPLES, write_fields, write_halves, write_linked
 from pdebench_files import T, X, values
 
 import ups_store
+from ups_store.building.command import main
 from ups_store.building.config import BuildConfig
 from ups_store.building.progress import QuietWatcher
 from ups_store.building.stores import explain_all
@@ -158,3 +159,15 @@ def test_outer_file_that_changes_after_the_last_sample_leaves_no_store(tmp_path:
         build(following(tmp_path), Recorder(on_advance=change))
     assert (caught.value.kind, caught.value.path) == ("source_changed", str(tmp_path / "outer/u.bin"))
     assert not (tmp_path / "cache/burgers1d_train.zarr.zip").exists()
+
+
+def test_flag_of_the_command_allows_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    virtual(tmp_path)
+    words = ["--tasks", "burgers1d", "--split", "train", "--num-workers", "0", "--json"]
+    words += ["--root", str(tmp_path / "source"), "--cache-dir", str(tmp_path / "cache")]
+    with pytest.raises(SourceError):
+        main(words)
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--follow-external", str(tmp_path / "outer")])
+    assert ended.value.code == 0
+    assert '"num_samples": 6' in capsys.readouterr().out

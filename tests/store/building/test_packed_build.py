@@ -88,6 +88,16 @@ def test_build_with_a_codec_gives_packed_partitions_that_are_one_store(
     assert_holds(result.path, expected, codec=codec)
 
 
+def test_packed_partition_has_identity_and_fingerprint_of_its_mapped_form(folder: Path) -> None:
+    mapped = built(folder, cache_partitions=3, cache_dir=str(folder / "mapped")).path
+    packed = built(folder, cache_partitions=3, cache_codec="blosc").path
+    with ups_store.open(mapped) as a, ups_store.open(packed) as b:
+        assert a.codec == "none"
+        for left, right in zip(parts_of(a), parts_of(b), strict=True):
+            assert left.identity_document == right.identity_document
+            assert left.fingerprint == right.fingerprint
+
+
 def test_only_one_file_at_a_time_is_mapped_while_a_packed_store_is_built(folder: Path) -> None:
     mapped: list[list[str]] = []
 
@@ -153,6 +163,17 @@ def test_valid_store_of_another_codec_is_kept_with_a_note(folder: Path, expected
         "packed by blosc and not packed by pcodec: `ups-store unpack`" in note for note in watcher.notes
     )
     assert_holds(result.path, expected, codec="blosc")
+
+
+def test_valid_packed_store_is_reused_as_it_is(folder: Path, request: pytest.FixtureRequest) -> None:
+    built(folder, cache_codec="blosc", cache_partitions=3)
+    before = {name: (folder / "cache" / name).stat().st_mtime_ns for name in PARTS}
+    request.getfixturevalue("no_reading")
+    for options in ({}, {"cache_partitions": 2}):
+        result = built(folder, cache_codec="blosc", **options)
+        assert (result.reused, result.num_files) == (True, 3)
+        assert "pack" not in result.seconds
+        assert {name: (folder / "cache" / name).stat().st_mtime_ns for name in PARTS} == before
 
 
 def test_unfinished_mapped_store_is_finished_in_one_file_and_then_packed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, settings
 from pdebench_files import coordinate, write
+from small_stores import begin, flip, mixed_values
 from small_stores import build as build_small
-from small_stores import flip, mixed_values
 
 import ups_store
 from tools.conformance import REFUSED
-from ups_store import ConfigError, FormatError, IdentityMismatchError
-from ups_store.building import fill
+from ups_store import AccessError, ConfigError, FormatError, IdentityMismatchError
+from ups_store.building import fill, repair
 from ups_store.building.repair import repair_store
 from ups_store.check.doctor import Status, examine
 from ups_store.format.layout import Layout
@@ -173,6 +174,13 @@ def test_other_configuration_is_refused_and_changes_nothing(path: Path, config: 
     assert [file.name for file in path.parent.glob("*.zarr.zip*")] == [NAME]
 
 
+def test_changed_source_is_refused(path: Path, config: Path) -> None:
+    flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    write_source(config.parent / "source" / BURGERS, np.ones((20, 21, 64), np.float32))
+    with pytest.raises(IdentityMismatchError):
+        repair_store(path, config, watcher=Recorder())
+
+
 def test_interrupted_repair_is_continued(path: Path, config: Path, rebuilt: list[int]) -> None:
     good, layout = path.read_bytes(), layout_of(path)
     flip(path, layout.arrays["fields"].slot(3)[0])
@@ -196,6 +204,12 @@ def test_store_that_no_configuration_made_is_refused(tmp_path: Path, config: Pat
         repair_store(path, config, watcher=Recorder())
 
 
+def test_foreign_file_is_refused(tmp_path: Path, config: Path) -> None:
+    (tmp_path / "a.zarr.zip").write_text("hello")
+    with pytest.raises(FormatError, match="can't be repaired"):
+        repair_store(tmp_path / "a.zarr.zip", config, watcher=Recorder())
+
+
 @pytest.mark.parametrize("is_damaged_too", [False, True])
 def test_wrong_identity_is_not_repaired_and_salvage_is_advised(
     path: Path, config: Path, is_damaged_too: bool
@@ -212,6 +226,33 @@ def test_wrong_identity_is_not_repaired_and_salvage_is_advised(
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("`doctor --salvage OUT`")
     assert path.read_bytes() == before
+
+
+def test_unfinished_store_of_something_else_in_the_way_of_a_repair_is_said(path: Path, config: Path) -> None:
+    begin(path, mixed_values(2)).close()
+    flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    with pytest.raises(IdentityMismatchError) as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert caught.value.hint == "finish that build first, or move its file away"
+
+
+def test_what_may_not_be_written_says_what_helps(
+    path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    path.chmod(0o444)
+    with pytest.raises(AccessError) as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert (caught.value.kind, caught.value.hint) == ("read_only", "make it writable with chmod u+w first")
+    path.chmod(0o644)
+
+    def refuse(*arguments: object) -> None:
+        raise files.opening_error(path.parent, PermissionError(errno.EACCES, "Permission denied"))
+
+    monkeypatch.setattr(repair, "create_file", refuse)
+    with pytest.raises(AccessError) as caught:
+        repair_store(path, config, watcher=Recorder())
+    assert (caught.value.kind, "of its folders" in str(caught.value.hint)) == ("access", True)
 
 
 def test_damaged_unfinished_store_in_the_way_of_a_repair_is_said(path: Path, config: Path) -> None:
@@ -238,6 +279,31 @@ def test_verify_repair_rebuilds_and_verifies(path: Path, config: Path) -> None:
     assert "1 of 16 samples rebuilt" in done.stderr
     assert ": ok" in done.stdout
     assert path.read_bytes() == good
+
+
+def test_verify_repair_of_another_identity_exits_with_7(path: Path, config: Path) -> None:
+    flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    assert run(path, "cache.dtype=float64", "--repair", config).returncode == 7
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_verify_repair_complains_about_a_bad_configuration(path: Path, config: Path, damaged: bool) -> None:
+    if damaged:
+        flip(path, layout_of(path).arrays["fields"].slot(3)[0])
+    missing = config.with_name("missing.yaml")
+    done = run(path, "--repair", missing)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert str(missing) in done.stderr
+    done = run(path, "data.no_such_key=1", "--repair", config)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no_such_key" in done.stderr
+
+
+def test_verify_repair_of_a_sound_store_verifies_it(path: Path, config: Path) -> None:
+    done = run(path, "--repair", config)
+    assert done.returncode == 0
+    assert "nothing to repair" in done.stderr
+    assert ": ok" in done.stdout
 
 
 @pytest.mark.parametrize("damage", ["root", "array metadata"])
