@@ -124,13 +124,14 @@ class RankedOrder:
         self._check_ranks()
         if self._has_begun:
             return
+        if order.world_size > 1 and self._ranks.found() == (order.rank, order.world_size):
+            self._compare(order)
         self._has_begun = True
-        if order.world_size == 1 or self._ranks.found() != (order.rank, order.world_size):
-            return
+
+    def _compare(self, order: DataOrder | MixedOrder) -> None:
         ours = {name: getattr(order, name, None) for name in _AGREED} | order.state_dict()
         theirs = self._ranks.compare(ours)
         if theirs is not None:  # such as of a seed of this rank's own
-            self._has_begun = False
             differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
             raise ConfigError(
                 f"rank {order.rank} has another order than another rank: "

@@ -33,7 +33,8 @@ class CfEncoding:
             linear[name] = float(value.item())
             names += [name] * (linear[name] != neutral)
         is_unsigned = dtype.kind == "i" and str(np.asarray(attrs.get("_Unsigned", ""))).lower() == "true"
-        read_as = np.dtype(f"u{dtype.itemsize}") if is_unsigned else dtype
+        native = dtype.newbyteorder("=")
+        read_as = np.dtype(f"u{dtype.itemsize}") if is_unsigned else native
         fills = list[Any]()
         for name in ("_FillValue", "missing_value"):
             if name not in attrs or dtype.kind == "b":
@@ -44,11 +45,11 @@ class CfEncoding:
                     f"attribute {name!r}: expected numbers, found {np.asarray(attrs[name]).tolist()!r}"
                 )
             with np.errstate(all="ignore"):
-                stored = value.astype(dtype.newbyteorder("="))
+                stored = value.astype(native)
             # Those that no stored number can be mean nothing, and NaN is itself.
             usable = stored[stored == value if dtype.kind in "iu" else ~np.isnan(stored)]
             names += [name] * bool(usable.size)
-            fills += usable.view(read_as)
+            fills.extend(usable.view(read_as))  # not `+=`, by which NumPy would add up numbers
         names += ["_Unsigned"] * is_unsigned
         if not names:
             return None

@@ -228,15 +228,14 @@ class Declared(Convention):
                 arrays[name] = StoredArray("s", (number,))
         coordinates = {}
         for axis, coordinate in declared.coordinates.items():
-            if (
-                coordinate.dataset is not None
-            ):  # one row for all samples, or one for each, which have to agree
-                key = f"{self._key}.coordinates.{axis}"
-                dataset = self._opened(file, group, key, coordinate.dataset)
-                if dataset.ndim not in (1, 2):
-                    raise self._wrong_rank(file, key, dataset, path_in(group, coordinate.dataset), axis)
-                axes = "s" * (dataset.ndim - 1) + axis
-                coordinates[str(axis)] = StoredDataset(coordinate.dataset, axes)
+            if coordinate.dataset is None:
+                continue
+            key = f"{self._key}.coordinates.{axis}"
+            dataset = self._opened(file, group, key, coordinate.dataset)
+            if dataset.ndim not in (1, 2):  # one row for all samples, or one for each, which have to agree
+                raise self._wrong_rank(file, key, dataset, path_in(group, coordinate.dataset), axis)
+            axes = "s" * (dataset.ndim - 1) + axis
+            coordinates[str(axis)] = StoredDataset(coordinate.dataset, axes)
         return Contents(len(declared.space), tuple(channels), arrays, coordinates, groups)
 
     def parameters(self, file: h5py.File) -> dict[str, float]:

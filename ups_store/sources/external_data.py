@@ -9,6 +9,7 @@ open a source, without a word: so every source is opened with the dataset, and s
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections import OrderedDict, deque
@@ -168,9 +169,10 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
             return self._located[holder, kind, name]
         places = self._places(name, kind, holder)
         for place in places if holder == self._path else ():
-            # The source itself; names of other files aren't even looked for.
-            if place.name == self._path.name and place.exists() and os.path.samefile(place, self._path):
-                return self._path
+            if place.name == self._path.name:  # else names of other files aren't even looked for
+                with contextlib.suppress(OSError):
+                    if os.path.samefile(place, self._path):
+                        return self._path
         if self._root is None:
             hint = "if you trust the file, allow those below a folder: --follow-external ROOT"
             problem = f"dataset {dataset!r} {_WORDS[kind]}"
@@ -206,10 +208,8 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         if named.is_absolute():
             if kind == "raw":
                 return [named]
-            places, named = (
-                [named],
-                Path(named.name),
-            )  # it may have moved with the file that names it
+            places.append(named)
+            named = Path(named.name)  # it may have moved with the file that names it
         prefixes = os.environ.get(_PREFIXES[kind], "")
         for prefix in [prefixes] if kind == "raw" else prefixes.split(os.pathsep):
             if prefix not in ("", "."):

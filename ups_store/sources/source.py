@@ -78,8 +78,8 @@ def open_source(
 
     Raises:
         SourceError: With `path`, `dataset` where one is concerned, and a `kind`, such as "missing_file",
-            "truncated", "unknown_layout", "missing_dataset", "wrong_rank" or "task_mismatch".
-        SourceError: If data lies in other files, and isn't allowed to, or one of them is missing.
+            "truncated", "unknown_layout", "missing_dataset", "wrong_rank" or "task_mismatch"; also if data
+            lies in other files, and isn't allowed to, or one of them is missing.
         ConfigError: If `follow` isn't a folder.
     """
     check_local(path)

@@ -17,6 +17,7 @@ from rank_processes import rank_variables
 from torch.utils.data import DataLoader
 
 import ups_store
+from ups_store.read.ranks import Ranks
 from ups_store.torch import StoreDataset, make_batch_sampler, make_loader
 
 N = 40
@@ -72,6 +73,20 @@ def test_ranks_that_change_after_the_first_batch_are_an_error(
     assert made.state_dict()["epoch"] == 1  # what there was can be saved
     explicit = make(StoreDataset(path), rank=0, world_size=1, **OPTIONS)
     assert sorted(items(explicit)) == list(range(N))
+
+
+def test_comparison_of_ranks_that_was_interrupted_is_made_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(ranks: Ranks, mine: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    of_rank(monkeypatch, 0, 2)
+    made = ups_store.make_loader(path, **OPTIONS)
+    monkeypatch.setattr(Ranks, "compare", interrupt)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(made))
 
 
 def test_state_of_other_ranks_is_not_carried_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,15 +48,15 @@ def test_packed_numbers_are_stored_as_what_they_mean(tmp_path: Path, stored: str
     np.testing.assert_array_equal(store["soil"], TRUE[:, 0])
 
 
-@pytest.mark.parametrize("attribute", ["_FillValue", "missing_value"])
-def test_fill_values_are_nan_and_so_on_nan_decides(tmp_path: Path, attribute: str) -> None:
+@pytest.mark.parametrize(("attribute", "stored"), [("_FillValue", "f4"), ("missing_value", ">f4")])
+def test_fill_values_are_nan_and_so_on_nan_decides(tmp_path: Path, attribute: str, stored: str) -> None:
     filled = TRUE.copy()
     filled[3, 1, 2:4] = np.float32(9.96921e36)
-    said = {attribute: np.array([9.96921e36], "f4")}
+    values, said = filled.astype(stored), {attribute: np.array([9.96921e36], stored)}
     with pytest.raises(SourceError, match=f"sample 3: 2 of 24 values .*{attribute}") as caught:
-        built(tmp_path, filled, **said)
+        built(tmp_path, values, **said)
     assert caught.value.kind == "not_finite"
-    kept = built(tmp_path, filled, "data.on_nan=keep", **said)["fields"][..., 0]
+    kept = built(tmp_path, values, "data.on_nan=keep", **said)["fields"][..., 0]
     np.testing.assert_array_equal(kept, np.where(filled > 1e30, np.nan, filled))
 
 

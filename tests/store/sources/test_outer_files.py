@@ -177,6 +177,10 @@ def test_no_name_leads_out_of_the_folder(
     assert error_of(write(folder / "main.h5", str(folder / name)), folder).kind == "external_outside"
 
 
+def test_place_that_no_file_can_have_is_not_that_of_the_source(folder: Path) -> None:
+    assert error_of(write_linked(folder / "main.h5", f"{'x' * 300}/main.h5")).kind == "external_data"
+
+
 def test_folder_behind_a_symbolic_link_is_the_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "name").symlink_to("data")
     assert np.array_equal(fields_of(by_link(folder), tmp_path / "name"), FIELDS)

@@ -401,6 +401,13 @@ def test_killed_reader_is_replaced_and_all_is_read_in_order(tmp_path: Path) -> N
     assert "killed by SIGKILL while beginning" in notes[0]
 
 
+def test_reader_killed_while_idle_is_replaced() -> None:
+    with ReaderPool(1, slot_nbytes=SLOT, patience=Patience(retries=1, backoff_s=0.0)) as pool:
+        warm_up(pool)
+        os.kill(pool.status().readers[0].pid, signal.SIGKILL)
+        assert read_all(pool, [fake(FakeRead, 1)])[0][0] == [1]
+
+
 def test_reader_that_always_crashes_is_told_with_signal_and_stack() -> None:
     with ReaderPool(1, slot_nbytes=SLOT, patience=SOON) as pool, pytest.raises(SourceError) as caught:
         read_all(pool, [fake(CrashingRead, 4, number=signal.SIGSEGV)])

@@ -329,6 +329,13 @@ def test_abandoned_epoch_is_followed_by_the_next(dataset: StoreDataset) -> None:
     assert indices(loader) == indices(other)
 
 
+def test_set_epoch_chooses_the_order(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
+    epochs = [indices(loader) for _ in range(3)]
+    loader.set_epoch(1)
+    assert indices(loader) == epochs[1]
+
+
 def test_drawn_windows_follow_the_epoch_of_the_loader(make_store: MakeStore) -> None:
     path = make_store({"fields": np.arange(400.0).reshape(4, 100)}, dims={"fields": ("sample", "time")})
     dataset = StoreDataset(path, window=Window(horizon=1, samples_per_trajectory=5))
@@ -551,6 +558,16 @@ def test_file_that_is_cut_during_an_epoch_is_an_error(dataset: StoreDataset) -> 
         list(batches)
 
 
+def test_store_that_is_replaced_during_an_epoch_gives_the_old_data(
+    dataset: StoreDataset, make_store: MakeStore
+) -> None:
+    batches = iter(make_loader(dataset, batch_size=4, shuffle=True))
+    first = next(batches)
+    make_store({"a": np.zeros((2, 3))}, name="new.zarr.zip").rename(dataset.sources[0].store.path)
+    for batch in itertools.chain([first], batches):
+        assert_holds_its_samples(batch)
+
+
 def test_loop_that_breaks_or_fails_leaves_no_thread(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, shuffle=True)
     for _ in loader:
@@ -565,6 +582,17 @@ def test_loop_that_breaks_or_fails_leaves_no_thread(dataset: StoreDataset) -> No
     with pytest.raises(RuntimeError, match="loss is NaN"):
         train()
     assert loader_threads() == []
+
+
+def test_closed_loader_ends_its_iterator_with_an_error(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    loader.close()
+    assert loader_threads() == []
+    with pytest.raises(StoreClosedError):
+        next(batches)
 
 
 @pytest.mark.multi_process
@@ -644,6 +672,7 @@ def test_report_names_what_held_the_loop_up(waited_s: float, faults: int, bound:
         ({"prefetch_factor": 0}, "prefetch_factor", "at least 1"),
         ({"prefetch_factor": 2, "num_workers": 0}, "prefetch_factor", "None"),
         ({"num_workers": -1}, "num_workers", "at least 0"),
+        ({"num_workers": 0, "timeout": 1}, "num_workers", "at least 1 with `timeout`"),
         ({"shuffle": "all"}, "shuffle", "'block' or 'auto'"),
         ({"weights": [1, 1]}, "weights", "1 positive numbers"),
         ({"device": "meta"}, "device", "cpu, or cuda where"),

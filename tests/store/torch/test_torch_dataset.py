@@ -300,6 +300,16 @@ def test_dataloader_worker_gives_the_batches_of_the_main_process(make_store: Mak
     assert all(equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_memory_of_batches_is_used_again_once_they_are_dropped(make_store: MakeStore) -> None:
+    dataset = StoreDataset(make_store({"a": np.arange(80_000.0).reshape(8, 10_000)}))
+    loader = DataLoader(dataset, batch_size=2)
+    kept = list(loader)
+    assert torch.equal(torch.cat([batch["a"] for batch in kept]), torch.arange(80_000.0).double().view(8, -1))
+    assert len({batch["a"].data_ptr() for batch in kept}) == 4
+    del kept
+    assert len({batch["a"].data_ptr() for _ in range(3) for batch in loader}) == 2
+
+
 @workers
 @pytest.mark.multi_process
 def test_worker_puts_large_tensors_in_shared_memory_and_sends_small_ones(make_store: MakeStore) -> None:
