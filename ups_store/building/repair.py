@@ -98,7 +98,10 @@ def _rebuild(build: Build, diagnosis: Diagnosis, watcher: Watcher) -> Repair:
     good &= ~np.isin(groups, groups[~good])
     plan = replace(build.plan, path=diagnosis.path, attrs=diagnosis.catalog.root.attrs)
     hint, writable = "finish that build first, or move its file away", "make it writable with chmod u+w first"
-    with hinting(hint, IdentityMismatchError, FormatError), hinting(writable, AccessError):
+    with (
+        hinting(hint, IdentityMismatchError, FormatError),
+        hinting(writable, AccessError, kind="read_only"),
+    ):
         writer = create_file(plan, build.identify())
     with writer:
         missing = writer.missing()
