@@ -145,6 +145,20 @@ def test_packed_store_to_be_mapped_is_refused(make_store: MakeStore, tmp_path: P
 
 
 @pytest.mark.parametrize("change", [packed_at, unpacked_at])
+def test_existing_target_is_replaced_with_force_only(
+    make_store: MakeStore, tmp_path: Path, change: Callable[..., Path]
+) -> None:
+    path = make_store()
+    source = path if change is packed_at else packed_at(path, tmp_path / "p")
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(SpecError) as caught:
+        change(source, tmp_path / "out")
+    assert caught.value.kind == "exists"
+    assert (tmp_path / "out").read_text() == "old"
+    assert change(source, tmp_path / "out", force=True).stat().st_size > 1000
+
+
+@pytest.mark.parametrize("change", [packed_at, unpacked_at])
 def test_source_is_no_target_even_with_force(
     make_store: MakeStore, tmp_path: Path, change: Callable[..., Path]
 ) -> None:
