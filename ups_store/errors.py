@@ -101,12 +101,13 @@ def _rebuild(cls: type[StoreError], problem: str, state: dict[str, Any]) -> Stor
 
 
 @contextlib.contextmanager
-def hinting(hint: str, *classes: type[StoreError]) -> Iterator[None]:
-    """Inside, errors of some classes say this to do: their own hint names flags that there aren't."""
+def hinting(hint: str, *classes: type[StoreError], kind: str | None = None) -> Iterator[None]:
+    """Inside, errors of some classes, or of one kind of them, say this to do: theirs names other flags."""
     try:
         yield
     except classes as error:
-        error.hint = hint
+        if kind in (None, error.kind):
+            error.hint = hint
         raise
 
 

@@ -501,7 +501,7 @@ def _join(path: Path, content: Mapping[str, Any], config_hash: str) -> Committer
 
 def wait_for_store(path: Path, config_hash: str, *, is_packed: bool | None = None) -> AnyStore:
     """Open the finished store, as soon as the builder has published it."""
-    gone_s: float | None = None  # when it was first seen without a builder; before that, looking may have taken long
+    gone_s: float | None = None  # first seen without a builder; before that, looking may have taken long
     while not is_finished(path, config_hash, is_packed=is_packed):
         now = time.monotonic()
         gone_s = None if _is_being_built(path) else now if gone_s is None else gone_s

@@ -15,7 +15,7 @@ from ups_store.building.progress import Watcher
 from ups_store.building.readers import Readers
 from ups_store.check.doctor import Diagnosis, Status, examine
 from ups_store.check.intact import read_intact
-from ups_store.errors import ConfigError, FormatError, IdentityMismatchError, hinting
+from ups_store.errors import AccessError, ConfigError, FormatError, IdentityMismatchError, hinting
 from ups_store.format.root import config_hash, describe_differences, differences
 from ups_store.system import files
 
@@ -97,8 +97,11 @@ def _rebuild(build: Build, diagnosis: Diagnosis, watcher: Watcher) -> Repair:
     groups = np.arange(len(good)) // build.plan.group_size  # which are encoded together
     good &= ~np.isin(groups, groups[~good])
     plan = replace(build.plan, path=diagnosis.path, attrs=diagnosis.catalog.root.attrs)
-    files.check_not_read_only(plan.path.resolve(), hint="make it writable with chmod u+w first")
-    with hinting("finish that build first, or move its file away", IdentityMismatchError, FormatError):
+    hint, writable = "finish that build first, or move its file away", "make it writable with chmod u+w first"
+    with (
+        hinting(hint, IdentityMismatchError, FormatError),
+        hinting(writable, AccessError, kind="read_only"),
+    ):
         writer = create_file(plan, build.identify())
     with writer:
         missing = writer.missing()

@@ -25,7 +25,7 @@ from ups_store.errors import FormatError, IdentityMismatchError, VersionTooNewEr
 from ups_store.format.build_tail import TAIL_MAGIC, parse_tail_header
 from ups_store.format.layout import PAGE_BYTES, consecutive_runs
 from ups_store.format.metadata import ArraySpec
-from ups_store.format.zip_records import END_MAGIC
+from ups_store.format.zip_records import END_BYTES, END_MAGIC
 from ups_store.read.base import spec_of
 from ups_store.read.catalog import Catalog, read_building, read_finished
 from ups_store.read.gather import Samples
@@ -233,21 +233,18 @@ def _examine_from_start(fd: int, path: Path, problem: str) -> Diagnosis:
         intact = intact_by_commits(fd, catalog, header)
         return Diagnosis(path, Status.RESUMABLE, (), catalog, intact, num_committed)
     status = Status.TRUNCATED if nbytes < layout.file_nbytes else Status.DAMAGED
-    if nbytes > layout.file_nbytes and END_MAGIC not in _ends(fd)[1]:  # else it was finished once
-        status = Status.TORN_TAIL
+    if nbytes > layout.file_nbytes:  # finished once, if it ends where it should, or now, as stores do
+        ends = (read_at(fd, end - END_BYTES, END_BYTES) for end in (layout.file_nbytes, nbytes))
+        status = Status.DAMAGED if any(END_MAGIC in end for end in ends) else Status.TORN_TAIL
     return Diagnosis(path, status, (problem,), catalog, intact_by_chunks(fd, catalog))
 
 
 def _status_without_metadata(fd: int) -> Status:
     """Tell what a file is by the words of ours that it has; a packed one has another in its root."""
-    first, last = _ends(fd)
+    first, last = (read_at(fd, at, _MARK_BYTES) for at in (0, max(0, files.size(fd) - _MARK_BYTES)))
     if not any(mark in end for end in (first, last) for mark in _MARKS):
         return Status.FOREIGN
     return Status.PACKED_DAMAGED if _PACKED_MARK in first else Status.METADATA_DAMAGED
-
-
-def _ends(fd: int) -> tuple[bytes, bytes]:
-    return read_at(fd, 0, _MARK_BYTES), read_at(fd, max(0, files.size(fd) - _MARK_BYTES), _MARK_BYTES)
 
 
 def _sentence(error: FormatError) -> str:

@@ -163,8 +163,8 @@ def draw_sample(store: AnyStore, *, sample: int | None = None, array: str | None
     if has_pixels and fields_dims in ([], ["y", "x"]) and dims[2] not in _SPACE:
         return _draw_picture(values, _title(store, [name], number, arrays))
     if TIME_DIM in dims and "num_steps" in arrays and arrays["num_steps"].shape == ():
-        valid = np.arange(max(1, int(arrays["num_steps"])))  # a shorter run is filled up behind it
-        values = values.take(valid, dims.index(TIME_DIM), mode="clip")
+        valid = slice(max(1, int(arrays["num_steps"])))  # a shorter run is filled up behind it
+        values = values[(slice(None),) * dims.index(TIME_DIM) + (valid,)]
     lengths = dict(zip(dims, values.shape, strict=True))
     units = _attribute(store, name, "units", dict) or {}
     axes = {

@@ -133,7 +133,7 @@ class ChunkCodec:
     def decode(self, packed: bytes | memoryview, out: npt.NDArray[np.uint8]) -> None:
         """Unpack one chunk into `out`, which has its size; `ValueError` or `RuntimeError` if it can't be."""
         if self.name == "pcodec":
-            numbers = out.view(dtype_of(self.dtype))  # compares the type of the numbers
+            numbers = out.view(dtype_of(self.dtype))  # whose type is compared with the chunk's
             progress = _numcodecs("pcodec").standalone.simple_decompress_into(bytes(packed), numbers)
             if (progress.n_processed, progress.finished) != (len(numbers), True):
                 raise ValueError(f"{progress.n_processed} numbers or more, expected {len(numbers)}")

@@ -47,10 +47,17 @@ class Wanted(NamedTuple):
     dtype: np.dtype[Any]
     target: npt.NDArray[Any] | None = None  # memory that they go to, C-contiguous; None for new memory
     use: Callable[[npt.NDArray[Any]], None] | None = None  # what is done with them then, if anything
+    is_object: bool = False  # whether new memory is an object of its own, of which tensors are made
 
     def take(self, fill: Callable[[npt.NDArray[Any]], object]) -> None:
-        """Have the payload, which was checked or is about to be, written to its memory, and use it."""
-        target = np.empty(self.shape, self.dtype) if self.target is None else self.target
+        """Have the payload, which was checked or is about to be, written to its memory, and use it.
+
+        New memory is made here, once the bytes have come: what a server claims to have takes none.
+        """
+        target = self.target
+        if target is None:
+            memory = bytearray(self.chunk.nbytes) if self.is_object else None
+            target = np.ndarray(self.shape, self.dtype, memory)
         fill(target)
         if self.use is not None:
             self.use(target)
@@ -171,13 +178,11 @@ class ChunkedStore(AnyStore):
             values.flags.writeable = False
             wholes[meta.name] = values
 
-        dtype = dtype_of(meta.dtype)
-        memory = bytearray(meta.nbytes)  # an object of its own, of which tensors are made
-        values = np.ndarray(meta.shape, dtype, memory)
+        wanted = Wanted(chunk_of(array), meta.shape, dtype_of(meta.dtype), use=keep, is_object=True)
         if array.entry is None:
-            keep(values)
+            wanted.take(lambda values: None)
             return []
-        return [Wanted(chunk_of(array), meta.shape, dtype, values, keep)]
+        return [wanted]
 
     def _whole(self, array: ArrayLayout) -> npt.NDArray[Any]:
         wholes = self._wholes

@@ -23,6 +23,7 @@ from ups_store.errors import (
 )
 from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
+from ups_store.read.gather import check_indices
 from ups_store.read.ragged import RaggedArray
 from ups_store.system.urls import is_remote
 
@@ -186,7 +187,7 @@ class _LazyArray(BackendArray):
         elif not len(numbers):
             values = np.empty((0, *meta.sample_shape), self.dtype)
         else:  # rows: out of the samples from that of the first to that of the last of them
-            numbers, offsets = numbers % self.shape[0], self._offsets()
+            numbers, offsets = check_indices(numbers, self.shape[0], path=store.path), self._offsets()
             begin, last = np.searchsorted(offsets, [numbers.min(), numbers.max()], side="right") - 1
             rows = np.concatenate(store.gather(np.arange(begin, last + 1), [name])[name])
             values = rows[numbers - offsets[begin]]

@@ -118,6 +118,14 @@ def test_truncated_store_is_repaired(path: Path, config: Path) -> None:
     assert path.read_bytes() == good
 
 
+def test_store_with_bytes_behind_its_end_is_repaired(path: Path, config: Path, rebuilt: list[int]) -> None:
+    good = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(bytes(70_000))
+    repair_store(path, config, watcher=Recorder())
+    assert (rebuilt, path.read_bytes()) == ([], good)
+
+
 EVERY = [
     pytest.param(499, id="every 499th"),
     pytest.param(1, id="every one", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),

@@ -33,6 +33,7 @@ from ups_store.check.doctor import ORIGINAL_SAMPLE, Status, examine, salvage, sp
 from ups_store.check.intact import read_without_root
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
+from ups_store.format.zip_records import END_MAGIC
 from ups_store.packed.pack import pack_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files
@@ -97,6 +98,27 @@ def test_torn_tail_leaves_the_samples_with_slots(tmp_path: Path, change: str) ->
     assert (found.status, found.savable.tolist()) == (Status.TORN_TAIL, [0, 2])
     assert set(found.lost_arrays) == {"latent", "mask", "nu"}  # their checksums are written at the end
     assert_salvaged(path, [0, 2], values={name: VALUES[name] for name in ("fields", "nothing")})
+
+
+def test_torn_tail_behind_samples_that_hold_archives_is_one(tmp_path: Path) -> None:
+    values = {"archives": np.zeros((4, 5000), np.uint8)}
+    values["archives"][:, :4] = np.frombuffer(END_MAGIC, np.uint8)
+    with begin(tmp_path / "unfinished.zarr.zip", values, dims={}) as writer:
+        writer.commit_many(range(4), values)
+    path = building_path(tmp_path / "unfinished.zarr.zip")
+    os.truncate(path, layout_of(path).tail_offset + 100)
+    assert examine(path).status is Status.TORN_TAIL
+
+
+@pytest.mark.parametrize("nbytes", [1, 100_000])
+def test_finished_store_with_bytes_behind_its_end_is_damaged_and_all_is_saved(
+    path: Path, nbytes: int
+) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(nbytes))
+    found = examine(path)
+    assert (found.status, found.lost_arrays) == (Status.DAMAGED, ())
+    assert_salvaged(path, list(range(6)))
 
 
 def test_damaged_sample_is_left_out(path: Path) -> None:

@@ -153,10 +153,11 @@ def test_uneven_coordinates_place_cells_where_they_are(path: Path) -> None:
 
 
 def test_ragged_run_is_shown_up_to_its_last_valid_step(path: Path) -> None:
-    store = make_fields(path, SPACE_TIME, extra={"num_steps": np.array([10, 4])})
+    store = make_fields(path, SPACE_TIME, extra={"num_steps": np.array([10**15, 4])})
     image = images_of(draw_sample(store, sample=1))[0]
     assert image.get_array().shape == (4, 8)
     assert image.get_extent()[2:] == pytest.approx((-0.05, 0.35))
+    assert images_of(draw_sample(store, sample=0))[0].get_array().shape == (10, 8)
 
 
 def test_channels_of_the_store_name_its_fields_only(path: Path) -> None:

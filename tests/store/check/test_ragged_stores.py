@@ -17,6 +17,7 @@ from ups_store.check import doctor, info
 from ups_store.check.doctor import salvage
 from ups_store.check.preview import draw_sample
 from ups_store.convert.export import FORMATS, export_store
+from ups_store.packed.pack import pack_store
 from ups_store.read.catalog import read_finished
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.system import files
@@ -59,6 +60,12 @@ def test_export_refuses_ragged_arrays_by_name(path: Path, tmp_path: Path, to: st
         export_store(store, tmp_path / "out", to=to)
     assert (error.value.kind, error.value.array) == ("ragged", "points")
     assert not list(tmp_path.iterdir())
+
+
+def test_pack_refuses_ragged_arrays_by_name(path: Path, tmp_path: Path) -> None:
+    with ups_store.open(path) as store, pytest.raises(ups_store.SpecError) as error:
+        pack_store(store, tmp_path / "a.packed.zarr.zip")
+    assert (error.value.kind, error.value.array) == ("ragged", "points")
 
 
 def _flipped(path: Path, out: Path, at: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -42,13 +43,14 @@ from ups_store.errors import (
     DiskFullError,
     FormatError,
     IdentityMismatchError,
+    MissingExtraError,
     SpecError,
     StoreError,
     VersionTooNewError,
 )
 from ups_store.format.checksum import crc32c
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
-from ups_store.packed import pack
+from ups_store.packed import codecs, pack
 from ups_store.packed.codecs import LEVELS, ChunkCodec, Packing
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.read.open import open_store
@@ -130,6 +132,23 @@ def test_pack_twice_gives_the_same_bytes(make_store: MakeStore, tmp_path: Path) 
     assert packed_at(path, tmp_path / "b", num_threads=4).read_bytes() == first
 
 
+def test_failure_of_one_sample_ends_packing_and_begins_no_more(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, encoded = make_store({"fields": mixed_values(40)["fields"]}), []
+
+    def fail(codec: object, value: npt.NDArray[Any]) -> bytes:
+        encoded.append(value)
+        raise CorruptChunkError("it decodes to other bytes")
+
+    monkeypatch.setattr(pack, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(pack, "_encode", fail)
+    with pytest.raises(CorruptChunkError):
+        packed_at(path, tmp_path / "p", num_threads=1)
+    assert len(encoded) <= 2
+    assert names_in(tmp_path) == [path.name]
+
+
 # --- reading
 
 
@@ -142,6 +161,20 @@ def test_packed_store_to_be_mapped_is_refused(make_store: MakeStore, tmp_path: P
 
 
 # --- targets, interruptions
+
+
+@pytest.mark.parametrize("change", [packed_at, unpacked_at])
+def test_existing_target_is_replaced_with_force_only(
+    make_store: MakeStore, tmp_path: Path, change: Callable[..., Path]
+) -> None:
+    path = make_store()
+    source = path if change is packed_at else packed_at(path, tmp_path / "p")
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(SpecError) as caught:
+        change(source, tmp_path / "out")
+    assert caught.value.kind == "exists"
+    assert (tmp_path / "out").read_text() == "old"
+    assert change(source, tmp_path / "out", force=True).stat().st_size > 1000
 
 
 @pytest.mark.parametrize("change", [packed_at, unpacked_at])
@@ -234,6 +267,21 @@ def test_pack_refuses_unknown_codecs_and_levels(
     with pytest.raises(SpecError) as caught:
         packed_at(make_store(), tmp_path / "p", **options)
     assert caught.value.kind == "codec"
+
+
+def test_pack_without_the_package_pcodec_says_what_to_install(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numcodecs
+
+    codecs._numcodecs.cache_clear()
+    monkeypatch.setitem(sys.modules, "pcodec", None)
+    monkeypatch.delitem(sys.modules, "numcodecs.pcodec", raising=False)
+    monkeypatch.delattr(numcodecs, "pcodec", raising=False)
+    path = make_store()
+    with pytest.raises(MissingExtraError, match=r"pip install 'ups-store\[pack\]'"):
+        packed_at(path, tmp_path / "p", codec="pcodec")
+    assert names_in(tmp_path) == [path.name]
 
 
 def test_pack_of_a_damaged_store_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
@@ -345,6 +393,13 @@ def test_pcodec_chunk_of_another_length_is_refused(num: int) -> None:
     packed = chain.encode(np.arange(100, dtype=np.float32))
     with pytest.raises(ValueError, match="expected"):
         chain.decode(packed, np.zeros(4 * num, np.uint8))
+
+
+@pytest.mark.skipif(not HAS_PCODEC, reason="package pcodec is missing")
+def test_pcodec_chunk_of_other_numbers_is_refused() -> None:
+    packed = ChunkCodec("pcodec", "int32", 8).encode(np.arange(100, dtype=np.int32))
+    with pytest.raises(RuntimeError, match="number type"):
+        ChunkCodec("pcodec", "float32", 8).decode(packed, np.zeros(400, np.uint8))
 
 
 INDEX_DEFECTS: dict[str, Callable[[npt.NDArray[Any]], None]] = {

@@ -252,6 +252,20 @@ def test_packed_store_refuses_what_has_no_effect_on_it(tmp_path: Path, options: 
     assert caught.value.kind == "unsupported"
 
 
+def test_partitions_report_damage_by_file_and_by_number_in_the_whole(tmp_path: Path) -> None:
+    made("partitions", tmp_path).close()
+    partition = partition_path(tmp_path / "a_train.zarr.zip", 1, 3)
+    raw = bytearray(partition.read_bytes())
+    raw[raw.index(VALUES["fields"][3].tobytes())] ^= 1
+    partition.write_bytes(raw)
+    with ups_store.open(tmp_path / "a_train-*-of-00003.zarr.zip") as store:
+        report = store.verify()
+    assert [file.ok for file in report.partitions] == [True, False, True]
+    assert report.partitions[1].damaged == {"fields": [1]}
+    assert report.damaged == {"fields": [3]}
+    assert report.problems[0].path == partition
+
+
 def test_identity_equals_what_was_given_in_json_values(tmp_path: Path) -> None:
     """The sentence of the README: comparing tells whether a store is made from the same."""
     given = {"task": "a", "n": 3, "nu": 0.5, "names": ["u", "v"], "none": None, "ok": True, "in": {"k": [1]}}

@@ -26,10 +26,11 @@ def not_fine(found: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.multi_process
+@pytest.mark.parametrize("access", ["map", "pread"])
 def test_file_cut_in_half_before_any_call_of_open_or_gather_is_an_error_or_the_data(
-    make_store: MakeStore,
+    make_store: MakeStore, access: str
 ) -> None:
-    found = outcomes(make_store(), "map", "open,gather", 1)
+    found = outcomes(make_store(), access, "open,gather", 1)
     assert not_fine(found) == {}
     assert len(found) > 10
 

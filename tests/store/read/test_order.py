@@ -174,6 +174,15 @@ def test_steps_hold_the_same_samples_whatever_the_world_size(
             assert one.mask.tolist() == [value for step in ranks for value in step.mask.tolist()]
 
 
+def test_partial_last_batch_is_dropped_or_padded_from_the_beginning_of_the_epoch() -> None:
+    padded = list(DataOrder([10], global_batch_size=4, shuffle=True, pad_last=True).steps())
+    assert [step.mask.tolist() for step in padded if step.mask is not None][-1] == [True, True, False, False]
+    assert padded[-1].items[2:].tolist() == padded[0].items[:2].tolist()
+    dropped = list(DataOrder([10], global_batch_size=4, shuffle=True, drop_last=True).steps())
+    assert [step.items.tolist() for step in dropped] == [step.items.tolist() for step in padded[:2]]
+    assert all(step.mask is None for step in dropped)
+
+
 @pytest.mark.parametrize(("world_size", "shares"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (4, [1, 2, 2, 2])])
 def test_last_batch_is_shorter_and_divided_as_evenly_as_possible(world_size: int, shares: list[int]) -> None:
     ranks = [

@@ -92,6 +92,13 @@ def test_partial_store_sees_later_commits_and_the_publication(path: Path, writer
         assert store.verify().ok
 
 
+def test_partial_open_prefers_the_finished_store(path: Path) -> None:
+    old = mixed_values(seed=1)
+    build(path, old)
+    with begin(path, VALUES), ups_store.open(path, partial=True) as store:
+        assert_same_bits(store.gather(range(4)), old)
+
+
 def test_partial_open_of_a_file_with_only_the_rename_left_is_whole(path: Path, writer: StoreWriter) -> None:
     writer.commit_many(range(4), VALUES)
     complete(writer)

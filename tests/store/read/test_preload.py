@@ -100,6 +100,14 @@ def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> Non
     assert_same_bits(store.sample(7), {name: value[7] for name, value in VALUES.items()})
 
 
+def test_copy_is_not_made_twice(store: Store) -> None:
+    store.preload("copy")
+    memory = store._file.mapping()
+    for mode in ("copy", "page-cache", "auto"):
+        assert store.preload(mode).mode == "copy"
+    assert store._file.mapping() is memory
+
+
 def test_pickled_store_with_a_private_copy_opens_the_file(path: Path) -> None:
     store = ups_store.open(path, access="pread")
     store.preload("copy")

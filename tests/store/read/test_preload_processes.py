@@ -126,6 +126,16 @@ def test_shared_copy_cannot_be_changed_or_cut(path: Path) -> None:
             os.truncate(copy_path, 0)
 
 
+def test_closed_store_frees_its_shared_copy(path: Path) -> None:
+    store = ups_store.open(path)
+    store.preload("copy", shared=True)
+    copy_path = store._file.copy_path
+    assert copy_path is not None
+    inode = os.stat(copy_path).st_ino
+    store.close()
+    assert holders(inode) == set()
+
+
 def test_pickled_copy_of_another_store_is_refused(path: Path, make_store: MakeStore) -> None:
     other = make_store({"fields": np.zeros((2, 2048))}, name="other.zarr.zip", dims={})
     with ups_store.open(path) as store, ups_store.open(other) as second:

@@ -199,6 +199,19 @@ def test_damaged_chunk_of_a_slot_names_array_sample_and_bytes(path: Path, at: in
     )
 
 
+def test_damage_in_several_places_is_said_in_file_order_by_any_number_of_threads(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "_BLOCK_BYTES", 6000)  # a slot each
+    layout = layout_of(path)
+    fields, nu = layout.arrays["fields"], layout.arrays["nu"]
+    flip(path, layout.metadata[1].offset + 10, fields.slot(3)[0], fields.slot(1)[0] + 5130, nu.offset)
+    one, report = (verify_file(path, num_threads=num) for num in (1, 4))
+    assert one == report
+    assert kinds(report) == ["local_header", "slot_padding", "chunk_crc", "chunk_crc"]
+    assert report.damaged == {"fields": [1, 3], "nu": []}
+
+
 def test_shard_index_is_compared_byte_by_byte(path: Path) -> None:
     fields = layout_of(path).arrays["fields"]
     index = fields.slot(4)[0]

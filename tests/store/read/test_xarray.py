@@ -17,7 +17,7 @@ from entry_points import install_entry_points
 from object_server import ObjectServer
 from ragged_stores import LENGTHS, TEXTS, build_ragged, ragged_values
 from remote_stores import object_server
-from small_stores import DIMS, MakeStore, build, damage, mixed_values
+from small_stores import DIMS, MakeStore, build, damage, mixed_constants, mixed_values
 from test_any_store import CONSTANTS, REMOTE_KINDS, VALUES, made
 
 import ups_store
@@ -116,6 +116,8 @@ def test_ragged_arrays_are_rows_and_offsets_and_text_is_str(
     np.testing.assert_array_equal(dataset["points"].isel(point=[6043, 3, 6003]), rows[[6043, 3, 6003]])
     np.testing.assert_array_equal(dataset["points"].isel(point=-1, xyz=0), rows[-1, 0])
     assert dataset["points"].isel(point=slice(7, 7)).values.shape == (0, 3)
+    with pytest.raises(IndexError):
+        dataset["points"].isel(point=[0, len(rows)]).values  # noqa: B018
     assert dataset["text"].values.tolist() == list(TEXTS)
     assert dataset["text"][3].item() == TEXTS[3]
 
@@ -177,6 +179,15 @@ def test_chunks_of_dask_are_of_whole_samples_and_alike(
         assert dataset.chunksizes["time"] == (5,)
         mean = dataset["fields"].mean("sample").compute(scheduler="synchronous")
         np.testing.assert_allclose(mean, mixed_values()["fields"].mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_open_dataset_takes_options_and_leaves_variables_out(make_store: MakeStore) -> None:
+    path = make_store()
+    options: dict[str, Any] = {"engine": StoreBackend, "access": "pread"}
+    with xr.open_dataset(path, drop_variables="latent", **options) as dataset:
+        assert set(dataset.variables) == {*mixed_values(), *mixed_constants()} - {"latent"}
+    with xr.open_dataset(path, drop_variables=["nu", "x"], **options) as dataset:
+        assert not {"nu", "x"} & set(dataset.variables)
 
 
 @pytest.mark.parametrize("kind", ["packed partitions", "remote"])

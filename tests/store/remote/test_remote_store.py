@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ups_store.errors import (
     StoreReplacedError,
     TruncatedError,
 )
+from ups_store.remote.client import RemoteObject
 from ups_store.system.paths import partition_path
 
 
@@ -68,6 +70,26 @@ def test_sample_takes_a_request_an_array_and_its_bytes(server: ObjectServer, tmp
         assert len(server.asked) == 3
         store.sample(38)  # the small array is in memory by now
         assert len(server.asked) == 4
+
+
+def test_array_that_does_not_come_takes_no_memory(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spec 11.1: nothing is allocated in proportion to what a server claims to have."""
+    upload(server, tmp_path, {"nu": np.zeros(2_000_000)}, dims={})
+    with ups_store.open(URL) as store:
+        monkeypatch.setattr(RemoteObject, "read", lambda *range_: raising(RemoteError("it doesn't come")))
+        tracemalloc.start()
+        try:
+            with pytest.raises(RemoteError):
+                store.gather([0])
+            assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        finally:
+            tracemalloc.stop()
+
+
+def raising(error: Exception) -> Any:
+    raise error
 
 
 def test_batch_takes_a_request_for_what_lies_together(server: ObjectServer, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from build_helpers import BURGERS, Recorder, settings, write_burgers
@@ -14,6 +16,7 @@ from small_stores import IDENTITY, begin, build, flip, mixed_values, names_in, s
 
 import ups_store
 from ups_store import AccessError, StoreNotFoundError
+from ups_store.building import repair
 from ups_store.building.config import BuildConfig
 from ups_store.building.repair import repair_store
 from ups_store.building.stores import explain_all
@@ -166,6 +169,23 @@ def test_group_that_can_not_be_kept_hands_its_rights_to_no_other(
     assert mode_of(new) == 0o644
 
 
+def test_mode_that_changed_during_the_build_is_made_durable_before_the_rename(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_old(target, 0o600)
+    done, order = [], ("set_mode", "sync", "rename")
+    for name in order:
+        call = getattr(files, name)
+        monkeypatch.setattr(files, name, lambda *a, name=name, call=call: (done.append(name), call(*a)))
+    with begin(target, VALUES, identity=OTHER) as writer:
+        writer.commit_many(range(4), samples_of(VALUES, range(4)))
+        target.chmod(0o640)
+        done.clear()
+        writer.finish()
+    assert [name for name in done if name in order][-3:] == ["set_mode", "sync", "rename"]
+    assert mode_of(target) == 0o640
+
+
 def test_unfinished_store_keeps_the_mode_that_it_was_given(target: Path) -> None:
     with begin(target, VALUES) as writer:
         writer.commit_many([0, 1], samples_of(VALUES, [0, 1]))
@@ -284,7 +304,16 @@ def test_build_refuses_to_replace_a_read_only_store_and_says_so_before(
         assert store.arrays["fields"].shape[1] == (T + 1) // 2
 
 
-def test_build_reuses_a_read_only_store_and_does_not_repair_it(config: BuildConfig, tmp_path: Path) -> None:
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*arguments: object) -> Any:
+        raise error
+
+    return fail
+
+
+def test_build_reuses_a_read_only_store_and_does_not_repair_it(
+    config: BuildConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, file = settings(tmp_path, split="train"), tmp_path / "build.yaml"
     run_build(whole)
     (path,) = tmp_path.glob("cache/*.zarr.zip")
@@ -297,5 +326,10 @@ def test_build_reuses_a_read_only_store_and_does_not_repair_it(config: BuildConf
     with pytest.raises(AccessError, match="make it writable"):
         repair_store(path, file, watcher=Recorder())
     path.chmod(0o640)
+    with monkeypatch.context() as patch:  # somebody else's file, which no chmod of ours makes writable
+        denied = PermissionError(errno.EACCES, "Permission denied")
+        patch.setattr(repair, "create_file", raising(files.opening_error(path, denied)))
+        with pytest.raises(AccessError, match="check its permissions"):
+            repair_store(path, file, watcher=Recorder())
     assert repair_store(path, file, watcher=Recorder()).is_needed
     assert mode_of(path) == 0o640
