@@ -124,7 +124,8 @@ def import_pt(
     paths, path = _files_in(Path(folder), pattern), path_of(target)
     check_not_source(path, paths)
     check_target(path, force=force)  # before a long look at the files
-    contents = _look_at(paths, names, frozenset(ragged), must_be_good=on_error == "fail", report=report)
+    is_strict = on_error == "fail"
+    contents = _look_at(Path(folder), paths, names, frozenset(ragged), must_be_good=is_strict, report=report)
     options: dict[str, Any] = {"identity": contents.identity(), "attrs": {"source": pattern}}
     with create(target, contents.specs(), **options, on_mismatch="restart" if force else "raise") as writer:
         missing, good = writer.missing().tolist(), list(contents.good.items())
@@ -192,6 +193,7 @@ def _missing_among(paths: list[Path]) -> dict[str, str]:
 
 
 def _look_at(
+    folder: Path,
     paths: list[Path],
     names: Names,
     ragged: frozenset[str],
@@ -205,7 +207,6 @@ def _look_at(
         RefusedFilesError: If there are others, or missing ones, and all must be good; or if none is.
         SpecError: If a ragged array isn't in them.
     """
-    folder = paths[0].parent
     contents = _Contents(refused=_missing_among(paths))
     if contents.refused and must_be_good:
         first, *others = contents.refused

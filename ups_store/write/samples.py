@@ -378,7 +378,9 @@ def as_value(value: Any, name: str, *, number: int) -> Any:
 
 def nbytes_of(value: Any) -> int:
     """Bytes of one value of a sample, or of an array."""
-    return len(value) if isinstance(value, str | bytes) else np.asarray(value).nbytes
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    return len(value) if isinstance(value, bytes) else np.asarray(value).nbytes
 
 
 def specs_of(samples: Sequence[Sample], *, ragged: Collection[str] = ()) -> dict[str, ArraySpec]:
@@ -500,10 +502,11 @@ class SampleCheck:
         return {name: self._value(name, sample[name], number) for name in self._specs}
 
     def _value(self, name: str, value: Any, number: int) -> Any:
-        spec, shape = self._specs[name], _shape_text(self._specs[name].shape[1:])
+        spec = self._specs[name]
         is_text = isinstance(value, str | bytes)
         if is_text != (spec.encoding is not None):
-            kinds = {"utf-8": "str", "bytes": "bytes", None: f"{spec.dtype} of shape {shape}"}
+            numbers = f"{spec.dtype} of shape {_shape_text(spec.shape[1:])}"
+            kinds = {"utf-8": "str", "bytes": "bytes", None: numbers}
             raise self._contradiction(name, number, kinds[spec.encoding], _shown(value))
         if is_text:
             return value
@@ -511,7 +514,8 @@ class SampleCheck:
         tail = tuple(spec.shape[2:] if spec.is_ragged else spec.shape[1:])
         found = array.shape[1:] if spec.is_ragged and array.ndim else array.shape
         if found != tail or (spec.is_ragged and not array.ndim):
-            raise self._contradiction(name, number, f"shape {shape}", f"shape {array.shape}")
+            expected = f"shape {_shape_text(spec.shape[1:])}"
+            raise self._contradiction(name, number, expected, f"shape {array.shape}")
         dtype = self._dtypes[name]
         if array.dtype.newbyteorder("<") == dtype:
             return value

@@ -110,6 +110,13 @@ def test_import_into_memory_writes_no_file(
     assert names_in(tmp_path) == ["pt"]
 
 
+def test_refused_files_of_inner_folders_are_said_to_be_in_the_one_given(folder: Path, tmp_path: Path) -> None:
+    (folder / "sample_3.pt").write_bytes(b"")
+    with pytest.raises(RefusedFilesError) as caught:
+        import_pt(tmp_path, tmp_path / "out.zarr.zip", pattern="*/sample_*.pt")
+    assert (caught.value.path, [*caught.value.refused]) == (str(tmp_path), ["sample_3.pt"])
+
+
 @pytest.mark.parametrize("name", ["nothing", "pt/sample_0.pt"])
 def test_import_of_no_folder_says_so(folder: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceError, match="no such folder"):

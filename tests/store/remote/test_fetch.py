@@ -18,6 +18,7 @@ from crash_copies import InMemory
 from crash_copies import copy as copy_of_memory
 from faulty_disk import FaultyDisk
 from file_server import FileServer, serving, use_as_s3
+from small_stores import names_in
 from tiny_disk import DISK_BYTES, mounted
 
 from ups_store.errors import (
@@ -397,6 +398,25 @@ def test_an_unfinished_copy_is_resumed_only_if_it_is_right(
     missing = len(SHORT) - 3000 if what == "the same" else len(SHORT)
     assert copy_of_memory(InMemory(), tmp_path) == missing
     assert (tmp_path / VERSION.name).read_bytes() == SHORT
+
+
+def test_another_that_makes_the_copy_is_waited_for(tmp_path: Path) -> None:
+    held = [files.open_or_create(growing(tmp_path))]
+    assert locks.try_lock(held[0], fetching._LOCK_AT)
+    heard = []
+
+    class Waiting(Reader):
+        def doing(self, what: str) -> None:
+            heard.append(what)
+
+        def progressed(self, num: int = 0) -> None:
+            if held:  # it is there before this one looks again
+                files.close(held.pop())
+                assert copy_of_memory(InMemory(), tmp_path) == len(SHORT)
+
+    assert fetch(Waiting(), InMemory(), VERSION, tmp_path) == 0
+    assert heard == ["waiting"]
+    assert names_in(tmp_path) == sorted([VERSION.name, "staged.json"])
 
 
 @pytest.mark.parametrize("text", ["[]", '{"synced": "many"}'])

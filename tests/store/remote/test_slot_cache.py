@@ -102,6 +102,24 @@ def test_folder_stays_below_its_limit_and_keeps_most(server: ObjectServer, tmp_p
     assert all(50 < num < 100 for num in num_asked[1:])
 
 
+def test_chunks_that_are_read_in_the_end_take_the_place_of_others(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    """As docs/guides/remote.md says; of two arrays, as each has a place of its own in the file."""
+    whole = some_values(60)["u"]
+    values = {"u": whole, "v": whole + 1}
+    upload(server, tmp_path, values, dims={})
+    with opened(tmp_path, cache_bytes=450_000) as store:
+        store.gather(range(30))
+        num_asked = []
+        while len(num_asked) < 300 and min(num_asked, default=40) > 10:
+            server.forget()
+            for sample in range(50, 60):
+                assert_same_bits(store.gather([sample]), samples_of(values, [sample]))
+            num_asked.append(len(server.asked))
+    assert num_asked[0] > 10 >= num_asked[-1]
+
+
 def test_store_that_no_process_uses_goes_before_others(server: ObjectServer, tmp_path: Path) -> None:
     for seed in range(3):
         upload(server, tmp_path, some_values(seed=seed), key=f"bucket/{seed}.zarr.zip")

@@ -226,6 +226,14 @@ def test_interrupted_split_continues_after_the_targets_it_finished(
     assert_same_bits(all_arrays(outs[1]), samples_of(mixed_values(), [2, 3]))
 
 
+def test_progress_of_text_is_in_bytes(tmp_path: Path) -> None:
+    texts = [{"t": "Grüße"}, {"t": ""}, {"t": "naïve"}]
+    done: list[int] = []
+    with ups_store.write(tmp_path / "a.zarr.zip", texts) as store:
+        concat_stores([store], tmp_path / "b.zarr.zip", progress=done.append)
+    assert sum(done) == sum(len(text["t"].encode()) for text in texts)
+
+
 def test_concat_into_memory_writes_no_file(make_store: MakeStore, tmp_path: Path) -> None:
     path = make_store()
     with ups_store.open(path) as store:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mapped_functions import one, several
+from mapped_functions import badly, one, several
 from remote_stores import Counted
 
 import ups_store
@@ -100,6 +100,15 @@ def test_answer_without_samples_is_an_error_or_left_out(answer: Any, kind: str, 
     assert hint in str(caught.value.hint)
     skipped = mapped._mapped(0, "3", answer, "skip")
     assert (skipped.samples, getattr(skipped.error, "kind", "")) == ([], kind)
+
+
+def test_what_is_no_sample_names_its_input_and_is_never_left_out() -> None:
+    """Else a mistake in the function, or in what was asked for, would look like inputs that failed."""
+    with pytest.raises(SpecError) as caught:
+        list(mapped.map_inputs(job_of(badly, [12]), first=0, on_error="skip"))
+    assert (caught.value.path, caught.value.sample) == ("12", 0)
+    with pytest.raises(SpecError):
+        mapped._mapped(0, "3", SpecError("no sample", kind="value"), "skip")
 
 
 class Unshown:

@@ -152,6 +152,16 @@ def test_disk_that_has_no_room_for_the_copy_is_said_before_all_samples_are_made(
         assert len(store) == N
 
 
+def test_parts_of_an_earlier_version_are_said(tmp_path: Path) -> None:
+    part = tmp_path / "a.parts" / "00000.zarr.zip"
+    part.parent.mkdir()
+    ups_store.save(part, u=np.arange(5))
+    with pytest.raises(ups_store.IdentityMismatchError, match=r"a\.parts.*ups-store concat"):
+        ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY)
+    ups_store.write(tmp_path / "a.zarr.zip", samples(), identity=IDENTITY, on_mismatch="restart").close()
+    assert part.exists()
+
+
 def test_samples_of_many_texts_have_room(tmp_path: Path) -> None:
     many = [{f"text{number}": "x" * number for number in range(70)}] * 3
     with ups_store.write(tmp_path / "a.zarr.zip", iter(many), identity=IDENTITY) as store:
