@@ -673,10 +673,10 @@ def _stop(workers: Sequence[_Worker]) -> None:
             alive = [process for process in alive if process.is_alive]
     for process, worker in processes.items():
         process.close()
-        if process in alive:
-            state = process.state()
-            worker.pool.note(f"reader {process.pid} can't be killed, process {state}: left behind")
         worker.process = None
         for job in worker.queue:
             job.process = None
     _left_behind[:] = [process for process in {*_left_behind, *alive} if process.is_alive]
+    for process in alive:  # last, as it may raise
+        state = process.state()
+        processes[process].pool.note(f"reader {process.pid} can't be killed, process {state}: left behind")

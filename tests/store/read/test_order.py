@@ -379,3 +379,10 @@ def test_order_of_blocks_does_not_depend_on_what_was_asked_before(
             assert np.array_equal(
                 used(positions, tweak), BlockPermutation(size, 5, **options)(positions, tweak)
             )
+
+
+def test_state_of_an_older_version_without_shuffle_is_refused_and_says_what_to_add() -> None:
+    order = DataOrder([100], global_batch_size=10)
+    with pytest.raises(ConfigError, match="the state lacks shuffle") as caught:
+        order.load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "global_batch_size": 10})
+    assert caught.value.kind == "state"
