@@ -257,11 +257,3 @@ def test_failure_of_the_system_is_passed_on(store: Store, monkeypatch: pytest.Mo
     monkeypatch.setattr(files, "read_into", fail)
     with pytest.raises(ReadError, match="input/output"):
         store.preload("copy")
-
-
-def test_copy_is_not_made_twice(store: Store) -> None:
-    store.preload("copy")
-    copy = store._file.mapping()
-    for mode in ("copy", "page-cache", "auto"):
-        assert store.preload(mode).mode == "copy"
-    assert store._file.mapping() is copy

@@ -170,13 +170,3 @@ def test_interrupt_is_heard_while_a_disk_is_slow(path: Path) -> None:
     assert (is_copy, num_threads) == (False, 1)
     with ups_store.open(path) as store:
         assert read == digest(store)
-
-
-def test_closed_store_frees_its_shared_copy(path: Path) -> None:
-    store = ups_store.open(path)
-    store.preload("copy", shared=True)
-    copy_path = store._file.copy_path
-    assert copy_path is not None
-    inode = os.stat(copy_path).st_ino
-    store.close()
-    assert holders(inode) == set()
