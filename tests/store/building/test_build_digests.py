@@ -103,7 +103,7 @@ def test_source_that_can_not_be_read_is_a_source_error(
     opened = os.open
 
     def refuse(path: object, *arguments: Any, **options: Any) -> int:
-        if path == source:
+        if str(path) == str(source):
             raise OSError(5, "Input/output error")
         return opened(path, *arguments, **options)  # type: ignore[arg-type]
 

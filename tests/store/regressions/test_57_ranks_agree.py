@@ -237,6 +237,7 @@ for number, batch in enumerate(first):
 resumed = plain()
 resumed.load_state_dict(state)
 report([*found, taken + items(resumed), items(resumed)])
+accelerator.wait_for_everyone()  # rank 0 has the store that the other compares its order in
 accelerator.end_training()
 """
 
