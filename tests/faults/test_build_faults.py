@@ -129,6 +129,8 @@ def at_sample(num_samples: int, act: Callable[[Recorder], None]) -> Recorder:
 
 
 def signal_readers(number: signal.Signals) -> Callable[[Recorder], None]:
+    """Signal all readers; of several one may still be starting, whose limit is another."""
+
     def send(watcher: Recorder) -> None:
         for reader in watcher.pool.status().readers:
             os.kill(reader.pid, number)
@@ -255,7 +257,7 @@ def test_reader_that_is_lost_for_good_ends_the_build_and_keeps_what_is_committed
 ) -> None:
     watcher = at_sample(5, signal_readers(number))
     with ends_within(LONGER_S + start_s), pytest.raises(error, match=found) as caught:
-        build(reading(tmp_path, timeout_s=LONGER_S, retries=0), watcher)
+        build(reading(tmp_path, timeout_s=LONGER_S, retries=0, num_workers=1), watcher)
     assert caught.value.exit_code == (4 if number == signal.SIGSTOP else 3)
     kept = committed(tmp_path)
     assert 5 <= kept < NUM_TRAIN
@@ -269,7 +271,7 @@ def test_reader_that_is_lost_once_is_replaced(
 ) -> None:
     watcher = at_sample(5, signal_readers(number))
     with ends_within(LONGER_S + PAUSE_S + 2 * start_s):
-        build(reading(tmp_path, timeout_s=LONGER_S, retries=1), watcher)
+        build(reading(tmp_path, timeout_s=LONGER_S, retries=1, num_workers=1), watcher)
     assert "trying again" in watcher.notes[0]
     expect_finished_as_undisturbed(tmp_path, num_committed=0)
 
