@@ -266,6 +266,7 @@ def make_config(root: Path, folder: Path, *more: str, task: str = "advection1d")
     return load_config(overrides=[f"data.tasks={task}", *overrides_of(root, folder, *more)])
 
 
+@pytest.mark.rendered
 def test_training_lowers_the_error_and_reports_size_and_floor(root: Path, tmp_path: Path) -> None:
     report = run_stage("autoencoder", make_config(root, tmp_path), note=print)
     epochs = [
