@@ -28,7 +28,10 @@ GROWING = ("training.horizon=3", "operator.curriculum=0.8")
         ("operator", 6e6, (RESIDUAL, "training.physics_priors.warmup_steps=20")),
         ("operator", 3e7, (RESIDUAL, "training.physics_priors.every=3", "training.accum_steps=2", *GROWING)),
         ("autoencoder", 6e7, SHRINKING),
-        ("autoencoder", 6e7, (*SHRINKING, "training.query_sampling.curriculum.share=1.0")),
+        pytest.param(
+            *("autoencoder", 6e7, (*SHRINKING, "training.query_sampling.curriculum.share=1.0")),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_steps_take_as_many_operations_as_the_budget_has(

@@ -25,7 +25,7 @@ WORDS = (
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("amp", ["true", "false"])
+@pytest.mark.parametrize("amp", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_joint_training_on_ranks_takes_physics_priors(field_run: Path, amp: str) -> None:
     words = (*WORDS, f"training.amp={amp}", f"checkpoint.dir=checkpoints/{amp}")
     ranks = [start(train_rank, field_run, *words, **variables) for variables in rank_variables(2)]

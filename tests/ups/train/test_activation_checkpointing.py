@@ -166,9 +166,21 @@ def test_gradients_are_the_same_under_autocast(run: Path, case: str, how: Activa
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of the compiler's own imports
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-@pytest.mark.parametrize("how", ["selective", "full"])
 @pytest.mark.parametrize(
-    "case", [pytest.param("hybrid", marks=pytest.mark.slow), "autoencoder", "fno", "unet"]
+    ("case", "how"),
+    [
+        ("autoencoder", "selective"),
+        ("fno", "full"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("autoencoder", "full"), ("fno", "selective"))
+        ),
+        *(
+            pytest.param(c, how, marks=pytest.mark.slow)
+            for c in ("hybrid", "unet")
+            for how in ("selective", "full")
+        ),
+    ],
 )
 def test_compiled_step_has_the_same_gradients(
     run: Path, monkeypatch: pytest.MonkeyPatch, case: str, how: ActivationCheckpointing
