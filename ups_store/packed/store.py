@@ -40,7 +40,7 @@ from ups_store.read.catalog import (
     read_root,
     reads_of,
 )
-from ups_store.read.chunked import ChunkedStore, Wanted
+from ups_store.read.chunked import ChunkedStore, ChunkRead
 from ups_store.read.chunks import Chunk, chunk_of
 from ups_store.read.preload import PreloadReport, Request, preload, ram_budget, refused
 from ups_store.read.store_file import StoreFile, read_bytes
@@ -199,16 +199,16 @@ class PackedStore(ChunkedStore):
         """Digest of the content, that of the mapped form: see `Store.fingerprint`."""
         return self.catalog.packing.fingerprint
 
-    def _read_chunks(self, wanted: Sequence[Wanted], num_threads: int | None) -> None:
-        def decode(each: Wanted) -> None:
-            each.take(partial(self.read_chunk, each.chunk.array, each.chunk.sample))
+    def _read_chunks(self, reads: Sequence[ChunkRead], num_threads: int | None) -> None:
+        def decode(read: ChunkRead) -> None:
+            read.take(partial(self.read_chunk, read.chunk.array, read.chunk.sample))
 
         if not self._is_copy():
             self._file.check_length()
         if num_threads is None:  # one for each MiB
-            nbytes = sum(each.chunk.nbytes for each in wanted)
+            nbytes = sum(read.chunk.nbytes for read in reads)
             num_threads = max(1, min(MAX_THREADS, num_cores(), nbytes // BYTES_PER_THREAD))
-        for_each(decode, wanted, num_threads=num_threads)
+        for_each(decode, reads, num_threads=num_threads)
 
     def read_chunk(self, name: str, sample: int | None, out: npt.NDArray[Any]) -> bytes:
         """Decode one chunk into `out`, C-contiguous, once its checksum is found right; returns its bytes."""
@@ -298,8 +298,10 @@ class PackedStore(ChunkedStore):
             step = max(1, PRELOAD_BYTES // meta.sample_nbytes)
             for first in range(0, len(self), step):
                 block = range(first, min(first + step, len(self)))
-                wanted = [Wanted(chunk_of(array, i), meta.sample_shape, dtype, values[i, ...]) for i in block]
-                self._read_chunks(wanted, request.num_threads)
+                reads = [
+                    ChunkRead(chunk_of(array, i), meta.sample_shape, dtype, values[i, ...]) for i in block
+                ]
+                self._read_chunks(reads, request.num_threads)
                 if request.progress is not None:
                     request.progress(len(block) * meta.sample_nbytes)
             values.flags.writeable = False

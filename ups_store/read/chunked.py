@@ -39,8 +39,8 @@ KEPT_BYTES = 256 << 20  # of all stores of the process: the samples of a window 
 Wholes: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
-class Wanted(NamedTuple):
-    """A chunk that a batch needs."""
+class ChunkRead(NamedTuple):
+    """A chunk that a batch needs, and where its values go."""
 
     chunk: Chunk
     shape: tuple[int, ...]  # shape of its values, and `dtype` theirs
@@ -82,7 +82,7 @@ class ChunkedStore(AnyStore):
         weakref.finalize(self, SHARED.forget, self._key)
 
     @abstractmethod
-    def _read_chunks(self, wanted: Sequence[Wanted], num_threads: int | None) -> None:
+    def _read_chunks(self, reads: Sequence[ChunkRead], num_threads: int | None) -> None:
         """Have every chunk taken once it is checked; in any order, from several threads."""
 
     def whole(self, name: str) -> npt.NDArray[Any]:
@@ -107,7 +107,7 @@ class ChunkedStore(AnyStore):
         num_threads: int | None,
     ) -> dict[str, npt.NDArray[Any]]:
         batch: dict[str, npt.NDArray[Any]] = {}
-        wanted: list[Wanted] = []
+        reads: list[ChunkRead] = []
         picked: list[tuple[str, TimeWindow | None]] = []
         wholes = self._wholes  # which `close` in another thread replaces
         for meta in metas:
@@ -117,18 +117,18 @@ class ChunkedStore(AnyStore):
             if not target.size:
                 continue
             if meta.is_sharded and meta.name not in wholes:
-                wanted += self._slots(array, samples, times, target)
+                reads += self._slots(array, samples, times, target)
             else:
-                wanted += self._missing(array, wholes)
+                reads += self._missing(array, wholes)
                 picked.append((meta.name, times))
-        self._read_chunks(wanted, num_threads)
+        self._read_chunks(reads, num_threads)
         for name, times in picked:
             pick(wholes[name], samples, times, batch[name])
         return batch
 
     def _slots(
         self, array: ArrayLayout, samples: Samples, window: TimeWindow | None, out: npt.NDArray[Any]
-    ) -> list[Wanted]:
+    ) -> list[ChunkRead]:
         """List the samples that a batch needs; those that are kept in memory are copied at once."""
         rows: dict[int, list[int]] = {}
         for row, number in enumerate(samples.tolist()):
@@ -149,7 +149,7 @@ class ChunkedStore(AnyStore):
             for row in rows[sample][1:]:
                 out[row, ...] = values
 
-        wanted: list[Wanted] = []
+        reads: list[ChunkRead] = []
         for sample in sorted(rows):
             cached = None if window is None else SHARED.get((self._key, name, sample))
             if cached is not None:
@@ -157,8 +157,8 @@ class ChunkedStore(AnyStore):
                 continue
             target, use = (out[rows[sample][0], ...], repeat) if is_direct else (None, keep)
             is_used = not is_direct or len(rows[sample]) > 1
-            wanted.append(
-                Wanted(
+            reads.append(
+                ChunkRead(
                     Chunk(name, sample, array.offset + sample * array.stride, array.meta.sample_nbytes),
                     shape,
                     dtype,
@@ -166,9 +166,9 @@ class ChunkedStore(AnyStore):
                     partial(use, sample=sample) if is_used else None,
                 )
             )
-        return wanted
+        return reads
 
-    def _missing(self, array: ArrayLayout, wholes: Wholes) -> list[Wanted]:
+    def _missing(self, array: ArrayLayout, wholes: Wholes) -> list[ChunkRead]:
         """List the chunk of an array without slots, which is kept, unless it is there."""
         meta = array.meta
         if meta.name in wholes:
@@ -178,11 +178,11 @@ class ChunkedStore(AnyStore):
             values.flags.writeable = False
             wholes[meta.name] = values
 
-        wanted = Wanted(chunk_of(array), meta.shape, dtype_of(meta.dtype), use=keep, is_object=True)
+        read = ChunkRead(chunk_of(array), meta.shape, dtype_of(meta.dtype), use=keep, is_object=True)
         if array.entry is None:
-            wanted.take(lambda values: None)
+            read.take(lambda values: None)
             return []
-        return [wanted]
+        return [read]
 
     def _whole(self, array: ArrayLayout) -> npt.NDArray[Any]:
         wholes = self._wholes
@@ -195,14 +195,14 @@ class ChunkedStore(AnyStore):
         layout = self._layout.ragged[name]
         meta, offsets, checks = layout.rows.meta, self._offsets(name), self._whole(layout.checks)
         values: dict[int, npt.NDArray[Any]] = {}
-        wanted: list[Wanted] = []
+        reads: list[ChunkRead] = []
         for sample in set(samples.tolist()):
             rows = int(offsets[sample]), int(offsets[sample + 1])
             values[sample] = target = np.empty((rows[1] - rows[0], *meta.sample_shape), dtype_of(meta.dtype))
             if target.size:
                 chunk = rows_chunk(layout, sample, rows, int(checks[sample]))
-                wanted.append(Wanted(chunk, target.shape, target.dtype, target))
-        self._read_chunks(wanted, num_threads)
+                reads.append(ChunkRead(chunk, target.shape, target.dtype, target))
+        self._read_chunks(reads, num_threads)
         for target in values.values():
             target.flags.writeable = False
         if meta.encoding is None or not decode:

@@ -21,7 +21,7 @@ from ups_store.errors import FormatError, SpecError, StoreClosedError
 from ups_store.format.layout import Layout
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, catalog_of, fingerprint_of, read_directory
-from ups_store.read.chunked import ChunkedStore, Wanted
+from ups_store.read.chunked import ChunkedStore, ChunkRead
 from ups_store.read.chunks import Chunk
 from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.several import PartitionedStore
@@ -96,17 +96,17 @@ class RemoteStore(ChunkedStore):
         """Digest of the content: see `Store.fingerprint`."""
         return fingerprint_of(self._catalog)
 
-    def _read_chunks(self, wanted: Sequence[Wanted], num_threads: int | None) -> None:
-        missing = [each for each in wanted if not self._take_cached(each)]
-        missing.sort(key=lambda each: each.chunk.first)
-        ranges = [each for block in _blocks(missing) for each in block.ranges()]
+    def _read_chunks(self, reads: Sequence[ChunkRead], num_threads: int | None) -> None:
+        missing = [read for read in reads if not self._take_cached(read)]
+        missing.sort(key=lambda read: read.chunk.first)
+        ranges = [fetched for block in _blocks(missing) for fetched in block.ranges()]
         for_each(self._fetch, ranges, num_threads=num_threads or REQUESTS_IN_FLIGHT)
 
-    def _take_cached(self, wanted: Wanted) -> bool:
+    def _take_cached(self, read: ChunkRead) -> bool:
         """Take what the cache has, if that is right."""
         if self.cache is None:
             return False
-        chunk, number = wanted.chunk, self._numbering.of(wanted.chunk)
+        chunk, number = read.chunk, self._numbering.of(read.chunk)
         raw = self.cache.get(number, chunk.first, chunk.end - chunk.first)
         if raw is None:
             return False
@@ -114,7 +114,7 @@ class RemoteStore(ChunkedStore):
         if payload is None:
             self.cache.drop(number)
             return False
-        wanted.take(partial(_copy, payload))
+        read.take(partial(_copy, payload))
         return True
 
     def _fetch(self, request: tuple[_Block, int, int]) -> None:
@@ -122,9 +122,9 @@ class RemoteStore(ChunkedStore):
         raw = block.add(first, self.remote.read(first, nbytes))
         if raw is None:  # other threads have the rest
             return
-        for wanted in block.wanted:
-            begin, end = wanted.chunk.first - block.first, wanted.chunk.end - block.first
-            wanted.take(partial(_copy, self._checked(wanted.chunk, raw[begin:end])))
+        for read in block.reads:
+            begin, end = read.chunk.first - block.first, read.chunk.end - block.first
+            read.take(partial(_copy, self._checked(read.chunk, raw[begin:end])))
 
     def _checked(self, chunk: Chunk, raw: memoryview) -> memoryview:
         """Check a fetched chunk; it is fetched once more if it doesn't match its checksum."""
@@ -253,11 +253,11 @@ def _open_one(url: Url, options: RemoteOptions) -> RemoteStore:
     nbytes, path = remote.version.nbytes, remote.url.path
     known = [(nbytes - len(end), end)]
 
-    def read(offset: int, wanted: int) -> bytes:
+    def read(offset: int, length: int) -> bytes:
         for first, raw in known:
-            if first <= offset and offset + wanted <= first + len(raw):
-                return raw[offset - first :][:wanted]
-        return bytes(remote.read(offset, max(0, min(wanted, nbytes - offset))))
+            if first <= offset and offset + length <= first + len(raw):
+                return raw[offset - first :][:length]
+        return bytes(remote.read(offset, max(0, min(length, nbytes - offset))))
 
     try:
         directory = read_directory(read, nbytes, path)
@@ -309,7 +309,7 @@ def _copy(payload: memoryview, out: npt.NDArray[Any]) -> None:
 class _Block:
     """Neighbouring chunks, by their first byte, and what takes them; fetched together."""
 
-    wanted: list[Wanted]
+    reads: list[ChunkRead]
     _left: int = 0
     _memory: memoryview | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -317,12 +317,12 @@ class _Block:
     @property
     def first(self) -> int:
         """First byte."""
-        return self.wanted[0].chunk.first
+        return self.reads[0].chunk.first
 
     @property
     def nbytes(self) -> int:
         """Bytes from the first chunk to the end of the last."""
-        return self.wanted[-1].chunk.end - self.first
+        return self.reads[-1].chunk.end - self.first
 
     def ranges(self) -> Iterator[tuple[_Block, int, int]]:
         """Cut it into the requests that it takes: first byte, and number of bytes."""
@@ -346,14 +346,14 @@ class _Block:
             return memory
 
 
-def _blocks(wanted: Sequence[Wanted]) -> Iterator[_Block]:
+def _blocks(reads: Sequence[ChunkRead]) -> Iterator[_Block]:
     """Group neighbours of sorted chunks, up to the bytes of a request."""
-    block: list[Wanted] = []
-    for each in wanted:
-        is_far = block and each.chunk.first - block[-1].chunk.end > _MAX_GAP_BYTES
-        if block and (is_far or each.chunk.end - block[0].chunk.first > _REQUEST_BYTES):
+    block: list[ChunkRead] = []
+    for read in reads:
+        is_far = block and read.chunk.first - block[-1].chunk.end > _MAX_GAP_BYTES
+        if block and (is_far or read.chunk.end - block[0].chunk.first > _REQUEST_BYTES):
             yield _Block(block)
             block = []
-        block.append(each)
+        block.append(read)
     if block:
         yield _Block(block)
