@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ups.config import OptimizerConfig
-from ups.config.stages import BASELINES
 from ups.data.batches import endless
 from ups.distributed.ranks import ALONE, Ranks
 from ups.distributed.sharding import (
@@ -30,6 +29,7 @@ from ups.distributed.sharding import (
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import OperatorSize, TokenAxis
 from ups.optim import AveragedWeights, hidden_matrices, make_optimizer, parameter_groups
+from ups.stages import BASELINES
 from ups.train.best import export
 from ups.train.distributed import joined_ranks
 from ups.train.stage import Stage, make_stage

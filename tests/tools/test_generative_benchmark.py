@@ -12,6 +12,7 @@ import torch
 from benchmarks.generative import table
 from benchmarks.generative.questions import CORRECTOR, KICKED, OPERATOR, STUDENTS, TASKS
 from benchmarks.generative.train import Cost, TrueFutures
+from ups import stages
 from ups.config import load_config
 from ups.data.solvers.burgers1d import Burgers1D
 from ups.data.trajectories import TrajectoryBatch
@@ -78,6 +79,6 @@ def test_configurations_of_all_tasks_are_sound() -> None:
     for task in TASKS:
         overrides = ["data.tasks=burgers1d", *task.question.overrides, *task.overrides]
         config = load_config(overrides=overrides)
-        assert config.trains_corrector
-        assert config.trains_student
+        assert config.trains(stages.CORRECTOR)
+        assert config.trains(stages.STUDENT)
         assert config.diffusion.lead_times == task.lead_times

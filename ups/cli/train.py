@@ -22,6 +22,7 @@ from ups.cli.common import (
 from ups.cli.notify import Notice, Notify, notifying
 from ups.errors import ConfigError
 from ups.output import discard
+from ups.stages import BASELINES, STAGES
 from ups_store.command_line import completing
 from ups_store.console import importing, print_lines, results
 from ups_store.launch import not_shared_note, rank_of
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
     from ups.config import RunConfig
 
 ALL = "all"
-STAGES = (
-    *("autoencoder", "joint", "operator", "diff_residual", "consistency_distill", "steady_prior"),
-    *("fno", "unet", ALL),
-)
+_STAGES = [name for name in STAGES if name not in BASELINES]
 
 
 def train(
@@ -44,9 +42,9 @@ def train(
     stage: Annotated[
         str,
         typer.Option(
-            help="autoencoder, joint, operator, diff_residual, consistency_distill or steady_prior; all: "
-            "those of the configuration, in order; fno, unet: baselines, one for each task",
-            autocompletion=completing(lambda: STAGES),
+            help=f"{', '.join(_STAGES)}; all: those of the configuration, in order; "
+            f"{', '.join(BASELINES)}: baselines, one for each task",
+            autocompletion=completing(lambda: (*STAGES, ALL)),
         ),
     ] = ALL,
     epochs: Annotated[int | None, typer.Option(help="of the stage, or of each stage")] = None,
@@ -154,7 +152,6 @@ def _train(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with importing():
         from ups.config.seeds import seed_folder, with_seeds
-        from ups.config.stages import BASELINES
         from ups.pipeline.training import run_all, run_all_seeds
         from ups.train.launched import process_began
         from ups.train.profile import profiling

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.common import AsJson, Config, Overrides, ending, note
+from ups.stages import BASELINES, OPERATOR
 from ups_store.command_line import completing
 from ups_store.console import importing, print_json, print_lines
 
@@ -18,8 +19,8 @@ def tune(
     stage: Annotated[
         str,
         typer.Option(
-            help="operator, fno, unet or fno_neuraloperator",
-            autocompletion=completing(lambda: ("operator", "fno", "unet")),
+            help=f"{OPERATOR.name}, {', '.join(BASELINES)}",
+            autocompletion=completing(lambda: (OPERATOR.name, *BASELINES)),
         ),
     ],
     trials: Annotated[int, typer.Option(min=1, help="trainings in all, those of before counted")] = 20,

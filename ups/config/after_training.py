@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ups.config.section import Count, Positive, Section, key
-from ups.config.stages import STAGE_NAMES
 from ups.errors import did_you_mean, needs
-from ups.trained.specs import CORRECTOR_FILE, PRIOR_FILE, STUDENT_FILE
+from ups.stages import GENERATIVE, STAGES
 from ups_store.sources import LocalPath
 
 with needs("train"):
@@ -53,11 +52,7 @@ ENSEMBLE_METRICS = ("mean_nrmse", "crps", "energy_score", "skill", "rank_unevenn
 # Of ensembles, more and less being wrong alike.
 CALIBRATION = ("spread_skill", "band_low", "band_mid", "band_high")
 # Rows of reports that have members: the stage that trains each one's model, and its file beside the operator.
-ENSEMBLE_ROWS = {
-    "corrected": ("diff_residual", CORRECTOR_FILE),
-    "student": ("consistency_distill", STUDENT_FILE),
-    "prior": ("steady_prior", PRIOR_FILE),
-}
+ENSEMBLE_ROWS = {str(STAGES[name].row): (name, STAGES[name].makes[0].file) for name in GENERATIVE}
 
 
 def _known(name: str, known: Collection[str], what: str) -> str:
@@ -111,7 +106,7 @@ class GatesConfig(Section):
         if self.improvement is not None:
             _known(self.improvement, METRICS, "metric of which less is better")
         for name in self.throughput:
-            _known(name, STAGE_NAMES, "stage")
+            _known(name, STAGES, "stage")
         return self
 
 

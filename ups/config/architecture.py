@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ups.config.section import Count, Fraction, NotNegative, Positive, Section, key
-from ups.config.stages import FORECASTERS, NOTHING, OPERATORS, ROLLED_OUT
 from ups.errors import needs
+from ups.stages import FNO, FNO_NEURALOPERATOR, FORECASTERS, NOTHING, OPERATORS, ROLLED_OUT, UNET
 from ups_store.build import EncodingConfig
 from ups_store.sources import LocalPath
 
@@ -172,9 +172,11 @@ class UnetConfig(Section):
 class BaselinesConfig(Section):
     """What stands beside the operator; each is a stage that is trained as the operator is."""
 
-    fno: FnoConfig = key(FnoConfig(), "our FNO", affects=("fno",))
-    unet: UnetConfig = key(UnetConfig(), "our U-Net", affects=("unet",))
-    fno_neuraloperator: FnoConfig = key(FnoConfig(), "neuraloperator's FNO", affects=("fno_neuraloperator",))
+    fno: FnoConfig = key(FnoConfig(), "our FNO", affects=(FNO.name,))
+    unet: UnetConfig = key(UnetConfig(), "our U-Net", affects=(UNET.name,))
+    fno_neuraloperator: FnoConfig = key(
+        FnoConfig(), "neuraloperator's FNO", affects=(FNO_NEURALOPERATOR.name,)
+    )
     horizon: Count | None = key(None, "steps that a loss goes through; by default the operator's")
     curriculum: Fraction | None = key(None, "by default operator.curriculum")
     noise: NotNegative = key(0.0, "standard deviation of noise on the first frame, in normalised units")

@@ -21,7 +21,7 @@ from ups_store.errors import near_word
 SECTIONS = frozenset(
     (
         *("encoder", "decoder", "operator", "baselines", "training", "stages", "checkpoint", "logging"),
-        *("evaluation", "pipeline", "laws", "ttc", "diffusion", "steady_prior", "seed"),
+        *("evaluation", "pipeline", "laws", "ttc", "diffusion", "steady_prior", "seed", "code"),
     )
 )
 # All keys of the sections that the build takes something from.

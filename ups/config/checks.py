@@ -14,6 +14,7 @@ from ups.config.architecture import DecoderConfig, EncoderConfig
 from ups.config.run import RunConfig
 from ups.config.stages import OptimizerConfig
 from ups.errors import ConfigError, check_installed
+from ups.stages import JOINT, STUDENT
 
 _FIRST_WITH_MUON = (2, 9)  # of torch
 
@@ -34,9 +35,9 @@ def misfits(config: RunConfig) -> Iterator[ConfigError]:
         problem = f"diffusion.latent_dim = {flow_dim}, but latent.dim = {config.latent.dim}"
         yield ConfigError(problem, hint="leave diffusion.latent_dim out")
     for name, stage in config.stages.items():
-        if stage.method is not None and name != "consistency_distill":
+        if stage.method is not None and name != STUDENT.name:
             problem = f"stages.{name}.method = {stage.method} has no meaning"
-            yield ConfigError(problem, hint="only stages.consistency_distill has a method")
+            yield ConfigError(problem, hint=f"only stages.{STUDENT.name} has a method")
     how = config.training.activation_checkpointing
     if config.operator.pdet.use_activation_checkpoint and how != "full":
         key = "operator.pdet.use_activation_checkpoint"
@@ -86,7 +87,7 @@ def check_countable(stage: str) -> None:
     Raises:
         ConfigError: Kind "budget", for stage joint, whose steps take turns.
     """
-    if stage == "joint":
+    if stage == JOINT.name:
         problem = "stage joint has steps of two kinds, so no budget of operations becomes a number of them"
         raise ConfigError(problem, kind="budget", expected="stages.joint.steps")
 
@@ -136,7 +137,7 @@ def check_no_inverse_losses(config: RunConfig) -> None:
     Raises:
         ConfigError: Kind "inverse_losses_frozen".
     """
-    if config.training.use_inverse_losses and not config.trains_jointly:
+    if config.training.use_inverse_losses and not config.trains(JOINT):
         raise ConfigError(
             "inverse losses train encoder and decoder, and these are frozen in stage operator",
             kind="inverse_losses_frozen",

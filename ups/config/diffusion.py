@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from ups.config.section import Count, LatentDtype, Positive, Section, key
-from ups.config.stages import NOTHING
 from ups.errors import needs
+from ups.stages import CORRECTOR, NOTHING, PRIOR
 from ups_store.sources import LocalPath
 
 with needs("train"):
@@ -33,17 +33,17 @@ class TauConfig(Section):
 class DiffusionConfig(Section):
     """The corrector: a generative model of the operator's residual (stage diff_residual)."""
 
-    latent_dim: Count | None = key(None, "must be latent.dim", affects=("diff_residual", "steady_prior"))
+    latent_dim: Count | None = key(None, "must be latent.dim", affects=(CORRECTOR.name, PRIOR.name))
     hidden_dim: Count | None = key(
         None,
         "channels of the finest level's layers; by default the operator's",
-        affects=("diff_residual", "steady_prior"),
+        affects=(CORRECTOR.name, PRIOR.name),
     )
     depths: tuple[Count, ...] | None = key(
         None,
         "blocks of each level; by default the operator's",
         min_length=1,
-        affects=("diff_residual", "steady_prior"),
+        affects=(CORRECTOR.name, PRIOR.name),
     )
     operator: LocalPath | None = key(
         None, "what is corrected; by default <checkpoint.dir>/operator.safetensors", affects=NOTHING

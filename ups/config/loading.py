@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from ups.config.checks import misfits
 from ups.config.old_keys import MEANINGLESS
 from ups.config.run import RunConfig
 from ups.config.stage_keys import OF_STAGES
-from ups.config.stages import BASELINES, BUDGETS
+from ups.config.stages import BUDGETS
 from ups.errors import ConfigError, ConfigWarning, needs
 from ups.output import Note
+from ups.stages import BASELINES
 from ups_store.build import config_errors, read_config
 from ups_store.errors import ConfigError as StoreConfigError
 from ups_store.old_names import with_present_names as with_present_names
@@ -114,6 +117,11 @@ def load_leniently(
         read = read_config(given, overrides=overrides, **_ADJUSTED)
     except StoreConfigError as error:
         return Loaded(None, (as_own(error),))
+    if not isinstance(source, Mapping):  # a checkpoint's configuration imports nothing
+        try:
+            _import_code(read.get("code"))
+        except ConfigError as error:
+            return Loaded(None, (error,))
     outside = [override.partition("=")[0] for override in overrides]
     values, problems = take_out_old_names(read), list[ConfigError]()
     left_out: list[str] = []
@@ -134,6 +142,18 @@ def load_leniently(
                 problems.append(problem)
             return Loaded(config, tuple(problems), tuple(left_out))
     return Loaded(None, tuple(problems), tuple(left_out))
+
+
+def _import_code(modules: Any) -> None:
+    """Import the modules of `code`, which may lie in the working directory."""
+    for module in modules if isinstance(modules, list | tuple) else ():
+        if os.getcwd() not in sys.path:  # as `python -m` has it; what is installed goes first
+            sys.path.append(os.getcwd())
+        try:
+            import_module(str(module))
+        except ImportError as error:
+            hint = "install it, or run the command in the folder that it lies in"
+            raise ConfigError(f"code: {module}: {error}", kind="no_code", hint=hint) from error
 
 
 def _not_about(left_out: Sequence[str], problems: Iterable[ConfigError]) -> list[ConfigError]:

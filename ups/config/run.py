@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,28 @@ from ups.config.architecture import (
 )
 from ups.config.diffusion import DiffusionConfig, SteadyPriorConfig
 from ups.config.section import Count, CountOrZero, Positive, Section, key
-from ups.config.stages import (
-    BASELINE_LR,
-    BASELINES,
-    NETWORKS,
-    NOTHING,
-    OPERATORS,
-    STAGE_NAMES,
-    StageConfig,
-    StageName,
-)
+from ups.config.stages import StageConfig, StageName
 from ups.config.training import LawsConfig, TrainingConfig, TtcConfig
 from ups.errors import needs
 from ups.laws import Laws
-from ups.trained.specs import AUTOENCODER_FILE, CORRECTOR_FILE, OPERATOR_FILE
+from ups.stages import (
+    AUTOENCODER,
+    BASELINES,
+    CORRECTOR,
+    CORRECTOR_MODEL,
+    ENCODER_MODEL,
+    JOINT,
+    NETWORKS,
+    NOTHING,
+    OPERATOR,
+    OPERATOR_MODEL,
+    OPERATORS,
+    PRIOR,
+    STAGE_NAMES,
+    STAGES,
+    Model,
+    StageFacts,
+)
 from ups_store.build import BuildConfig, CacheConfig, DataConfig, ReadingConfig
 from ups_store.sources import LocalPath, TaskDeclaration
 
@@ -79,6 +88,7 @@ class LoggingConfig(Section):
 # What a stage takes from `training` where it says nothing itself, besides its patience and batch.
 _OF_TRAINING = ("grad_clip", "ema_decay", "amp", "amp_dtype", "compile", "compile_mode")
 
+_ENCODED = (AUTOENCODER.name, *OPERATORS, PRIOR.name)  # stages that make latents, or are trained on them
 _BATCH_SIZE = 32  # on each rank, unless the configuration says something about it
 
 
@@ -98,16 +108,14 @@ class RunConfig(Section):
     latent: RunLatentConfig = key(
         RunLatentConfig(),
         "the latents",
-        affects=("autoencoder", *OPERATORS, "steady_prior"),
+        affects=_ENCODED,
         affects_within={
             **dict.fromkeys(("encoder", "device", "compute_dtype", "micro_batch", "compile"), OPERATORS),
             "pin_memory": NOTHING,
         },
     )
-    encoder: EncoderConfig = key(
-        EncoderConfig(), "the encoder", affects=("autoencoder", *OPERATORS, "steady_prior")
-    )
-    decoder: DecoderConfig = key(DecoderConfig(), "the decoder", affects=("autoencoder", *OPERATORS))
+    encoder: EncoderConfig = key(EncoderConfig(), "the encoder", affects=_ENCODED)
+    decoder: DecoderConfig = key(DecoderConfig(), "the decoder", affects=(AUTOENCODER.name, *OPERATORS))
     operator: OperatorConfig = key(OperatorConfig(), "the operator", affects=NETWORKS)
     baselines: BaselinesConfig = key(BaselinesConfig(), "what stands beside it", affects=BASELINES)
     training: TrainingConfig = key(TrainingConfig(), "loop, precision, losses")
@@ -117,14 +125,17 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = key(EvaluationConfig(), "what follows training", affects=NOTHING)
     pipeline: PipelineConfig = key(PipelineConfig(), "what `ups run` does", affects=NOTHING)
     ttc: TtcConfig = key(TtcConfig(), "test-time conditioning", affects=NOTHING)
-    diffusion: DiffusionConfig = key(DiffusionConfig(), "the corrector", affects=("diff_residual",))
+    diffusion: DiffusionConfig = key(DiffusionConfig(), "the corrector", affects=(CORRECTOR.name,))
     steady_prior: SteadyPriorConfig = key(
-        SteadyPriorConfig(), "the prior of steady solutions", affects=("steady_prior",)
+        SteadyPriorConfig(), "the prior of steady solutions", affects=(PRIOR.name,)
     )
     laws: dict[str, LawsConfig] = key(
         {},
         "by task: what holds for tasks of your own, or instead of what we know of ours",
         affects=OPERATORS,
+    )
+    code: tuple[str, ...] = key(
+        (), "modules of your own that are imported first, for what they register", affects=NOTHING
     )
     seed: CountOrZero = key(0, "of weights, data order and augmentation")
 
@@ -161,40 +172,60 @@ class RunConfig(Section):
         """`laws`, as `ups.laws.laws_of` takes them."""
         return {task: Laws(**laws.model_dump()) for task, laws in self.laws.items()}
 
-    @property
-    def trains_jointly(self) -> bool:
-        """Whether the run has a stage `joint`: named under `stages`, and not left out by 0 epochs."""
-        return "joint" in self.stages and self.stages["joint"].epochs > 0
+    def trains(self, stage: StageFacts) -> bool:
+        """Tell whether the run has a stage; baselines are trained for the evaluation alone."""
+        if stage.baseline_lr is not None:
+            return False
+        if not stage.is_default:  # named under `stages`, and not left out by 0 epochs
+            return stage.name in self.stages and self.stages[stage.name].epochs > 0
+        if stage is AUTOENCODER and (
+            not self.uses_encoder or self.is_given(ENCODER_MODEL) or self.trains(JOINT)
+        ):
+            return False
+        return self.stage(stage.name).epochs > 0
 
     @property
-    def trains_corrector(self) -> bool:
-        """Whether the run has a stage `diff_residual`: named under `stages`, and not left out by 0 epochs."""
-        return "diff_residual" in self.stages and self.stages["diff_residual"].epochs > 0
+    def trained_stages(self) -> tuple[str, ...]:
+        """The stages that `ups train` goes through, in their order."""
+        return tuple(name for name, stage in STAGES.items() if self.trains(stage))
 
     @property
-    def trains_student(self) -> bool:
-        """Whether the run has a stage `consistency_distill`, as `trains_corrector`."""
-        return "consistency_distill" in self.stages and self.stages["consistency_distill"].epochs > 0
+    def uses_encoder(self) -> bool:
+        """Whether the operator's states are latents."""
+        return self.operator.state == "latent"
 
-    @property
-    def teacher_path(self) -> Path:
-        """The corrector that is distilled: `training.distill_teacher`, or what its stage writes."""
-        return self.training.distill_teacher or self.checkpoint.dir / CORRECTOR_FILE
+    def path_of(self, model: Model) -> Path:
+        """Where a model is: another one that a key names, or what its stage writes."""
+        given = reduce(getattr, model.key.split("."), self) if model.key is not None else None
+        return given if isinstance(given, Path) else self.checkpoint.dir / model.file
 
-    @property
-    def trains_prior(self) -> bool:
-        """Whether the run has a stage `steady_prior`: named under `stages`, and not left out by 0 epochs."""
-        return "steady_prior" in self.stages and self.stages["steady_prior"].epochs > 0
+    def is_given(self, model: Model) -> bool:
+        """Tell whether a key names another model than the one that the run's stage writes."""
+        return self.path_of(model).absolute() != (self.checkpoint.dir / model.file).absolute()
 
-    @property
-    def corrected_operator_path(self) -> Path:
-        """The operator that is corrected: `diffusion.operator`, or what its stage writes."""
-        return self.diffusion.operator or self.checkpoint.dir / OPERATOR_FILE
+    def trains_model(self, model: Model) -> bool:
+        """Tell whether the run makes the model itself that `path_of` gives."""
+        makers = (stage for stage in STAGES.values() if model in stage.makes)
+        return not self.is_given(model) and any(map(self.trains, makers))
+
+    def models_for(self, stage: StageFacts) -> tuple[Model, ...]:
+        """The models that a stage is trained on: no encoder where states are fields."""
+        return tuple(model for model in stage.needs if model != ENCODER_MODEL or self.uses_encoder)
 
     @property
     def autoencoder_path(self) -> Path:
         """The autoencoder whose latents are used: `latent.checkpoint`, or what its stage writes."""
-        return self.latent.checkpoint or self.checkpoint.dir / AUTOENCODER_FILE
+        return self.path_of(ENCODER_MODEL)
+
+    @property
+    def corrected_operator_path(self) -> Path:
+        """The operator that is corrected: `diffusion.operator`, or what its stage writes."""
+        return self.path_of(OPERATOR_MODEL)
+
+    @property
+    def teacher_path(self) -> Path:
+        """The corrector that is distilled: `training.distill_teacher`, or what its stage writes."""
+        return self.path_of(CORRECTOR_MODEL)
 
     def stage(self, name: str) -> StageConfig:
         """A stage's configuration, with what it leaves open taken from `training`.
@@ -221,7 +252,7 @@ class RunConfig(Section):
 
     def _as_operator(self, name: str) -> StageConfig:
         """A baseline's stage, with what it leaves open taken from the operator's."""
-        stage, operator = self.stages.get(name, StageConfig()), self.stages.get("operator", StageConfig())
+        stage, operator = (self.stages.get(each, StageConfig()) for each in (name, OPERATOR.name))
         said, values = stage.model_fields_set, dict[str, Any]()
         if not said & {"epochs", "steps_per_epoch", "steps", "budget"}:
             values |= {key: getattr(operator, key) for key in ("epochs", "steps_per_epoch", "steps")}
@@ -230,5 +261,5 @@ class RunConfig(Section):
         shared = _OF_TRAINING if stage.budget else (*_OF_TRAINING, "patience")
         values |= {key: getattr(operator, key) for key in shared if getattr(stage, key) is None}
         if stage.optimizer.lr is None:
-            values["optimizer"] = stage.optimizer.model_copy(update={"lr": BASELINE_LR[name]})
+            values["optimizer"] = stage.optimizer.model_copy(update={"lr": STAGES[name].baseline_lr})
         return stage.model_copy(update=values)

@@ -11,15 +11,9 @@ from typing import Any, get_args, get_origin
 
 from ups.config.run import RunConfig
 from ups.config.section import Section, fact
-from ups.config.stages import (
-    BASELINE_LR,
-    BASELINES,
-    STAGE_NAMES,
-    OptimizerConfig,
-    SchedulerConfig,
-    StageConfig,
-)
+from ups.config.stages import OptimizerConfig, SchedulerConfig, StageConfig
 from ups.config.training import TrainingConfig
+from ups.stages import AUTOENCODER, BASELINES, OPERATOR, STAGE_NAMES, STAGES
 
 # Keys of `training` that each stage may have for itself, and where it has them.
 OF_STAGES: dict[str, tuple[str, ...]] = {
@@ -59,6 +53,14 @@ def stages_of(key: str) -> frozenset[str]:
     return affects
 
 
+def _affects(key: str, stage: str) -> bool:
+    """Tell whether a key changes what a stage computes; one of your own is affected by all that any is."""
+    affected, like = stages_of(key), STAGES[stage].like if stage in STAGES else None
+    if stage in STAGE_NAMES or key.startswith("stages."):
+        return stage in affected
+    return bool(affected) if like is None else like in affected
+
+
 def stage_keys(config: RunConfig | Mapping[str, Any], stage: str) -> dict[str, Any]:
     """Values by dotted key of what changes what a stage computes, as the stage uses them.
 
@@ -70,15 +72,15 @@ def stage_keys(config: RunConfig | Mapping[str, Any], stage: str) -> dict[str, A
     """
     values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
     flat = flat_keys(_DEFAULTS, f"stages.{stage}.") | flat_keys(values)
-    is_untrained = stage == "autoencoder" and flat.get("encoder.residual") is False
+    is_untrained = stage == AUTOENCODER.name and flat.get("encoder.residual") is False
     left_out = {f"training.{key}" for key in OF_STAGES}
     for key, place in OF_STAGES.items():
         own = ".".join(("stages", stage, *place))
         sources = [own, f"training.{key}"]
         if stage in BASELINES:
-            sources.insert(1, ".".join(("stages.operator", *place)))
+            sources.insert(1, ".".join(("stages", OPERATOR.name, *place)))
         if stage in BASELINES and key == "lr":
-            flat[own] = flat[own] or BASELINE_LR[stage]
+            flat[own] = flat[own] or STAGES[stage].baseline_lr
         flat[own] = next((flat[name] for name in sources if flat.get(name) is not None), None)
     for key, switch in SWITCHED_BY.items():
         where = f"stages.{stage}" if key in OF_STAGES else "training"
@@ -91,7 +93,7 @@ def stage_keys(config: RunConfig | Mapping[str, Any], stage: str) -> dict[str, A
     return {
         key: value
         for key, value in flat.items()
-        if stage in stages_of(key) and key not in left_out and not key.startswith(of_training)
+        if _affects(key, stage) and key not in left_out and not key.startswith(of_training)
     }
 
 

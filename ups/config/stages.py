@@ -1,4 +1,4 @@
-"""Stages: their names, and what an entry of `stages` says about optimiser, schedule, budget and length."""
+"""What an entry of `stages` says about optimiser, schedule, budget and length."""
 
 from __future__ import annotations
 
@@ -7,41 +7,22 @@ from typing import Annotated, Any, Literal
 
 from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section, key
 from ups.errors import needs
+from ups.stages import NOTHING, STAGES, STUDENT
 from ups_store.build import long_dtype
 
 with needs("train"):
     from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+
 Limit = Literal["flops", "samples", "seconds"]
 
 BUDGETS: tuple[Limit, ...] = ("flops", "samples", "seconds")
 
-# Peak learning rates of baselines (docs/results/accuracy.md); `ups tune` searches for others.
-BASELINE_LR = {"fno": 4e-3, "unet": 1e-3, "fno_neuraloperator": 4e-3}
-
-BASELINES = tuple(BASELINE_LR)  # each a stage
-
-# In the order of training.
-STAGE_NAMES = (
-    *("autoencoder", "joint", "operator", "diff_residual", "consistency_distill", "steady_prior"),
-    *BASELINES,
-)
-
-
-# Groups of stages, for what keys affect.
-NOTHING = ()
-OPERATORS = ("joint", "operator")
-GENERATIVE = ("diff_residual", "consistency_distill", "steady_prior")
-NETWORKS = (*OPERATORS, *GENERATIVE)  # whose networks are of the operator's kind
-FORECASTERS = (*OPERATORS, *BASELINES)  # learn the next time step
-ROLLED_OUT = (*FORECASTERS, "diff_residual", "consistency_distill")  # or learn from rollouts
-AUGMENTED = ("autoencoder", "steady_prior", *FORECASTERS)
-
 
 def _known_stage(name: str) -> str:
-    if name not in STAGE_NAMES:
-        near = difflib.get_close_matches(name, STAGE_NAMES, n=1)
-        hint = f"did you mean {near[0]}" if near else f"known: {', '.join(STAGE_NAMES)}"
+    if name not in STAGES:
+        near = difflib.get_close_matches(name, STAGES, n=1)
+        hint = f"did you mean {near[0]}" if near else f"known: {', '.join(STAGES)}"
         raise ValueError(f"stages.{name} is no stage; {hint}")
     return name
 
@@ -201,7 +182,7 @@ class StageConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     method: DistillMethod | None = key(
-        None, "consistency_distill: rectified flow on pairs (reflow, the default), or consistency"
+        None, f"{STUDENT.name}: rectified flow on pairs (reflow, the default), or consistency"
     )
 
     @model_validator(mode="after")

@@ -6,17 +6,9 @@ from typing import Annotated, Any, Literal
 
 from ups.config.diffusion import TauConfig
 from ups.config.section import Count, CountOrZero, Fraction, LatentDtype, NotNegative, Positive, Section, key
-from ups.config.stages import (
-    AUGMENTED,
-    FORECASTERS,
-    GENERATIVE,
-    NOTHING,
-    ROLLED_OUT,
-    AmpDtype,
-    CompileMode,
-    check_one_batch_size,
-)
+from ups.config.stages import AmpDtype, CompileMode, check_one_batch_size
 from ups.errors import needs
+from ups.stages import AUGMENTED, AUTOENCODER, FORECASTERS, GENERATIVE, NOTHING, ROLLED_OUT, STUDENT
 from ups_store.sources import LocalPath
 
 with needs("train"):
@@ -210,13 +202,15 @@ class TrainingConfig(Section):
     field_source: Literal["auto", "store", "hdf5"] = key("auto", "where fields are read from")
     augment: bool = key(True, "random shifts along periodic axes, reflections where allowed")
     query_sampling: QuerySamplingConfig = key(
-        QuerySamplingConfig(), "points that the decoder is asked at", affects=("autoencoder", *FORECASTERS)
+        QuerySamplingConfig(), "points that the decoder is asked at", affects=(AUTOENCODER.name, *FORECASTERS)
     )
     physics_priors: PhysicsPriorsConfig = key(
         PhysicsPriorsConfig(), "losses by the laws of a task", affects=FORECASTERS
     )
     max_val_frames: Count = key(
-        1024, "frames per task that validation looks at, spread evenly", affects=("autoencoder", *FORECASTERS)
+        1024,
+        "frames per task that validation looks at, spread evenly",
+        affects=(AUTOENCODER.name, *FORECASTERS),
     )
 
     num_workers: CountOrZero | Literal["auto"] = key("auto", "reader processes of a build", affects=NOTHING)
@@ -239,17 +233,17 @@ class TrainingConfig(Section):
     reconstruction_loss: Literal["mse", "l1", "relative_l2"] = key(
         "mse",
         "of fields, over a frame's power: square, absolute, or root mean square error",
-        affects=("autoencoder", *FORECASTERS),
+        affects=(AUTOENCODER.name, *FORECASTERS),
     )
     rollout_loss: Literal["relative_l2", "mse"] = key(
         "relative_l2",
         "of the operator: |p - y| / |y| of each state, or their mean square error",
-        affects=("autoencoder", *FORECASTERS),
+        affects=(AUTOENCODER.name, *FORECASTERS),
     )
     pushforward: bool = key(
         False,
         "gradients through one step only, after as many as are drawn, up to horizon",
-        affects=("autoencoder", *FORECASTERS),
+        affects=(AUTOENCODER.name, *FORECASTERS),
     )
     lambda_alignment: NotNegative = key(
         0.0,
@@ -296,24 +290,24 @@ class TrainingConfig(Section):
     )
     tau_distribution: TauConfig = key(TauConfig(), "flow times of training", affects=GENERATIVE)
     distill_num_steps: Annotated[Count, Field(le=4)] = key(
-        1, "evaluations of the student's network for one residual", affects=("consistency_distill",)
+        1, "evaluations of the student's network for one residual", affects=(STUDENT.name,)
     )
     distill_num_pairs: Count = key(
         16384, "reflow: noises of a task, each with what the teacher makes of it", affects=NOTHING
     )
     distill_num_taus: Count = key(
-        1, "flow times that each pair of a batch is trained at", affects=("consistency_distill",)
+        1, "flow times that each pair of a batch is trained at", affects=(STUDENT.name,)
     )
     distill_own_times: Annotated[float, Field(ge=0, le=1)] = key(
         0.9,
         "reflow: share of the flow times that are those at which the student is asked",
-        affects=("consistency_distill",),
+        affects=(STUDENT.name,),
     )
     distill_num_intervals: Count = key(
-        32, "consistency: steps that the teacher's path is cut into", affects=("consistency_distill",)
+        32, "consistency: steps that the teacher's path is cut into", affects=(STUDENT.name,)
     )
     distill_target_decay: Fraction = key(
-        0.95, "consistency: of the averaged student that gives the target", affects=("consistency_distill",)
+        0.95, "consistency: of the averaged student that gives the target", affects=(STUDENT.name,)
     )
     distill_micro_batch: Count | None = key(
         None,
@@ -323,13 +317,13 @@ class TrainingConfig(Section):
     distill_hidden_dim: Count | None = key(
         None,
         "channels of the student's finest level; by default its teacher's",
-        affects=("consistency_distill",),
+        affects=(STUDENT.name,),
     )
     distill_depths: tuple[Count, ...] | None = key(
         None,
         "blocks of each level of the student; by default its teacher's",
         min_length=1,
-        affects=("consistency_distill",),
+        affects=(STUDENT.name,),
     )
     distill_teacher: LocalPath | None = key(
         None, "what is distilled; by default <checkpoint.dir>/corrector.safetensors", affects=NOTHING

@@ -14,14 +14,12 @@ from typing import Any
 import ups_store
 from ups.data.stores import Store, place_of, store_path
 from ups.errors import CheckpointError
+from ups.stages import CORRECTOR_MODEL, ENCODER_MODEL, OPERATOR_MODEL, Model
 from ups.trained.checkpoint import hash_tensors, read_any_document
 from ups.trained.specs import (
     AUTOENCODER,
-    AUTOENCODER_FILE,
     CORRECTOR,
-    CORRECTOR_FILE,
     OPERATOR,
-    OPERATOR_FILE,
     PRIOR,
     STUDENT,
 )
@@ -194,18 +192,18 @@ def origins_of_checkpoint(path: Path) -> list[Origin]:
     for task, identity in section(document, "data").items():
         place = str(store_path(latents if is_latent else stores, task, "train"))
         if kind in (CORRECTOR, STUDENT):
-            folder = _place(config, "diffusion", "residual_dir", "residuals")
+            folder = _place(config, Model("residuals", "residuals", "diffusion.residual_dir"))
             place = str(folder / f"{task}_fit_residuals.zarr.zip")
         origins += origins_of_data(str(identity), role=f"training data of {task}", path=place)
     if not origins:
         origins.append(Origin("training data", STORE, None, CONFIG_HASH, None))
     if kind == CORRECTOR:
         digest = text_of(section(spec, CORRECTOR).get("operator_sha256"))
-        place = str(_place(config, "diffusion", "operator", OPERATOR_FILE))
+        place = str(_place(config, OPERATOR_MODEL))
         origins.append(Origin("operator", OPERATOR, place, WEIGHTS, digest))
     if kind == STUDENT:
         digest = text_of(section(section(spec, CORRECTOR), "taught").get("teacher_sha256"))
-        place = str(_place(config, "training", "distill_teacher", CORRECTOR_FILE))
+        place = str(_place(config, CORRECTOR_MODEL))
         origins.append(Origin("teacher", CORRECTOR, place, WEIGHTS, digest))
     if kind in (OPERATOR, PRIOR) and spec.get("states") == "latent":
         digest = text_of(spec.get("autoencoder_sha256"))
@@ -221,14 +219,15 @@ def store_folders(config: Mapping[str, Any]) -> tuple[Path, Path]:
 
 def autoencoder_path(config: Mapping[str, Any]) -> Path:
     """Where a saved configuration has its autoencoder."""
-    return _place(config, "latent", "checkpoint", AUTOENCODER_FILE)
+    return _place(config, ENCODER_MODEL)
 
 
-def _place(config: Mapping[str, Any], part: str, key: str, name: str) -> Path:
+def _place(config: Mapping[str, Any], model: Model) -> Path:
     """What a saved configuration says, else a name in its folder of checkpoints."""
+    part, _, key = str(model.key).partition(".")
     given = text_of(section(config, part).get(key))
     folder = text_of(section(config, "checkpoint").get("dir")) or "."
-    return Path(given) if given else Path(folder) / name
+    return Path(given) if given else Path(folder) / model.file
 
 
 def section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

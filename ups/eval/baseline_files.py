@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ups.config import RunConfig
-from ups.config.stages import BASELINES
 from ups.errors import ConfigError, MissingExtraError
 from ups.eval.baseline_model import Baseline, load_baseline
 from ups.output import Note
+from ups.stages import BASELINES
 from ups.trained.simulator import Simulator
 
 _FOLDER = "baselines"  # in the folder of the checkpoints

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.stages import STAGE_NAMES
 from ups.output import Note
+from ups.stages import STAGES
 
 _WAIT, _RATE = "training/data_wait_share", "training/samples_per_sec"
 _STARTUP = "startup/total_startup_time_min"  # from the launch of the command
@@ -87,7 +87,7 @@ def read_stage_logs(config: RunConfig, *, note: Note = lambda text: None) -> lis
         note: Called for every line that can't be read, which is left out.
     """
     found = []
-    for stage in STAGE_NAMES:  # in the order in which they are trained
+    for stage in STAGES:  # in the order in which they are trained
         path = log_path(config, stage)
         if (log := read_stage_log(path, stage, note=note)) is not None:
             found.append(log)

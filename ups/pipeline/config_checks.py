@@ -16,11 +16,10 @@ from pathlib import Path
 from ups.config import RunConfig
 from ups.config.loading import Loaded, load_leniently
 from ups.config.operator_size import operator_size
-from ups.config.stages import BASELINES
 from ups.data.fields import laws_of_fields, too_short
 from ups.data.held_out import check_enough, check_lead_times
 from ups.data.splits import check_has_dev, check_room
-from ups.errors import ConfigWarning, UpsError
+from ups.errors import ConfigWarning
 from ups.grid import GridSpec
 from ups.laws import check_priors
 from ups.output import discard
@@ -32,14 +31,14 @@ from ups.pipeline.report import Checks, Report, warnings_of
 from ups.pipeline.run import open_run
 from ups.pipeline.run_checks import check_checkpoints, check_evaluation, check_events, check_wandb
 from ups.pipeline.sources import TRAINED, TaskSources, find_tasks, quick_readers
+from ups.stages import BASELINES, ENCODER_MODEL, JOINT, OPERATOR, STAGES
 from ups.train.checks import (
+    check_encoder,
     check_grid,
     check_steady_task,
-    first_stage,
     has_sizes,
     later_checks,
     report_folder,
-    trained_stages,
 )
 from ups.train.switches import check_switches
 from ups.train.unused import unused_in_all_stages, unused_settings
@@ -99,17 +98,13 @@ def check_config(config_path: Path | None, overrides: Sequence[str] = ()) -> Rep
 def _check_loaded(loaded: Loaded, config_path: Path | None, checks: Checks) -> None:
     config = loaded.config
     assert config is not None
-    try:
-        first = first_stage(config)
-    except UpsError as error:
-        checks.refuse("stages", error)
-        first = "joint"  # which is what it is about
+    checks.passes("stages", lambda: check_encoder(config))
     is_data_right = not any(key.startswith("data") for key in loaded.left_out)
     with quick_readers(config) as readers:
         tasks = find_tasks(config, readers) if is_data_right else {}
-        known = Known(config, trained_stages(config, first), tasks)
-        _check_later(config, first, report_folder(config_path), checks)
-        _check_architecture(known, first, checks)
+        known = Known(config, config.trained_stages, tasks)
+        _check_later(config, report_folder(config_path), checks)
+        _check_architecture(known, checks)
         _check_data(known, checks)
         _check_hyperparameters(known, checks)
         _check_stages(known, checks)
@@ -121,18 +116,18 @@ def _check_loaded(loaded: Loaded, config_path: Path | None, checks: Checks) -> N
             check_machine(config, known.stages, known.grids, checks)
         else:
             checks.warn("hardware", "memory isn't estimated: sizes and grids aren't known, or don't agree")
-        check_caches(config, known.tasks, readers, checks, trains_encoder=first is not None)
+        check_caches(config, known.tasks, readers, checks, trains_encoder=config.trains_model(ENCODER_MODEL))
 
 
-def _check_later(config: RunConfig, first: str | None, folder: Path, checks: Checks) -> None:
+def _check_later(config: RunConfig, folder: Path, checks: Checks) -> None:
     """What stages refuse by the configuration alone."""
-    for group, check in later_checks(config, first, report_folder=folder):
+    for group, check in later_checks(config, report_folder=folder):
         checks.passes(group, check)
 
 
-def _check_architecture(known: Known, first: str | None, checks: Checks) -> None:
+def _check_architecture(known: Known, checks: Checks) -> None:
     config, latent = known.config, known.config.latent
-    if has_sizes(config, first):
+    if has_sizes(config):
         for task, grid in known.grids.items():
             points = " x ".join(map(str, grid.points))
             if checks.passes("architecture", lambda grid=grid: check_grid(config, grid)):  # type: ignore[misc]
@@ -140,10 +135,7 @@ def _check_architecture(known: Known, first: str | None, checks: Checks) -> None
                     "architecture",
                     f"{task}: {points} points fit encoder.patch_size = {config.encoder.patch_size}",
                 )
-    if checks.has_problem("architecture") or "operator" not in (
-        *known.stages,
-        *(("operator",) if first == "joint" else ()),
-    ):
+    if checks.has_problem("architecture") or not (config.trains(OPERATOR) or config.trains(JOINT)):
         return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConfigWarning)
@@ -184,14 +176,15 @@ def _check_data(known: Known, checks: Checks) -> None:
                 too_short(config.training.horizon, config.training.stride, path=path, longest=task.num_times),
             )
         is_transient = task.info is not None and not task.info.steady
-        if {"diff_residual", "consistency_distill"} & {*known.stages} and is_transient:
+        stages = [STAGES[stage] for stage in known.stages]
+        if any(stage.learns == "residuals" for stage in stages) and is_transient:
             lead_times, horizon = config.diffusion.lead_times, (task.num_times - 1) // config.training.stride
             checks.passes("data", partial(check_lead_times, lead_times, horizon=horizon, task=name))
-        if "diff_residual" in known.stages and "val" in (*task.builds, *task.stores):
+        if any(stage.items == "residuals" for stage in stages) and "val" in (*task.builds, *task.stores):
             num = (task.num_samples("val") + 1) // 2  # the others are "dev"
             share = config.diffusion.residual_share
             checks.passes("data", partial(check_enough, num, share, task=name))
-        if "autoencoder" in known.stages and config.training.field_source != "store":
+        if any(stage.items == "frames" for stage in stages) and config.training.field_source != "store":
             for split in TRAINED:
                 if split in task.builds and split not in task.stores:
                     checks.passes("data", lambda build=task.builds[split]: check_room(build))  # type: ignore[misc]
@@ -230,11 +223,16 @@ def _check_stages(known: Known, checks: Checks) -> None:
     elif not checks.has_problem("stages"):
         checks.ok("stages", " -> ".join(f"{name} ({_length(config, name)})" for name in known.stages))
     infos = {name: task.info for name, task in known.tasks.items() if task.info is not None}
-    if "steady_prior" in known.stages and infos.keys() == set(config.data.tasks):
+    stages = [STAGES[stage] for stage in known.stages]
+    if any(stage.learns == "solutions" for stage in stages) and infos.keys() == set(config.data.tasks):
         steady = [name for name, info in infos.items() if info.steady]
         checks.passes("stages", lambda: check_steady_task(config, found=steady))
     weights = config.training.physics_priors.weights
-    if weights and {"operator", "joint"} & {*known.stages} and infos.keys() == set(config.data.tasks):
+    if (
+        weights
+        and any(stage.learns == "steps" for stage in stages)
+        and infos.keys() == set(config.data.tasks)
+    ):
         laws = {name: laws_of_fields(info, config.own_laws) for name, info in infos.items()}
         checks.passes("stages", lambda: check_priors(weights, laws))
     for name in config.stages.keys() & set(BASELINES):

@@ -20,7 +20,7 @@ from ups.grid import FIELDS, LATENT
 from ups.pipeline.first_steps import FirstSteps, FirstStepsRequest, Values, by_channel, every, spread
 from ups.pipeline.report import Checks, Report
 from ups.pipeline.sources import TRAINED, TaskSources, find_tasks, quick_readers
-from ups.train.checks import check_grid, first_stage, has_sizes
+from ups.train.checks import check_grid, has_sizes
 from ups.trained.checkpoint import read_document
 from ups.trained.specs import AUTOENCODER, parse_spec
 from ups_store.build import Readers
@@ -170,7 +170,7 @@ def _check_dimensions(config: RunConfig, task: TaskSources, checks: Checks) -> N
         return
     name, grid, problems = task.task, task.info.grid, len(checks.lines)
     with checks.collecting(name):
-        if has_sizes(config, first_stage(config)):
+        if has_sizes(config):
             check_grid(config, grid)
     span = config.training.horizon * config.training.stride
     if not task.info.steady and task.num_times <= span:

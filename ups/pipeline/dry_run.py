@@ -25,10 +25,10 @@ from ups.pipeline.report import Checks
 from ups.pipeline.schedule import total_steps
 from ups.pipeline.scratch import Scratch, scratch_folder
 from ups.pipeline.sources import TaskSources, find_tasks
-from ups.train.checks import first_stage, trained_stages
+from ups.stages import ENCODER_MODEL, STAGES, Model
+from ups.train.checks import builds_fields, builds_latents
 from ups.train.memory import SMALLER, is_out_of_memory
 from ups.train.saved_state import SavedState, state_path
-from ups.trained.specs import CORRECTOR_FILE, OPERATOR_FILE
 from ups_store.build import BuildConfig, DigestCache, Readers, explain
 from ups_store.console import format_nbytes
 from ups_store.errors import DiskFullError, MemoryLimitError, StoreError
@@ -64,13 +64,13 @@ def dry_run(
     config = load_config(config_path, overrides=overrides, note=discard)
     checks = Checks()
     device = choose_device(config.training.device, note=lambda text: checks.warn("hardware", text))
-    first, ranks = first_stage(config), PlannedRanks.of(config)
+    ranks = PlannedRanks.of(config)
     baselines = plan_baselines(config)
     _check_ranks(ranks, device, checks)
     with Readers(config.reading, note=note) as readers:
         tasks = find_tasks(config, readers)
-        stages = _plan_stages(config, trained_stages(config, first), tasks, ranks)
-        stores = _plan_stores(config, stages, tasks, readers, checks, first=first)
+        stages = _plan_stages(config, tasks, ranks)
+        stores = _plan_stores(config, stages, tasks, readers, checks)
     stages += [baseline.plan for baseline in baselines.values()]
     if num_steps:
         given: dict[str, Any] = {"config_path": config_path, "overrides": overrides, "tasks": tasks}
@@ -93,30 +93,20 @@ def _name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
 
 
-def _plan_stages(
-    config: RunConfig, names: Sequence[str], tasks: Mapping[str, TaskSources], ranks: PlannedRanks
-) -> list[StagePlan]:
+def _plan_stages(config: RunConfig, tasks: Mapping[str, TaskSources], ranks: PlannedRanks) -> list[StagePlan]:
     """What becomes of each stage, by its training state; its data are compared when it is made."""
     plans: list[StagePlan] = []
-    for name in names:
+    for name in config.trained_stages:
         steps = total_steps(config, name, tasks, ranks)
         plan = _plan_stage(config, name, steps)
+        needed = {model for model in config.models_for(STAGES[name]) if not config.is_given(model)}
         before = next(
-            (one for one in plans if one.name in _needs(config, name) and one.action != "keep"), None
+            (one for one in plans if needed & {*STAGES[one.name].makes} and one.action != "keep"), None
         )
         if before is not None and plan.action in ("continue", "keep"):
             plan = StagePlan(name, "train again", f"stage {before.name} is trained before", steps=steps)
         plans.append(plan)
     return plans
-
-
-def _needs(config: RunConfig, name: str) -> tuple[str, ...]:
-    """The stages whose models a stage is trained on, unless it is given others."""
-    if name == "diff_residual":
-        return ("joint", "operator") if config.diffusion.operator is None else ()
-    if name == "consistency_distill":
-        return ("diff_residual",) if config.training.distill_teacher is None else ()
-    return ("autoencoder", "joint")
 
 
 def _plan_stage(config: RunConfig, name: str, steps: int | None) -> StagePlan:
@@ -140,17 +130,15 @@ def _plan_stores(
     tasks: Mapping[str, TaskSources],
     readers: Readers,
     checks: Checks,
-    *,
-    first: str | None,
 ) -> list[StorePlan]:
     """What becomes of each store."""
     plans: list[StorePlan] = []
-    is_latent = config.operator.state == "latent"
-    if first == "joint" or not is_latent or config.training.field_source == "store":
+    if builds_fields(config):
         plans += _explained(config.build, "fields", tasks, readers, checks)
-    if not is_latent or config.training.cache_mode in ("memory", "none"):
+    if not builds_latents(config):
         return plans
-    trained = next((stage for stage in stages if stage.name == first and stage.action != "keep"), None)
+    makers = (stage for stage in stages if ENCODER_MODEL in STAGES[stage.name].makes)
+    trained = next((stage for stage in makers if stage.action != "keep"), None)
     if trained is None:
         build = latent_build(config, autoencoder_path=config.autoencoder_path, device="cpu")
         return plans + _explained(build, "latents", tasks, readers, checks)
@@ -197,10 +185,10 @@ def _with_measured(
 ) -> list[StagePlan]:
     """The stages with what their steps take; one that can't be measured is a warning."""
     kept = {stage.name for stage in stages if stage.action == "keep"}
-    models: dict[str, Any] = _models_of_run(config, {stage.name for stage in stages} - kept)
+    models = _models_of_run(config, {stage.name for stage in stages} - kept)
     measured: list[StagePlan] = []
     with scratch_folder() as folder:
-        scratch = Scratch(config, folder=folder, **models, **given)
+        scratch = Scratch(config, folder=folder, models=models, **given)
         if not checks.passes("data", scratch.build_fields):
             return list(stages)
         for stage in stages:
@@ -212,20 +200,14 @@ def _with_measured(
     return measured
 
 
-def _models_of_run(config: RunConfig, trained: Collection[str]) -> dict[str, Any]:
-    """What stages are given and isn't to be trained, so that it needn't be stood in for."""
-    folder, encoder = config.checkpoint.dir, config.autoencoder_path
-    operator, teacher = config.corrected_operator_path, config.teacher_path
-    has_encoder = encoder.exists() and not {"autoencoder", "joint"} & {*trained}
-    is_own = operator.absolute() == (folder / OPERATOR_FILE).absolute()
-    has_operator = not (is_own and {"operator", "joint"} & {*trained})
-    is_own = teacher.absolute() == (folder / CORRECTOR_FILE).absolute()
-    has_teacher = not (is_own and "diff_residual" in trained)
-    return {
-        "autoencoder": encoder.absolute() if has_encoder else None,
-        "operator": operator.absolute() if has_operator else None,
-        "teacher": teacher.absolute() if has_teacher else None,
-    }
+def _models_of_run(config: RunConfig, trained: Collection[str]) -> dict[Model, Path]:
+    """Models that stages are given and that aren't to be trained, so that they needn't be stood in for."""
+    made = {model for name, stage in STAGES.items() if name in trained for model in stage.makes}
+    needed = {model for stage in STAGES.values() for model in stage.needs}
+    models = {model for model in needed if config.is_given(model) or model not in made}
+    # An encoder that isn't there is made for the measurement; what is to be corrected is there, or checked.
+    models -= set() if config.autoencoder_path.exists() else {ENCODER_MODEL}
+    return {model: config.path_of(model).absolute() for model in models}
 
 
 def _measure(
@@ -240,7 +222,7 @@ def _measure(
     try:
         baseline = baselines.get(stage.name)
         name, own = baseline.in_run(scratch.config) if baseline else (stage.name, scratch.config)
-        if name == "operator" and own.operator.state == "latent":
+        if name in STAGES and STAGES[name].reads_states and own.uses_encoder:
             scratch.build_latents(device)
         found = scratch.measure(name, own, device=device, num_steps=num_steps)
     except (RuntimeError, MemoryError) as error:

@@ -11,12 +11,11 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.after_training import ENSEMBLE_ROWS, GatesConfig
-from ups.config.stages import BASELINES
 from ups.errors import CheckpointError, ConfigError, GateMissedError, UpsError, did_you_mean
 from ups.eval.gate_verdicts import GateVerdict, check_gates, judge_number, judge_range, shown_number
 from ups.eval.training_logs import log_path, read_stage_log, read_stage_logs
 from ups.pipeline.records import json_lines
-from ups.train.checks import first_stage, trained_stages
+from ups.stages import BASELINES
 from ups.trained.checkpoint import read_any_document
 from ups.trained.specs import GATES
 
@@ -150,7 +149,7 @@ def _of_other_stages(gates: GatesConfig, config: RunConfig) -> Iterator[_Unjudge
     for stage in gates.throughput:
         path = log_path(config, stage)
         needed.append((f"throughput.{stage}", stage, path, read_stage_log(path, stage) is not None))
-    trained = trained_stages(config, first_stage(config)) if needed else ()
+    trained = config.trained_stages if needed else ()
     for gate, stage, path, is_there in needed:
         if stage not in trained and not is_there:
             found = f"stages {', '.join(trained)}" if trained else "no stage"

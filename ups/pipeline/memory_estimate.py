@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size, student_size
 from ups.config.operator_size import operator_size
-from ups.config.stages import BASELINES
 from ups.grid import FIELDS, GridSpec, TokenGrid, cut_grid
 from ups.models.operator_size import NORMALISED, OperatorSize
 from ups.nn.token_axes import halved_axes, window_size
 from ups.pipeline.planned_ranks import PlannedRanks
+from ups.stages import BASELINES, STAGES
 
 _FLOAT = 4  # bytes; autocast keeps some in 2, which isn't counted on
 _CONTEXT_BYTES = 1 << 30  # CUDA, its libraries, and blocks of the allocator that aren't full
 _MARGIN = 1.25
-_CORRECTING = ("diff_residual", "consistency_distill")  # stages with a frozen operator
 # Numbers of an optimiser for each weight, or a few more.
 _STATES = {"adamw": 2, "adam": 2, "muon_hybrid": 2, "sgd": 1, "adamw8bit": 1}
 # Numbers kept for the backward pass, in widths for each place.
@@ -75,17 +74,10 @@ def _of_stage(config: RunConfig, name: str, grids: Mapping[str, GridSpec]) -> Es
         task: cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=num_tokens)
         for task, grid in grids.items()
     }
-    parts = {
-        "autoencoder": ("autoencoder",),
-        "operator": ("operator",),
-        "joint": ("autoencoder", "operator"),
-        "diff_residual": ("corrector",),
-        "consistency_distill": ("student",),
-        "steady_prior": ("corrector",),
-    }[name]
+    parts = {model.kind for model in STAGES[name].makes}
     ranks = PlannedRanks.of(config)
     batch = settings.batch_size or -(-(settings.global_batch_size or 1) // ranks.num)
-    frames = batch * (1 if name == "autoencoder" else config.training.horizon + 1)
+    frames = batch * (1 if STAGES[name].items == "frames" else config.training.horizon + 1)
     trained, activations = 0, 0
     if "autoencoder" in parts:
         kinds = {grid.name: (grid, cuts[task]) for task, grid in grids.items()}
@@ -98,7 +90,7 @@ def _of_stage(config: RunConfig, name: str, grids: Mapping[str, GridSpec]) -> Es
         trained += operator_weights(size, _largest(cuts, grids), _state_dim(config, grids))
         steps = batch * config.training.horizon
         activations += steps * max(_operator_numbers(size, cut.tokens) for cut in cuts.values())
-    if "corrector" in parts:
+    if parts & {"corrector", "prior"}:
         size = corrector_size(config)
         trained += corrector_weights(size, _largest(cuts, grids), _state_dim(config, grids))
         activations += batch * max(_operator_numbers(size, cut.tokens) for cut in cuts.values())
@@ -108,12 +100,12 @@ def _of_stage(config: RunConfig, name: str, grids: Mapping[str, GridSpec]) -> Es
         rows = min(batch * config.training.distill_num_taus, config.training.distill_micro_batch or math.inf)
         activations += int(rows * max(_operator_numbers(size, cut.tokens) for cut in cuts.values()))
     frozen = 0
-    if name in ("operator", *_CORRECTING, "steady_prior") and is_latent:  # validation decodes
+    if "autoencoder" not in parts and is_latent:  # validation decodes
         frozen = sum(_autoencoder_weights(config, grids[task], cut) for task, cut in cuts.items())
-    if name == "consistency_distill":  # the teacher, and the student's averages
+    if "student" in parts:  # the teacher, and the student's averages
         size = corrector_size(config)
         frozen += 2 * corrector_weights(size, _largest(cuts, grids), _state_dim(config, grids))
-    if name in _CORRECTING:
+    if STAGES[name].learns == "residuals":  # the frozen operator
         size = operator_size(config.operator)
         frozen += operator_weights(size, _largest(cuts, grids), _state_dim(config, grids))
     copies = 2 + _STATES[settings.optimizer.name] + bool(settings.ema_decay)

@@ -1,19 +1,21 @@
 """The nodes of a run, declared: stores, stages, evaluations, gates, promotion.
 
 `ups run` executes them in processes of their own; `ups train --stage all` executes those of the group
-"training" itself, on joined ranks (`ups.pipeline.training`). A later stage is one more function here, or
-elsewhere, under `register`: what comes after all training names the group, so nothing else changes.
+"training" itself, on joined ranks (`ups.pipeline.training`). Stages have their nodes by their facts
+(`ups.stages`); another step is one more function under `register`: what comes after all training names the
+group, so nothing else changes.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ups import stages
 from ups.config import RunConfig
 from ups.config.after_training import GatesConfig
 from ups.config.seeds import without_seed
@@ -25,19 +27,9 @@ from ups.pipeline.best import best_path, is_rival_there, promote, rival_of
 from ups.pipeline.gates import judge, read_report
 from ups.pipeline.graph import Graph, Group, Node
 from ups.pipeline.records import RunFolder
-from ups.train.checks import builds_fields, builds_latents, first_stage
-from ups.trained.specs import (
-    AUTOENCODER,
-    AUTOENCODER_FILE,
-    CORRECTOR,
-    CORRECTOR_FILE,
-    OPERATOR,
-    OPERATOR_FILE,
-    PRIOR,
-    PRIOR_FILE,
-    STUDENT,
-    STUDENT_FILE,
-)
+from ups.stages import ENCODER_MODEL, FNO, OPERATOR_MODEL, STAGES, UNET, Model, StageFacts
+from ups.train.checks import builds_fields, builds_latents, check_encoder
+from ups.trained.specs import AUTOENCODER, OPERATOR
 
 FIELD_STORES, LATENT_STORES, BASELINES = "field-stores", "latent-stores", "baselines"
 TRAINING: Group = "training"
@@ -76,7 +68,7 @@ class Run:
     @property
     def operator_path(self) -> Path:
         """The operator that it trains."""
-        return self.config.checkpoint.dir / OPERATOR_FILE
+        return self.config.checkpoint.dir / OPERATOR_MODEL.file
 
     @property
     def best_dir(self) -> Path:
@@ -101,12 +93,12 @@ class Run:
         return checkpoint_identity(self.operator_path, kind=OPERATOR)
 
 
-Declaration = Callable[[Run], Node | None]
+Declaration = Callable[[Run], Node | Iterable[Node] | None]
 _DECLARED: list[Declaration] = []
 
 
 def register(declare: Declaration) -> Declaration:
-    """Add a node to all runs: a function that declares it, or gives None where a run doesn't have it."""
+    """Add nodes to all runs: a function that declares one or several, or gives None where a run has none."""
     _DECLARED.append(declare)
     return declare
 
@@ -115,10 +107,11 @@ def declare_graph(run: Run) -> Graph:
     """All nodes of a run.
 
     Raises:
-        ConfigError: As `first_stage`; kind "graph".
+        ConfigError: As `check_encoder`; kind "graph".
     """
-    first_stage(run.config)  # refuses what can't be
-    return Graph(filter(None, (declare(run) for declare in _DECLARED)))
+    check_encoder(run.config)
+    declared = (declare(run) or () for declare in _DECLARED)
+    return Graph(node for nodes in declared for node in ([nodes] if isinstance(nodes, Node) else nodes))
 
 
 def training_nodes(config: RunConfig) -> list[Node]:
@@ -180,7 +173,7 @@ def _quiet() -> list[str]:
 
 def _fields(config: RunConfig) -> dict[str, Any]:
     """Identities of the fields that are read: of stores where they are, else of their sources."""
-    if config.operator.state == "latent" and latent_folder(config) == config.cache.dir:
+    if config.uses_encoder and latent_folder(config) == config.cache.dir:
         return {"sources": source_identity(config)}  # there are latents
     stores = store_identities(config, config.cache.dir)
     return stores if all(stores.values()) else {"sources": source_identity(config)}
@@ -190,11 +183,6 @@ def _keys(config: RunConfig, beginnings: tuple[str, ...]) -> dict[str, Any]:
     values = flat_keys(config.model_dump(mode="json"))
     read = (key for key in values if key.startswith(beginnings) and key not in NOT_OF_STORES)
     return {key: values[key] for key in read}
-
-
-def _autoencoder(config: RunConfig) -> dict[str, str | None]:
-    path = config.autoencoder_path
-    return {str(path): checkpoint_identity(path, kind=AUTOENCODER)}
 
 
 def _baseline_files(config: RunConfig) -> dict[str, str | None]:
@@ -254,27 +242,49 @@ def _field_stores(run: Run) -> Node | None:
     )
 
 
-def _stage(run: Run, stage: str, after: tuple[str, ...], file: str, kind: str, inputs: Any) -> Node:
-    config, path = run.config, run.config.checkpoint.dir / file
-    return Node(
-        stage,
-        TRAINING,
-        (*_CHECKED, *after),
-        inputs=lambda: {"keys": stage_keys(config, stage), **inputs()},
-        outputs=lambda: {str(path): checkpoint_identity(path, kind=kind)},
-        command=lambda restart: _ups(
-            run, "train", "--stage", stage, "--restart" if restart else "--unless-valid", is_parallel=True
-        ),
-        stage=stage,
-    )
-
-
 @register
-def _encoder(run: Run) -> Node | None:
-    config, stage = run.config, first_stage(run.config)
-    if stage is None:
-        return None
-    return _stage(run, stage, (FIELD_STORES,), AUTOENCODER_FILE, AUTOENCODER, lambda: _fields(config))
+def _stages(run: Run) -> Iterator[Node]:
+    return (stage_node(run, STAGES[name]) for name in run.config.trained_stages)
+
+
+def _makers(*models: Model) -> tuple[str, ...]:
+    """The stages that make models."""
+    return tuple(name for name, stage in STAGES.items() if {*stage.makes} & {*models})
+
+
+def stage_node(run: Run, stage: StageFacts) -> Node:
+    """The node that trains a stage."""
+    config, model = run.config, stage.makes[0]
+    path, reads_latents = config.checkpoint.dir / model.file, stage.reads_states and builds_latents(config)
+
+    def inputs() -> dict[str, Any]:
+        latents = store_identities(config, latent_folder(config)) if reads_latents else None
+        return {
+            "keys": stage_keys(config, stage.name),
+            **{
+                str(path): checkpoint_identity(path, kind=needed.kind)
+                for needed in config.models_for(stage)
+                for path in (config.path_of(needed),)
+            },
+            **(_fields(config) if latents is None else latents),
+        }
+
+    return Node(
+        stage.name,
+        TRAINING,
+        (*_CHECKED, FIELD_STORES, *((LATENT_STORES,) if reads_latents else ()), *_makers(*stage.needs)),
+        inputs=inputs,
+        outputs=lambda: {str(path): checkpoint_identity(path, kind=model.kind)},
+        command=lambda restart: _ups(
+            run,
+            "train",
+            "--stage",
+            stage.name,
+            "--restart" if restart else "--unless-valid",
+            is_parallel=True,
+        ),
+        stage=stage.name,
+    )
 
 
 @register
@@ -286,10 +296,10 @@ def _latent_stores(run: Run) -> Node | None:
     return Node(
         LATENT_STORES,
         TRAINING,
-        (*_CHECKED, FIELD_STORES, "autoencoder", "joint"),
+        (*_CHECKED, FIELD_STORES, *_makers(ENCODER_MODEL)),
         inputs=lambda: {
             **_keys(config, keys),
-            **_autoencoder(config),
+            str(config.autoencoder_path): checkpoint_identity(config.autoencoder_path, kind=AUTOENCODER),
             "sources": source_identity(config),
         },
         outputs=lambda: store_identities(config, latent_folder(config)),
@@ -302,60 +312,6 @@ def _latent_stores(run: Run) -> Node | None:
 
 
 @register
-def _operator(run: Run) -> Node | None:
-    config = run.config
-    if not config.stage("operator").epochs:
-        return None
-
-    def inputs() -> dict[str, Any]:
-        if config.operator.state == "fields":
-            return _fields(config)
-        latents = store_identities(config, latent_folder(config)) if builds_latents(config) else None
-        return {**_autoencoder(config), **(_fields(config) if latents is None else latents)}
-
-    after = (FIELD_STORES, "autoencoder", "joint", LATENT_STORES)
-    return _stage(run, "operator", after, OPERATOR_FILE, OPERATOR, inputs)
-
-
-@register
-def _corrector(run: Run) -> Node | None:
-    config = run.config
-    if not config.trains_corrector:
-        return None
-
-    def inputs() -> dict[str, Any]:
-        path = config.corrected_operator_path
-        return {str(path): checkpoint_identity(path, kind=OPERATOR), **_fields(config)}
-
-    return _stage(run, "diff_residual", ("operator",), CORRECTOR_FILE, CORRECTOR, inputs)
-
-
-@register
-def _student(run: Run) -> Node | None:
-    config, path = run.config, run.config.teacher_path
-    if not config.trains_student:
-        return None
-
-    def inputs() -> dict[str, Any]:
-        return {str(path): checkpoint_identity(path, kind=CORRECTOR), **_fields(config)}
-
-    return _stage(run, "consistency_distill", ("diff_residual",), STUDENT_FILE, STUDENT, inputs)
-
-
-@register
-def _prior(run: Run) -> Node | None:
-    config = run.config
-    if not config.trains_prior:
-        return None
-
-    def inputs() -> dict[str, Any]:
-        encoder = _autoencoder(config) if config.operator.state == "latent" else {}
-        return {**encoder, **_fields(config)}
-
-    return _stage(run, "steady_prior", (FIELD_STORES, "autoencoder", "joint"), PRIOR_FILE, PRIOR, inputs)
-
-
-@register
 def _baselines(run: Run) -> Node | None:
     config, evaluation = run.config, run.config.evaluation
     budgets = (evaluation.baseline_flops, evaluation.baseline_samples, evaluation.baseline_seconds)
@@ -364,10 +320,10 @@ def _baselines(run: Run) -> Node | None:
     return Node(
         BASELINES,
         TRAINING,
-        (*_CHECKED, "operator"),
+        (*_CHECKED, stages.OPERATOR.name),
         inputs=lambda: {
             "budgets": budgets,
-            "keys": [stage_keys(config, kind) for kind in ("fno", "unet")],
+            "keys": [stage_keys(config, kind.name) for kind in (FNO, UNET)],
             **_fields(config),
         },
         outputs=lambda: _baseline_files(config),

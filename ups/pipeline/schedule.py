@@ -10,6 +10,7 @@ from ups.data.held_out import divided
 from ups.grid import FIELDS
 from ups.pipeline.planned_ranks import ALONE, PlannedRanks
 from ups.pipeline.sources import TaskSources
+from ups.stages import STAGES, StageFacts
 from ups.train.schedules import Schedule
 
 
@@ -19,7 +20,7 @@ def total_steps(
     """Optimiser steps of a stage.
 
     Args:
-        stage: "autoencoder", "joint", "operator", "diff_residual", "consistency_distill" or "steady_prior".
+        stage: Its name.
         tasks: Its sources.
         ranks: That will train together.
 
@@ -29,30 +30,32 @@ def total_steps(
     settings = config.stage(stage)
     if settings.budget is not None and settings.steps is None:
         return None
-    if stage == "autoencoder" and not config.encoder.residual:
+    facts = STAGES[stage]
+    if facts.items == "frames" and not config.encoder.residual:
         return 0
-    if stage == "steady_prior":
+    if facts.learns == "solutions":
         tasks = {name: task for name, task in tasks.items() if task.info is None or task.info.steady}
-    sizes = [size for task in tasks.values() for size in _sizes(config, stage, task)]
+    sizes = [size for task in tasks.values() for size in _sizes(config, facts, task)]
     if not all(sizes) or not sizes:
         return None
     size = ranks.batch_size_of(settings)
-    drop_last = stage == "autoencoder" and min(sizes) >= size  # as `frame_data`
+    drop_last = facts.items == "frames" and min(sizes) >= size  # as `frame_data`
     order = random_order(sizes, global_batch_size=size, seed=config.seed, drop_last=drop_last)
     accum_steps = config.training.accum_steps
     return Schedule.of(settings, num_batches=order.num_steps, accum_steps=accum_steps).total_steps
 
 
-def _sizes(config: RunConfig, stage: str, task: TaskSources) -> Iterator[int]:
+def _sizes(config: RunConfig, stage: StageFacts, task: TaskSources) -> Iterator[int]:
     """Items of a pass: frames of each array, windows, residuals, or a teacher's pairs."""
+    takes_pairs = stage.items == "pairs" and (config.stage(stage.name).method or "reflow") == "reflow"
     num_samples = task.num_samples("train")
     if task.info is None:
         yield 0
-    elif stage == "consistency_distill" and (config.stage(stage).method or "reflow") == "reflow":
+    elif takes_pairs:
         yield config.training.distill_num_pairs
-    elif stage in ("diff_residual", "consistency_distill"):
+    elif stage.items in ("residuals", "pairs"):
         yield _num_residuals(config, task)
-    elif stage == "autoencoder":
+    elif stage.items == "frames":
         for array in task.info.grid.arrays:
             yield num_samples * (task.num_times if array == FIELDS else 1)
     elif task.info.steady:

@@ -19,7 +19,6 @@ from statistics import mean
 from typing import Any
 
 from ups.config import RunConfig, load_config
-from ups.config.stages import BASELINES
 from ups.data.batches import batch_size_of
 from ups.data.held_out import HeldOutPart, Items, divided
 from ups.data.stores import latent_build, latent_folder
@@ -29,12 +28,11 @@ from ups.output import discard
 from ups.pipeline.planned_ranks import ALONE, PlannedRanks
 from ups.pipeline.schedule import rollouts_of
 from ups.pipeline.sources import TaskSources
+from ups.stages import STAGES, Model
 from ups.train.budget import seconds_of_step, within_budget
-from ups.train.joint import JOINT_FILE
 from ups.train.stage import Stage, StageStart, make_stage
 from ups.train.trainer import Trainer
 from ups.train.untrained import is_untrained
-from ups.trained.specs import AUTOENCODER_FILE, CORRECTOR_FILE, OPERATOR_FILE
 from ups_store.build import QuietWatcher, build_all
 
 with needs("train"):
@@ -45,14 +43,9 @@ _IN_MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30  # in memory, else the folder lies on the disk
 _WARM_UP = 2  # steps before those that are timed; the first one compiles
 _LEAST_SAMPLES = 4  # half of a validation split is of the development split
-_WITH_RESIDUALS = ("diff_residual", "consistency_distill")
-# Stages whose models later ones need, and their files.
-_FOR_LATER = {
-    "autoencoder": AUTOENCODER_FILE,
-    "joint": JOINT_FILE,
-    "operator": OPERATOR_FILE,
-    "diff_residual": CORRECTOR_FILE,  # which has another name until it has passed its gates
-}
+_WITH_RESIDUALS = [stage for stage in STAGES.values() if stage.learns == "residuals"]
+_ON_DATA = [stage for stage in STAGES.values() if stage.learns in ("codes", "steps")]
+_NEEDED = {model for stage in STAGES.values() for model in stage.needs}  # by later stages
 
 
 @dataclass(frozen=True)
@@ -89,9 +82,7 @@ class Scratch:
         config_path: The file that it was read from.
         tasks: Its sources.
         folder: Where everything goes.
-        autoencoder: The run's own trained autoencoder, if it isn't to be trained.
-        operator: What is corrected, likewise.
-        teacher: What is distilled, likewise.
+        models: The run's own trained models that aren't to be trained.
         ranks: That will train together; one of them is measured.
     """
 
@@ -103,9 +94,7 @@ class Scratch:
         overrides: Sequence[str],
         tasks: Mapping[str, TaskSources],
         folder: Path,
-        autoencoder: Path | None,
-        operator: Path | None = None,
-        teacher: Path | None = None,
+        models: Mapping[Model, Path],
         ranks: PlannedRanks = ALONE,
     ) -> None:
         self._ranks, self._own, self._folder = ranks, config, folder
@@ -121,8 +110,8 @@ class Scratch:
             "data.source_digest": "sampled",
             "cache.codec": "none",
             "cache.remote": None,
-            "diffusion.operator": None if operator is None else str(operator),
-            "training.distill_teacher": None if teacher is None else str(teacher),
+            **{str(model.key): None for model in _NEEDED},
+            **{str(model.key): str(path) for model, path in models.items()},
             **_few_residuals(config),
         }
         if self._has_sources:
@@ -135,8 +124,6 @@ class Scratch:
                 "training.latent_cache_dir": str(latent_folder(config)),
                 "training.cache_mode": "store",
             }
-        if autoencoder is not None:
-            values["latent.checkpoint"] = str(autoencoder)
         values |= _rows_of_rank(config, ranks)
         given = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in values.items())]
         self.config = load_config(config_path, overrides=given, note=discard)
@@ -179,9 +166,10 @@ class Scratch:
             stage = make_stage(name, config, device=device, start=StageStart(discard))
             try:
                 measured = _measured(stage, config, self._ranks, device=device, num_steps=num_steps)
-                if name in _FOR_LATER:
+                if _NEEDED & {*STAGES[name].makes}:
                     left = stage.export({"score": math.inf}, stage.model.state_dict())
-                    left.rename(left.with_name(_FOR_LATER[name]))
+                    # A generative model has another name until it has passed its gates.
+                    left.rename(left.with_name(left.name.replace(".candidate.", ".")))
             finally:
                 stage.close()
                 stage.loader.close()
@@ -194,7 +182,7 @@ class Scratch:
 def _few_residuals(config: RunConfig) -> dict[str, Any]:
     """Enough residuals and pairs for whole batches, in stores of the folder, drawn by the fewest steps."""
     diffusion, training = config.diffusion, config.training
-    rows = max(map(batch_size_of, map(config.stage, _WITH_RESIDUALS)))
+    rows = max(batch_size_of(config.stage(stage.name)) for stage in _WITH_RESIDUALS)
     return {
         "diffusion.residual_dir": None,
         "diffusion.num_pairs": min(diffusion.num_pairs, rows + diffusion.lead_times),
@@ -245,11 +233,10 @@ def _measured(
 
 def samples_needed(config: RunConfig, tasks: Mapping[str, TaskSources]) -> int:
     """Samples of a split that give whole batches to every stage."""
-    batch = max(
-        batch_size_of(config.stage(name)) for name in ("autoencoder", "joint", "operator", *BASELINES)
-    )
+    batch = max(batch_size_of(config.stage(stage.name)) for stage in _ON_DATA)
     span, most = config.training.horizon * config.training.stride, _LEAST_SAMPLES
-    rows = [batch_size_of(config.stage(name)) for name in _WITH_RESIDUALS if config.stages.get(name)]
+    named = [stage.name for stage in _WITH_RESIDUALS if stage.name in config.stages]
+    rows = [batch_size_of(config.stage(name)) for name in named]
     for task in tasks.values():
         most = max(most, _held_out_samples(config, task, rows=max(rows))) if rows else most
         windows = max(1, task.num_times - span) if task.info is not None and not task.info.steady else 1

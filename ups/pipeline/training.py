@@ -30,12 +30,11 @@ from ups.output import Note, discard, each_once
 from ups.pipeline.nodes import FIELD_STORES, LATENT_STORES, build_command, shown, training_nodes
 from ups.pipeline.processes import run_process
 from ups.train.checks import (
+    check_encoder,
     check_nothing_refused_later,
     check_sizes,
-    first_stage,
     has_given_encoder,
     report_folder,
-    trained_stages,
 )
 from ups.train.distributed import check_num_ranks, joined_ranks
 from ups.train.launched import EARLIER_SECONDS, launched_at, of_stores, with_stores
@@ -83,9 +82,9 @@ def run_all(
         UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
     """
     note = each_once(note)
-    first = first_stage(config)
+    check_encoder(config)
     folder = report_folder(config_path)
-    check_nothing_refused_later(config, first, report_folder=folder)
+    check_nothing_refused_later(config, report_folder=folder)
     train = partial(train_unless_valid, config=config, note=note, restart=restart)
     stages: dict[str, Any] = {}
     training, cache, startup = config.training, dict[str, float](), dict[str, float]()
@@ -96,7 +95,7 @@ def run_all(
         ExitStack() as stack,
     ):
         check_num_ranks(training, ranks, note=discard)
-        for name in trained_stages(config, first):
+        for name in config.trained_stages:
             check_switches(config, name, device=device, num_ranks=ranks.world_size)
         for text in unused_in_all_stages(config) if ranks.is_first else ():
             note(f"warning: {text}")
@@ -104,11 +103,11 @@ def run_all(
         said |= {"is_first": ranks.is_first, "note": note}
         if has_given_encoder(config) and ranks.is_first:
             note(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
-        check_sizes(config, first)
+        check_sizes(config)
         if ranks.is_first:
             stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, note=note, is_nested=True))
         if not restart:
-            check_interrupted(config, trained_stages(config, first))
+            check_interrupted(config, config.trained_stages)
         for node in training_nodes(config):
             if node.name == FIELD_STORES:
                 startup = with_stores(startup, build_fields(config, **said))

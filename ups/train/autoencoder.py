@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ups import stages
 from ups.config import RunConfig
 from ups.data.augment import Symmetries
 from ups.data.batches import batch_size_of
@@ -102,7 +103,7 @@ class AutoencoderStage(Stage):
         val: Validation fields by task.
     """
 
-    name = "autoencoder"
+    facts = stages.AUTOENCODER
     model: Autoencoder
 
     def __init__(

@@ -29,6 +29,7 @@ from ups.eval.training_logs import log_path, read_stage_log
 from ups.grid import FIELDS
 from ups.laws import laws_of
 from ups.losses import rollout_losses
+from ups.stages import FNO_NEURALOPERATOR, STAGES
 from ups.train.meter import startup_phase
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.schedules import Schedule
@@ -109,7 +110,7 @@ class BaselineStage(Stage):
         validation: RolloutValidation,
         device: torch.device,
     ) -> None:
-        self.name: Kind = model.spec.kind
+        self.facts = STAGES[model.spec.kind]
         self.model, self._config, self._validation, self._device = model, config, validation, device
         settings, own = config.stage(self.name), config.baselines
         self._is_compiled = bool(settings.compile)
@@ -186,7 +187,7 @@ class BaselineStage(Stage):
 
     def sharded_parts(self) -> list[ShardedPart]:
         """The network, where its layers are ours."""
-        if self.name == "fno_neuraloperator":
+        if self.facts is FNO_NEURALOPERATOR:
             raise ConfigError(
                 f"stage {self.name} can't be sharded: its layers are another package's",
                 kind="not_shardable",

@@ -20,8 +20,8 @@ from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
 from ups.eval.split_uses import daily_split
 from ups.grid import GridSpec, cut_grid
 from ups.output import check_writable, discard
+from ups.stages import AUTOENCODER, CORRECTOR, ENCODER_MODEL, JOINT, OPERATOR, PRIOR, STUDENT
 from ups.train.given_models import check_corrected_operator, check_teacher
-from ups.trained.specs import AUTOENCODER_FILE
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
 _WITHOUT_STORES = ("memory", "none")
@@ -32,11 +32,10 @@ def report_folder(config_path: Path | None) -> Path:
     return Path("reports") / (config_path.stem if config_path else "all")
 
 
-def check_nothing_refused_later(config: RunConfig, first: str | None, *, report_folder: Path) -> None:
+def check_nothing_refused_later(config: RunConfig, *, report_folder: Path) -> None:
     """Refuse before hours of training what a stage, or the evaluation, would refuse after them.
 
     Args:
-        first: What `first_stage` says.
         report_folder: Where the evaluation writes.
 
     Raises:
@@ -44,21 +43,16 @@ def check_nothing_refused_later(config: RunConfig, first: str | None, *, report_
         MissingExtraError: If a package isn't installed that a whole run needs.
     """
     refused = [
-        error
-        for _, check in later_checks(config, first, report_folder=report_folder)
-        for error in tried(check)
+        error for _, check in later_checks(config, report_folder=report_folder) for error in tried(check)
     ]
     if refused:
         raise ConfigError.joined(refused)
 
 
-def later_checks(
-    config: RunConfig, first: str | None, *, report_folder: Path
-) -> Iterator[tuple[str, Callable[[], object]]]:
+def later_checks(config: RunConfig, *, report_folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """What a stage, or the evaluation, checks by the configuration alone: by what each is about.
 
     Args:
-        first: What `first_stage` says.
         report_folder: Where the evaluation writes.
     """
     yield "configuration", lambda: check_installed("safetensors", "scipy", extra="train")
@@ -70,20 +64,19 @@ def later_checks(
         yield "stages", lambda: _check_own_folders(config, "training.field_source=store")
     builds = {"fields": builds_fields(config), "latents": builds_latents(config)}
     yield "checkpoints", lambda: check_stores_replaceable(config, **builds)
-    has_operator = config.stage("operator").epochs > 0
-    if has_operator:
+    if config.trains(OPERATOR):
         yield "stages", lambda: check_no_inverse_losses(config)
-    if has_operator or first == "joint":
+    if config.trains(OPERATOR) or config.trains(JOINT):
         yield "architecture", lambda: _check_operator_size(config)
-    if config.trains_prior:
+    if config.trains(PRIOR):
         yield "stages", lambda: check_steady_task(config)
-    if config.trains_corrector or config.trains_prior:
+    if config.trains(CORRECTOR) or config.trains(PRIOR):
         yield "architecture", lambda: corrector_size(config)
-    if config.trains_corrector:
+    if config.trains(CORRECTOR):
         yield "checkpoints", lambda: check_corrected_operator(config)
-    if config.trains_student:
+    if config.trains(STUDENT):
         yield "checkpoints", lambda: check_teacher(config)
-    for name in trained_stages(config, first):
+    for name in config.trained_stages:
         settings = config.stage(name)
         yield "hyperparameters", partial(check_optimizer, settings.optimizer, stage=name)
         if settings.budget is not None and settings.budget.seconds is None and settings.steps is None:
@@ -106,45 +99,26 @@ def _check_operator_size(config: RunConfig) -> None:
 
 def builds_fields(config: RunConfig) -> bool:
     """Whether something is trained on stores of fields."""
-    return (
-        config.trains_jointly or config.operator.state == "fields" or config.training.field_source == "store"
-    )
+    return config.trains(JOINT) or not config.uses_encoder or config.training.field_source == "store"
 
 
 def builds_latents(config: RunConfig) -> bool:
     """Whether the operator is trained on stores of latents."""
-    return config.operator.state == "latent" and config.training.cache_mode not in _WITHOUT_STORES
+    return config.uses_encoder and config.training.cache_mode not in _WITHOUT_STORES
 
 
-def first_stage(config: RunConfig) -> str | None:
-    """The stage that makes the encoder: "joint" where it has epochs; None where none is needed or wanted.
+def check_encoder(config: RunConfig) -> None:
+    """Refuse a stage joint that can't make the encoder of the run.
 
     Raises:
         ConfigError: Kind "same_folder", if stage joint's field stores and the latent stores had one path;
             "given_encoder", if stage joint would train another one than `latent.checkpoint`; and those of
             stage joint.
     """
-    if config.trains_jointly:
+    if config.trains(JOINT):
         check_joint(config)
         _check_no_given_encoder(config)
         _check_own_folders(config, "stage joint")
-        return "joint"
-    if config.operator.state == "fields" or has_given_encoder(config):
-        return None
-    return "autoencoder" if config.stage("autoencoder").epochs else None
-
-
-def trained_stages(config: RunConfig, first: str | None) -> tuple[str, ...]:
-    """The stages that `ups train` goes through, baselines of the evaluation aside.
-
-    Args:
-        first: What `first_stage` says.
-    """
-    operator = "operator" if config.stage("operator").epochs else None
-    corrector = "diff_residual" if config.trains_corrector else None
-    student = "consistency_distill" if config.trains_student else None
-    prior = "steady_prior" if config.trains_prior else None
-    return tuple(filter(None, (first, operator, corrector, student, prior)))
 
 
 def is_steady_task(config: RunConfig, task: str) -> bool:
@@ -164,34 +138,31 @@ def check_steady_task(config: RunConfig, *, found: Collection[str] | None = None
     steady = [task for task in config.data.tasks if is_steady_task(config, task)] if found is None else found
     if not steady:
         raise ConfigError(
-            "stage steady_prior learns solutions of steady tasks",
+            f"stage {PRIOR.name} learns solutions of steady tasks",
             kind="no_steady_task",
             expected="one such as darcy2d among data.tasks",
             found=", ".join(config.data.tasks),
-            hint="say stages.steady_prior.epochs=0",
+            hint=f"say stages.{PRIOR.name}.epochs=0",
         )
 
 
-def check_sizes(config: RunConfig, first: str | None) -> None:
+def check_sizes(config: RunConfig) -> None:
     """Refuse sizes that don't fit the grids of the tasks, and too few samples, before stores are built.
-
-    Args:
-        first: What `first_stage` says.
 
     Raises:
         ConfigError: As `cut_grid`, `check_has_dev`, and `describe_fields`.
         ups_store.SourceError: If the sources are missing or can't be read.
     """
     for task in config.data.tasks:
-        if has_sizes(config, first):
+        if has_sizes(config):
             check_grid(config, describe_fields(config.build, task)[0].grid)
         if config.evaluation.enabled and config.evaluation.split in ("dev", "test"):
             check_has_dev(describe_fields(config.build, task, "val")[1], task, origin=config.data.root)
 
 
-def has_sizes(config: RunConfig, first: str | None) -> bool:
+def has_sizes(config: RunConfig) -> bool:
     """Whether the configuration says how grids are cut, and not the encoder that is given."""
-    return first is not None or config.operator.state == "fields"
+    return not config.uses_encoder or config.trains(JOINT) or config.trains(AUTOENCODER)
 
 
 def check_grid(config: RunConfig, grid: GridSpec) -> None:
@@ -200,7 +171,7 @@ def check_grid(config: RunConfig, grid: GridSpec) -> None:
     Raises:
         ConfigError: As `cut_grid`.
     """
-    num_tokens = config.latent.tokens if config.operator.state == "latent" else None
+    num_tokens = config.latent.tokens if config.uses_encoder else None
     cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=num_tokens)
 
 
@@ -216,9 +187,7 @@ def _check_own_folders(config: RunConfig, reader: str) -> None:
 
 def has_given_encoder(config: RunConfig) -> bool:
     """Whether latents are those of another autoencoder than the one that this run would train."""
-    own = config.checkpoint.dir / AUTOENCODER_FILE
-    is_wanted = config.operator.state == "latent"
-    return is_wanted and config.autoencoder_path.absolute() != own.absolute()
+    return config.uses_encoder and config.is_given(ENCODER_MODEL)
 
 
 def _check_no_given_encoder(config: RunConfig) -> None:

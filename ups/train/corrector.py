@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ups import stages
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
 from ups.data.batches import TrainingData, batch_size_of
@@ -52,7 +53,6 @@ from ups.trained.corrector_spec import CorrectorSpec, Sampling
 from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, check_simulated_task
 
-STAGE = "diff_residual"
 VAL_PAIRS = 512  # residuals, or pairs of a teacher, of a task that validation looks at
 VAL_ROWS = 64  # of them at a time
 _VAL_TIMES = 4  # flow times of each
@@ -162,7 +162,7 @@ class CorrectorStage(Stage):
         note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
-    name = STAGE
+    facts = stages.CORRECTOR
     model: CorrectedSimulator
     compiled = ("conditions", "velocity")
     score_name = "flow"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups import stages
 from ups.config import RunConfig
 from ups.config.corrector_size import student_size
 from ups.config.stages import DistillMethod
@@ -48,7 +49,6 @@ from ups.trained.corrected_files import load_corrected
 from ups.trained.corrector_spec import CorrectorSpec, Sampling, Taught
 from ups.trained.specs import STUDENT, STUDENT_FILE, check_simulated_task
 
-STAGE = "consistency_distill"
 # Module and class of each method.
 _METHODS = {
     "reflow": ("ups.train.distillation", "ReflowStage"),
@@ -90,7 +90,7 @@ def make_student_stage(
         ConfigError: As `make_corrector_stage`; kind "other_operator", if it corrects another one.
         ups_store.StoreError: If the data can't be read, or the stores not be written.
     """
-    method = config.stage(STAGE).method or "reflow"
+    method = config.stage(stages.STUDENT.name).method or "reflow"
     path = config.teacher_path
     with startup_phase("teacher_loaded"):
         teacher, digest = _load_teacher(path, config, device), hash_tensors(path)
@@ -177,7 +177,7 @@ class StudentStage(CorrectorStage):
         note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
-    name = STAGE
+    facts = stages.STUDENT
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ def _judged(rows: Mapping[str, Measured], task: str) -> list[GateVerdict]:
 def _num_parts(config: RunConfig) -> int:
     """Parts of a rank's rows of a batch, by `training.distill_micro_batch`."""
     training = config.training
-    rows = rows_of_rank(config.stage(STAGE)) * training.distill_num_taus
+    rows = rows_of_rank(config.stage(stages.STUDENT.name)) * training.distill_num_taus
     return math.ceil(rows / (training.distill_micro_batch or rows))
 
 

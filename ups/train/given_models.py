@@ -7,25 +7,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ups import stages
 from ups.config import RunConfig
 from ups.errors import ConfigError
+from ups.stages import CORRECTOR_MODEL, OPERATOR_MODEL
 from ups.train.saved_state import state_path
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing, read_document
 from ups.trained.corrector_spec import parse_specs
 from ups.trained.specs import (
     CORRECTOR,
-    CORRECTOR_FILE,
     OPERATOR,
-    OPERATOR_FILE,
     SimulatorSpec,
     check_simulated_task,
     parse_simulator_spec,
 )
 
 OTHER_OPERATOR = "other_operator"
-HOW_TO_HAVE_OPERATOR = "train it with `ups train --stage operator`, or name one by diffusion.operator"
-HOW_TO_HAVE_TEACHER = (
-    "train it with `ups train --stage diff_residual`, or name one by training.distill_teacher"
+HOW_TO_HAVE_OPERATOR, HOW_TO_HAVE_TEACHER = (
+    f"train it with `ups train --stage {stage.name}`, or name one by {stage.makes[0].key}"
+    for stage in (stages.OPERATOR, stages.CORRECTOR)
 )
 _SHOWN = 12  # digits of a hash
 
@@ -38,7 +38,7 @@ def check_corrected_operator(config: RunConfig) -> None:
         ConfigError: Kind "other_task".
     """
     path = config.corrected_operator_path
-    if not _trains_operator(config):
+    if not config.trains_model(OPERATOR_MODEL):
         _check_tasks(config, parse_simulator_spec(_document(path, OPERATOR, HOW_TO_HAVE_OPERATOR), path))
 
 
@@ -49,13 +49,13 @@ def check_teacher(config: RunConfig) -> None:
         CheckpointError: As `read_document`.
         ConfigError: Kinds "other_task", "other_operator".
     """
-    path, own = config.teacher_path, config.checkpoint.dir / CORRECTOR_FILE
-    if config.trains_corrector and path.absolute() == own.absolute():
+    path = config.teacher_path
+    if config.trains_model(CORRECTOR_MODEL):
         return
     spec, corrector = parse_specs(_document(path, CORRECTOR, HOW_TO_HAVE_TEACHER), path)
     _check_tasks(config, spec)
-    is_begun = state_path(config, "operator").exists() or config.corrected_operator_path.exists()
-    if _trains_operator(config) and not is_begun:
+    is_begun = state_path(config, stages.OPERATOR.name).exists() or config.corrected_operator_path.exists()
+    if config.trains_model(OPERATOR_MODEL) and not is_begun:
         raise ConfigError(
             "the teacher corrects another operator than the one that this run would train",
             kind=OTHER_OPERATOR,
@@ -82,16 +82,8 @@ def check_same_operator(config: RunConfig, of_teacher: str) -> None:
         path=config.teacher_path,
         expected=f"operator {own[:_SHOWN]}, as in {path}",
         found=of_teacher[:_SHOWN],
-        hint="train the corrector again with `ups train --stage diff_residual`, name another one by "
-        "training.distill_teacher, or the teacher's operator by diffusion.operator",
-    )
-
-
-def _trains_operator(config: RunConfig) -> bool:
-    """Whether the run itself makes what is corrected."""
-    own, path = config.checkpoint.dir / OPERATOR_FILE, config.corrected_operator_path
-    return path.absolute() == own.absolute() and (
-        config.stage("operator").epochs > 0 or config.trains_jointly
+        hint=f"train the corrector again with `ups train --stage {stages.CORRECTOR.name}`, name another one "
+        "by training.distill_teacher, or the teacher's operator by diffusion.operator",
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ups import stages
 from ups.config import RunConfig
 from ups.config.checks import check_joint
 from ups.data.batches import batch_size_of
@@ -109,7 +110,7 @@ class JointStage(Stage):
         priors: Physics priors of decoded states; None for none.
     """
 
-    name = "joint"
+    facts = stages.JOINT
     model: Simulator
     compiled = ("encode", "conditions", "advance", "decode_at")
 

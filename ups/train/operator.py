@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups import stages
 from ups.config import RunConfig
 from ups.config.checks import check_latent_size, check_no_inverse_losses
 from ups.data.batches import TrainingData, batch_size_of
@@ -47,8 +48,6 @@ from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import OPERATOR, OPERATOR_FILE, check_task
 
-STAGE = "operator"
-
 
 def open_windows(
     config: RunConfig, *, autoencoder_path: Path, device: torch.device, start: StageStart
@@ -63,7 +62,7 @@ def open_windows(
         ConfigError: As `open_training_windows`, `open_field_states` and `TaskWindows`.
         ups_store.StoreError: If a store can't be read.
     """
-    batch_size = batch_size_of(config.stage(STAGE))
+    batch_size = batch_size_of(config.stage(stages.OPERATOR.name))
     if config.operator.state == "latent":
         return open_training_windows(
             config,
@@ -174,7 +173,7 @@ class OperatorStage(Stage):
         priors: Physics priors of decoded states; None for none.
     """
 
-    name = STAGE
+    facts = stages.OPERATOR
     model: Simulator
     compiled = ("conditions", "advance")
 

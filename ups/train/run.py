@@ -15,6 +15,7 @@ from ups.device import compile_cache, free_memory, matmul_precision
 from ups.errors import CheckpointError, ConfigError
 from ups.locks import TRAINING_LOCK, locked
 from ups.output import Note
+from ups.stages import STAGES
 from ups.train.budget import within_budget
 from ups.train.checks import builds_fields, builds_latents
 from ups.train.distributed import check_num_ranks, joined_ranks
@@ -119,7 +120,7 @@ def run_stage(
 
 def _of_cache(config: RunConfig, stage: str) -> dict[str, float]:
     """Of a stage whose command builds no stores: whether all that it would read are there already."""
-    latents = stage == "operator" and config.operator.state == "latent"
+    latents = STAGES[stage].reads_states and config.uses_encoder
     are_wanted = builds_latents(config) if latents else builds_fields(config)
     return of_stores(0.0, is_reused=are_wanted and are_there(config, latents=latents))
 

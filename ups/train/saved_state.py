@@ -15,9 +15,9 @@ from typing import Any
 from ups.config import RunConfig, StageConfig
 from ups.config.loading import with_present_names
 from ups.config.stage_keys import flat_keys, stage_keys
-from ups.config.stages import BASELINES
 from ups.config.training import LawsConfig
 from ups.errors import CheckpointError, ConfigError
+from ups.stages import BASELINES
 from ups.trained.checkpoint import read_document
 
 TRAINING = "training"  # kind of checkpoint

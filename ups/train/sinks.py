@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from ups.config import RunConfig
-from ups.config.stages import BASELINES
 from ups.output import Note, with_nulls
+from ups.stages import BASELINES
 from ups.train.numbers import GPU_LOAD, Record
 from ups.train.tensorboard_sink import TensorboardSink
 from ups.train.wandb_sink import open_wandb

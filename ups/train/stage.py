@@ -24,6 +24,7 @@ from ups.nn.flex_attention import MIN_HEAD_CHANNELS
 from ups.nn.shifted_window import Attention, ShiftedWindowAttention, set_attention
 from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter_groups
 from ups.output import Note, discard
+from ups.stages import STAGES, StageFacts
 from ups.train.rollout_batches import Curriculum
 from ups.trained.checkpoint import check_whole
 
@@ -33,18 +34,6 @@ if TYPE_CHECKING:
 Losses = dict[str, Tensor]
 GradientsOfBatch = Literal["all", "the same", "some"]
 
-# Module and function that makes the stage from (config, device, start). Later stages are added here.
-STAGES = {
-    "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
-    "joint": ("ups.train.joint", "make_joint_stage"),
-    "operator": ("ups.train.operator", "make_operator_stage"),
-    "diff_residual": ("ups.train.corrector", "make_corrector_stage"),
-    "consistency_distill": ("ups.train.distillation", "make_student_stage"),
-    "steady_prior": ("ups.train.steady_prior", "make_steady_prior_stage"),
-    "fno": ("ups.train.baseline", "make_fno_stage"),
-    "unet": ("ups.train.baseline", "make_unet_stage"),
-    "fno_neuraloperator": ("ups.train.baseline", "make_neuraloperator_stage"),
-}
 ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.pipeline.training`
 
 
@@ -74,7 +63,7 @@ class Stage(ABC):
     one writes files. Parts of its making may be timed with `ups.train.meter.startup_phase`.
 
     Attributes:
-        name: As in the configuration.
+        facts: What is known of it without making it; its name among them.
         model: What is trained, on its device; parameters that aren't to be trained don't require gradients.
         loader: Training batches, a pass at a time; each a function of the seed and its number alone.
         curriculum: How long the rollouts of its batches are.
@@ -90,7 +79,7 @@ class Stage(ABC):
         compiled_model: The model as training calls it, perhaps with compiled methods; once training begins.
     """
 
-    name: str
+    facts: StageFacts
     model: nn.Module
     loader: Loader
     curriculum = Curriculum()
@@ -101,6 +90,11 @@ class Stage(ABC):
     score_name = "nrmse"
     ranks = ALONE
     compiled_model: nn.Module | None = None
+
+    @property
+    def name(self) -> str:
+        """As in the configuration."""
+        return self.facts.name
 
     @property
     def called(self) -> Any:
@@ -241,8 +235,11 @@ def make_stage(
         raise ConfigError(
             "no such stage", kind="unknown_stage", expected=expected, found=repr(name), hint=hint
         )
-    module, function = STAGES[name]
-    stage: Stage = getattr(import_module(module), function)(config, device=device, start=start)
+    maker = STAGES[name].maker
+    if isinstance(maker, str):
+        module, _, function = maker.partition(":")
+        maker = getattr(import_module(module), function)
+    stage: Stage = maker(config, device=device, start=start)
     return stage
 
 

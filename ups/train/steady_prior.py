@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ups import stages
 from ups.config import RunConfig
 from ups.data.batches import batch_size_of
 from ups.data.observations import check_observed, drawn_masks, masks_of_samples
@@ -42,7 +43,6 @@ from ups.trained.prior import SteadyPrior, load_prior, save_prior
 from ups.trained.prior_spec import PriorSpec
 from ups.trained.specs import PRIOR, PRIOR_FILE
 
-STAGE = "steady_prior"
 _VAL_SAMPLES = 256  # solutions of a task that validation looks at
 _VAL_ROWS = 32  # of them at a time
 _VAL_TIMES = 4  # flow times of each
@@ -97,7 +97,7 @@ class SteadyPriorStage(Stage):
         data: What the training samples are, by task, as `Fields.identity` says.
     """
 
-    name = STAGE
+    facts = stages.PRIOR
     model: SteadyPrior
     compiled = ("conditions", "velocity")
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.config import RunConfig, load_config
 from ups.config.stage_keys import nested_keys
-from ups.config.stages import BASELINES, BudgetConfig
+from ups.config.stages import BudgetConfig
 from ups.data.batches import seed_of
 from ups.data.splits import open_fields
 from ups.errors import ConfigError, DivergedError, needs
@@ -28,6 +28,7 @@ from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
 from ups.locks import locked
 from ups.output import Note, check_writable, discard, write_atomically
+from ups.stages import BASELINES, OPERATOR, UNET
 from ups.train.run import run_stage
 from ups.train.saved_state import differing_keys
 from ups.train.train_baselines import train_stage_of_baselines
@@ -85,8 +86,9 @@ def space_of(stage: str, config: RunConfig) -> Space:
         ConfigError: Kind "unknown_stage", for a stage that isn't searched.
         ups_store.StoreError: If the data can't be read.
     """
-    if stage not in ("operator", *BASELINES):
-        expected = " or ".join(("operator", *BASELINES))
+    searched = (OPERATOR.name, *BASELINES)
+    if stage not in searched:
+        expected = " or ".join(searched)
         raise ConfigError("--stage", kind="unknown_stage", expected=expected, found=repr(stage))
     source = config.training.field_source
     grids = [open_fields(config.build, task, "val", source=source).info.grid for task in config.data.tasks]
@@ -94,13 +96,13 @@ def space_of(stage: str, config: RunConfig) -> Space:
 
 
 def _sizes(stage: str, config: RunConfig, grids: Sequence[GridSpec]) -> dict[str, Sequence[int]]:
-    if stage == "operator":
+    if stage == OPERATOR.name:
         widths = [width for width in _OPERATOR_WIDTHS if width % (config.operator.pdet.num_heads or 4) == 0]
         points = [length for grid in grids for length in grid.points]
         patches = [size for size in _PATCHES if all(length % size == 0 for length in points)]
         own = {"encoder.patch_size": patches} if config.operator.state == "fields" and patches else {}
         return {"operator.pdet.hidden_dim": widths, **own}
-    if stage == "unet":
+    if stage == UNET.name:
         levels = [num for num in _LEVELS if _has_room(config, stage, {"levels": num}, grids)]
         return {"baselines.unet.width": _UNET_WIDTHS} | ({"baselines.unet.levels": levels} if levels else {})
     modes = [num for num in _MODES if _has_room(config, stage, {"modes": num}, grids)]

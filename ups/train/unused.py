@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from ups.config import RunConfig, StageConfig
 from ups.config.section import Section
 from ups.config.stage_keys import SWITCHED_BY, not_read
+from ups.stages import AUTOENCODER, JOINT, OPERATOR
 
 # How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
 _READ_BY_OPERATOR = {
@@ -34,18 +35,18 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
             yield f"training.{name} has no effect: training.{switch} is off"
     if config.training.shard_size is not None and config.training.parallel != "hsdp":
         yield f"training.shard_size has no effect: training.parallel is {config.training.parallel}"
-    if stage == "autoencoder" and config.training.use_inverse_losses and not config.trains_jointly:
+    if stage == AUTOENCODER.name and config.training.use_inverse_losses and not config.trains(JOINT):
         yield "training.use_inverse_losses has no effect: stage joint trains with them"
-    if stage == "joint":
+    if stage == JOINT.name:
         for section, names in _READ_BY_OPERATOR.items():
             for name in _changed(getattr(config, section), names):
                 yield f"{section}.{name} has no effect in stage joint: stage operator reads it"
-    if stage == "operator" and config.training.horizon == 1:
+    if stage == OPERATOR.name and config.training.horizon == 1:
         if config.operator.curriculum:
             yield "operator.curriculum has no effect: training.horizon is 1"
         if config.training.pushforward:
             yield "training.pushforward has no effect: training.horizon is 1"
-    if stage == "autoencoder" and not config.encoder.residual:
+    if stage == AUTOENCODER.name and not config.encoder.residual:
         for name in _changed(config.training, ("reconstruction_loss",)):
             yield f"training.{name} has no effect: encoder.residual is off, so nothing is trained"
 

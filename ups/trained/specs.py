@@ -11,22 +11,19 @@ from ups.errors import CheckpointError, ConfigError, UpsError, needs
 from ups.grid import FIELDS, PERIODIC, Grid, GridSpec, TokenGrid, cut_grid
 from ups.models.operator_size import OperatorSize
 from ups.parsing import Count, Finite, Length, Parsed, Positive, Statistics, Window
+from ups.stages import CORRECTOR_MODEL, ENCODER_MODEL, OPERATOR_MODEL, PRIOR_MODEL, STUDENT_MODEL
 
 with needs("train"):
     from pydantic import AfterValidator
     from typing_extensions import TypedDict
 
-AUTOENCODER = "autoencoder"  # kind of checkpoint
-AUTOENCODER_FILE = "autoencoder.safetensors"
-OPERATOR = "operator"  # kind of checkpoint
-OPERATOR_FILE = "operator.safetensors"
-CORRECTOR = "corrector"  # kind of checkpoint
-CORRECTOR_FILE = "corrector.safetensors"
-STUDENT = "student"  # kind of checkpoint
-STUDENT_FILE = "student.safetensors"
+# Kinds of checkpoints, and their names in the folder of a run.
+AUTOENCODER, AUTOENCODER_FILE = ENCODER_MODEL.kind, ENCODER_MODEL.file
+OPERATOR, OPERATOR_FILE = OPERATOR_MODEL.kind, OPERATOR_MODEL.file
+CORRECTOR, CORRECTOR_FILE = CORRECTOR_MODEL.kind, CORRECTOR_MODEL.file
+STUDENT, STUDENT_FILE = STUDENT_MODEL.kind, STUDENT_MODEL.file
+PRIOR, PRIOR_FILE = PRIOR_MODEL.kind, PRIOR_MODEL.file  # of steady solutions
 GATES = "gates"  # key of a document: verdicts on the gates that its model was exported in spite of, or by
-PRIOR = "prior"  # kind of checkpoint, of steady solutions
-PRIOR_FILE = "prior.safetensors"
 States = Literal["latent", "fields"]
 Own = TypeVar("Own")
 

@@ -12,6 +12,7 @@ from ups.config import RunConfig, dump_config, load_config
 from ups.config.corrector_size import corrector_size
 from ups.config.stage_keys import stage_keys
 from ups.errors import ConfigError, ConfigWarning
+from ups.stages import CORRECTOR, STUDENT
 from ups_store.building.config import load_config as load_build_config
 
 OLD = Path(__file__).parents[1] / "configs"
@@ -292,7 +293,7 @@ def test_old_file_parses_once_what_is_missing_is_off() -> None:
 def test_corrector_of_an_old_file_is_one() -> None:
     off = ("ttc.enabled=false", "stages.consistency_distill.epochs=0", "logging.wandb.enabled=false")
     config = load_old("old_burgers_32dim.yaml", *off)
-    assert config.trains_corrector
+    assert config.trains(CORRECTOR)
     assert config.stage("diff_residual").optimizer.weight_decay == 0.015
     assert config.training.tau_distribution.type == "beta"
     assert (config.training.tau_distribution.alpha, config.training.tau_distribution.beta) == (1.2, 1.0)
@@ -349,8 +350,8 @@ def test_old_file_with_two_tasks_parses() -> None:
 
 def test_old_file_says_how_a_student_is_distilled() -> None:
     config = load_old("old_burgers_32dim.yaml", "ttc.enabled=false", "logging.wandb.enabled=false")
-    assert config.trains_corrector
-    assert config.trains_student
+    assert config.trains(CORRECTOR)
+    assert config.trains(STUDENT)
     assert config.training.distill_micro_batch == 3
     assert config.stage("consistency_distill").epochs == 8
     assert config.stage("consistency_distill").method is None  # rectified flow

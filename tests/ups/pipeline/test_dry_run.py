@@ -79,7 +79,7 @@ def test_corrector_and_operator_that_are_kept_are_what_the_student_is_measured_o
 def test_what_cant_be_measured_is_said_of_the_runs_own_files(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups.pipeline.scratch._FOR_LATER", {})
+    monkeypatch.setattr("ups.pipeline.scratch._NEEDED", {*()})  # as if no stage left its model
     plan = dry_run(run, WITH_GENERATIVE, num_steps=1)
     said = [check.text for check in plan.checks if "isn't measured" in check.text]
     assert "stage diff_residual isn't measured: checkpoints/operator.safetensors: no such" in said[0]
@@ -179,6 +179,6 @@ def test_rows_over_all_ranks_are_divided_among_them(run: Path) -> None:
     config = load_config(run, overrides=ranks, note=discard)
     assert PlannedRanks.of(config).batch_size_of(config.stage("operator")) == 8
     with scratch_folder() as folder:
-        given = {"config_path": run, "overrides": ranks, "tasks": {}, "autoencoder": None}
+        given = {"config_path": run, "overrides": ranks, "tasks": {}, "models": {}}
         scratch = Scratch(config, folder=folder, ranks=PlannedRanks.of(config), **given)
         assert scratch.config.stage("operator").global_batch_size == 4

@@ -24,7 +24,7 @@ from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, InterruptedTrainingError, OutputError, UpsError
 from ups.output import discard
 from ups.pipeline.training import build_fields, build_latents, run_all
-from ups.train.checks import first_stage
+from ups.train.checks import check_encoder
 from ups.train.log import show_report
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import hash_tensors, load_checkpoint
@@ -198,7 +198,7 @@ def test_joint_takes_the_place_of_the_autoencoder(run: Path) -> None:
     assert any("latent.encoder=none" in note for note in notes)
     assert Path("cache/burgers1d_train.zarr.zip").exists()
     with pytest.raises(ConfigError, match=r"another training\.latent_cache_dir") as caught:
-        first_stage(configure(run, *settings, "training.latent_cache_dir=cache"))
+        check_encoder(configure(run, *settings, "training.latent_cache_dir=cache"))
     assert caught.value.kind == "same_folder"
 
 
@@ -255,7 +255,7 @@ def test_encoder_that_is_given_is_used_and_none_is_trained(run: Path) -> None:
     assert startup["startup/cache_sec"] == report["cache"]["startup/cache_sec"]
     assert not Path("checkpoints/autoencoder.safetensors").exists()
     own = "latent.checkpoint=checkpoints/autoencoder.safetensors"
-    assert first_stage(configure(run, own)) == "autoencoder"
+    assert configure(run, own).trained_stages[0] == "autoencoder"
 
 
 def test_field_stores_are_timed_apart_from_the_imports(run: Path) -> None:

@@ -11,7 +11,7 @@ from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.errors import ConfigError
 from ups.pipeline.config_checks import check_config
-from ups.train.checks import check_sizes, first_stage
+from ups.train.checks import check_sizes
 
 GIVEN = [
     *("data.tasks=burgers1d", "data.root=data", "cache.dir=cache", "checkpoint.dir=checkpoints"),
@@ -42,7 +42,7 @@ def test_one_sample_of_validation_is_a_problem_where_a_report_is_of_the_others()
     assert problems(*enabled) == ["empty_split"]
     config = load_config(overrides=[*GIVEN, *enabled])
     for refusal in (
-        lambda: check_sizes(config, first_stage(config)),  # before anything is built or trained
+        lambda: check_sizes(config),  # before anything is built or trained
         lambda: open_fields(config.build, "burgers1d", "dev"),
     ):
         with pytest.raises(ConfigError) as caught:

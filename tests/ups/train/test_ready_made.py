@@ -20,6 +20,7 @@ from well_files import write_well_set
 import ups_store
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
+from ups.stages import CORRECTOR
 from ups_store.build import shipped_configs
 
 pytestmark = pytest.mark.timeout(900)
@@ -41,7 +42,9 @@ def write_sources(config: RunConfig, task: str) -> Path:
     """Files of the task below `data`; returns one that has samples of test."""
     published = PUBLISHED[task]
     frames = 1 + NUM_STEPS * config.training.stride * config.data.reduce_time
-    size = Size(40 if config.trains_corrector else 5, frames, tuple(num // SHARE for num in published.points))
+    size = Size(
+        40 if config.trains(CORRECTOR) else 5, frames, tuple(num // SHARE for num in published.points)
+    )
     if published.orders:
         boundary = dict(zip("xyz", published.boundary, strict=False))
         folder = Path("data", task, "data")

@@ -17,6 +17,7 @@ from rich.console import Console
 from test_trainer import CPU, Regression, make_config, records, train
 
 from ups.errors import InterruptedTrainingError
+from ups.stages import JOINT
 from ups.train.launched import process_began
 from ups.train.log import RunLog
 from ups.train.meter import StartupClock, StepClock, measuring, startup_phase
@@ -246,7 +247,7 @@ def test_inverse_losses_without_joint_epochs_are_named(
 ) -> None:
     joint = ("training.use_inverse_losses=true", f"stages.joint.epochs={epochs}")
     config = make_config(tmp_path, *joint)
-    assert config.trains_jointly == (epochs > 0)
+    assert config.trains(JOINT) == (epochs > 0)
     assert len(list(unused_settings(config, "autoencoder"))) == num_sentences
 
 

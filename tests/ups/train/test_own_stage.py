@@ -1,0 +1,96 @@
+"""A stage of one's own: registered in a module that `code` names, trained and a node as the others."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from numbered_batches import numbered_loader
+from torch import Tensor, nn
+
+from ups import stages
+from ups.config import RunConfig, load_config
+from ups.config.stage_keys import stage_keys
+from ups.data.augment import Draws
+from ups.data.batches import TaskBatch
+from ups.errors import ConfigError
+from ups.output import discard
+from ups.pipeline.nodes import training_nodes
+from ups.train.run import run_stage
+from ups.train.stage import Losses, Stage
+from ups.trained.checkpoint import save_checkpoint
+
+TASK = "data.tasks=burgers1d"
+
+
+@pytest.fixture(autouse=True)
+def _registers_for_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = {**stages.STAGES}
+    yield
+    stages.STAGES.clear()
+    stages.STAGES.update(before)
+
+
+class Slope(Stage):
+    """Learns the slope of y = 2 x."""
+
+    def __init__(self, config: RunConfig, *, device: torch.device, start: Any) -> None:
+        self.model = nn.Linear(1, 1, bias=False).to(device)
+        self.path = config.path_of(self.facts.makes[0])
+        self.loader = numbered_loader(
+            lambda number: TaskBatch("line", draws=Draws.of_batch(4, seed=number)), 4
+        )
+
+    def losses(self, forward: Callable[..., Tensor], batch: TaskBatch) -> Losses:
+        return {"error": (forward(torch.ones(4, 1)) - 2).square().mean()}
+
+    def validate(self) -> dict[str, float]:
+        return {"score": abs(self.model.weight.item() - 2)}
+
+    def export(self, metrics: dict[str, float], weights: Mapping[str, Tensor]) -> Path:
+        save_checkpoint(self.path, dict(weights), kind=self.facts.makes[0].kind, document={"report": metrics})
+        return self.path
+
+    def finish(self) -> dict[str, Any]:
+        return self.validate()
+
+
+def test_stage_of_ones_own_is_trained_and_is_a_node(tmp_path: Path) -> None:
+    stages.stage("slope", needs=(stages.OPERATOR_MODEL,))(Slope)
+    words = [TASK, f"checkpoint.dir={tmp_path}", "stages.slope.epochs=8", "stages.slope.optimizer.lr=0.2"]
+    config = load_config(overrides=words)
+    report = run_stage("slope", config, note=discard)
+    assert report["score"] < 0.5
+    assert math.isfinite(report["seconds"])
+    assert run_stage("slope", config, note=discard)["resumed_at"] == report["steps"]
+    nodes = {node.name: node for node in training_nodes(config)}
+    assert list(nodes)[-2:] == ["operator", "slope"]
+    assert nodes["slope"].outputs()[str(tmp_path / "slope.safetensors")] is not None
+    before = nodes["slope"].key()
+    longer = load_config(overrides=[*words, "stages.slope.epochs=9"])
+    assert {node.name: node for node in training_nodes(longer)}["slope"].key() != before
+
+
+def test_keys_that_affect_a_stage_are_those_of_one_like_it() -> None:
+    stages.stage("like", like="operator")(Slope)
+    stages.stage("free")(Slope)
+    config, other = (load_config(overrides=[TASK, f"steady_prior.observed_points={n}"]) for n in (1, 2))
+    changed = {name for name in ("like", "free") if stage_keys(config, name) != stage_keys(other, name)}
+    assert changed == {"free"}
+
+
+def test_module_that_registers_is_imported_by_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_slope.py").write_text("from ups.stages import stage\nstage('own')(print)\n")
+    (tmp_path / "run.yaml").write_text(
+        json.dumps({"code": ["own_slope"], "data": {"tasks": "burgers1d"}, "stages": {"own": {"epochs": 1}}})
+    )
+    assert "own" in load_config("run.yaml").trained_stages
+    with pytest.raises(ConfigError, match="code: nowhere") as caught:
+        load_config(overrides=[TASK, "code=[nowhere]"])
+    assert caught.value.kind == "no_code"
