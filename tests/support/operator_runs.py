@@ -93,7 +93,7 @@ def prepare(folder: Path) -> None:
     make_dataset("advection1d", folder / "data", **small)
     make_dataset("darcy2d", folder / "data", num_samples=20, points=16)
     (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS))
-    run_stage("autoencoder", configure(folder), note=lambda text: None)
+    run_stage("autoencoder", configure(folder))
     for overrides in ([], ["latent.encoder=none"]):
         build(folder, *overrides)
 
