@@ -19,7 +19,6 @@ from ups.config.stage_keys import stage_keys
 from ups.data.augment import Draws
 from ups.data.batches import TaskBatch
 from ups.errors import ConfigError
-from ups.output import discard
 from ups.pipeline.nodes import training_nodes
 from ups.train.run import run_stage
 from ups.train.stage import Losses, Stage
@@ -64,10 +63,10 @@ def test_stage_of_ones_own_is_trained_and_is_a_node(tmp_path: Path) -> None:
     stages.stage("slope", needs=(stages.OPERATOR_MODEL,))(Slope)
     words = [TASK, f"checkpoint.dir={tmp_path}", "stages.slope.epochs=8", "stages.slope.optimizer.lr=0.2"]
     config = load_config(overrides=words)
-    report = run_stage("slope", config, note=discard)
+    report = run_stage("slope", config)
     assert report["score"] < 0.5
     assert math.isfinite(report["seconds"])
-    assert run_stage("slope", config, note=discard)["resumed_at"] == report["steps"]
+    assert run_stage("slope", config)["resumed_at"] == report["steps"]
     nodes = {node.name: node for node in training_nodes(config)}
     assert list(nodes)[-2:] == ["operator", "slope"]
     assert nodes["slope"].outputs()[str(tmp_path / "slope.safetensors")] is not None
