@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from ups.cli.app import app
 from ups.config import RunConfig
-from ups.config.old_keys import MEANINGLESS
+from ups.config.legacy import MEANINGLESS
 from ups.stages import STAGE_NAMES
 from ups_store import old_names
 

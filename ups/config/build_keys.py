@@ -4,71 +4,22 @@
 over the sections of training. Where there is a section `latent`, stores hold latents: then
 `training.latent_cache_dir` and `training.latent_cache_dtype` say where and in what, instead of `cache`.
 
-Every build of a run's configuration imports it, so names stand here instead of the models, which take longer
-to import; `tests/ups/config/test_keys_of_build.py` holds them to those.
+Every build imports it, so the models of a run, which take longer to import, come with its first section of
+training.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ups.config.old_keys import MEANINGLESS
+from ups.config.legacy import MEANINGLESS
 from ups_store.errors import near_word
 
-SECTIONS = frozenset(
-    (
-        *("encoder", "decoder", "operator", "baselines", "training", "stages", "checkpoint", "logging"),
-        *("evaluation", "pipeline", "laws", "ttc", "diffusion", "steady_prior", "seed", "code"),
-    )
-)
-# All keys of the sections that the build takes something from.
-KEYS: dict[str, tuple[str, ...]] = {
-    "training": (
-        *("latent_cache_dir", "latent_cache_dtype", "num_workers", "use_parallel_encoding", "pin_memory"),
-        *(
-            "batch_size",
-            "global_batch_size",
-            "lr",
-            "accum_steps",
-            "grad_clip",
-            "ema_decay",
-            "amp",
-            "amp_dtype",
-        ),
-        *("matmul_precision", "compile", "compile_mode", "compile_regions", "compile_cache"),
-        *("patience", "log_path", "log_every", "device", "rank_timeout_s", "field_source"),
-        "stall_timeout_s",
-        *(
-            "parallel",
-            "async_checkpoint",
-            "shard_size",
-            "num_gpus",
-            "use_fsdp2",
-            "activation_checkpointing",
-            "use_flex",
-            "cpu_offload_optimizer",
-            "augment",
-            "query_sampling",
-            "physics_priors",
-            "max_val_frames",
-            "cache_mode",
-            "prefetch_factor",
-            "preload",
-        ),
-        *("stride", "horizon", "lambda_spectral", "lambda_relative", "use_inverse_losses"),
-        *("allow_unknown_encoder", "inverse_loss_frequency", "lambda_inv_enc", "lambda_inv_dec"),
-        *("inverse_loss_warmup_epochs", "inverse_loss_max_weight"),
-        *("reconstruction_loss", "rollout_loss", "pushforward", "lambda_alignment", "tau_distribution"),
-        *("distill_num_steps", "distill_num_pairs", "distill_num_taus", "distill_own_times"),
-        *("distill_num_intervals", "distill_target_decay", "distill_micro_batch", "distill_hidden_dim"),
-        *("distill_depths", "distill_teacher", "distill_compile_teacher", "distill_pair_dir"),
-    ),
-    "checkpoint": ("dir", "interval", "keep_training_state"),
-}
 # Sections and keys of earlier configurations that have no effect (docs/guides/migrate.md).
+_READ = ("training", "checkpoint")  # sections of a run that the build takes something from
 OLD_SECTIONS = frozenset(key.partition(".")[0] for key in MEANINGLESS) - {"data", "training"}
 OLD_KEYS: dict[str, frozenset[str]] = {
     section: frozenset(
@@ -102,9 +53,11 @@ def without_effect(values: dict[str, Any]) -> Iterator[str]:
         for name in _section(values, section):
             if name in old:
                 yield f"{section}.{name} has no effect; docs/guides/migrate.md says what there is instead"
-    for section, known in KEYS.items():
+    for section in _READ:
+        given = list(map(str, _section(values, section)))
+        known = _sections_of_run()[section].annotation.model_fields if given else ()
         passed = {*known, *OLD_KEYS.get(section, ())}
-        for name in map(str, _section(values, section)):
+        for name in given:
             if name not in passed:
                 near = near_word(name, known)
                 hint = f"did you mean {section}.{near}?" if near else f"{LISTS_KEYS} shows the known keys"
@@ -122,7 +75,12 @@ def to_build(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UpsError: As `check_own_encoder`, where stores hold latents.
     """
-    kept = {key: value for key, value in values.items() if key not in SECTIONS | OLD_SECTIONS}
+    from ups_store.build import BuildConfig
+
+    kept = {key: value for key, value in values.items() if key not in OLD_SECTIONS}
+    if kept.keys() - BuildConfig.model_fields.keys():
+        passed = _sections_of_run().keys() - BuildConfig.model_fields.keys()
+        kept = {key: value for key, value in kept.items() if key not in passed}
     if isinstance(data := kept.get("data"), dict):
         kept["data"] = {key: value for key, value in data.items() if key not in OLD_KEYS["data"]}
     training, checkpoint = _section(values, "training"), _section(values, "checkpoint")
@@ -140,6 +98,12 @@ def to_build(values: dict[str, Any]) -> dict[str, Any]:
     kept["latent"] = {"checkpoint": str(folder / _CHECKPOINT)} | _pinned(training) | said
     kept["cache"] = _section(values, "cache") | _latent_cache(training)
     return kept
+
+
+def _sections_of_run() -> Mapping[str, Any]:
+    from ups.config.run import RunConfig
+
+    return RunConfig.model_fields
 
 
 def _check_own_encoder(path: Path, values: dict[str, Any]) -> None:

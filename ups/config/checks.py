@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ups.config.architecture import DecoderConfig, EncoderConfig
+from ups.config.legacy import contradictions
 from ups.config.run import RunConfig
 from ups.config.stages import OptimizerConfig
 from ups.errors import ConfigError, check_installed
@@ -38,17 +39,7 @@ def misfits(config: RunConfig) -> Iterator[ConfigError]:
         if stage.method is not None and name != STUDENT.name:
             problem = f"stages.{name}.method = {stage.method} has no meaning"
             yield ConfigError(problem, hint=f"only stages.{STUDENT.name} has a method")
-    how = config.training.activation_checkpointing
-    if config.operator.pdet.use_activation_checkpoint and how != "full":
-        key = "operator.pdet.use_activation_checkpoint"
-        yield ConfigError(f"{key} means training.activation_checkpointing = full, not {how}")
-    uses_flex = {
-        "operator.pdet.use_flex": config.operator.pdet.use_flex,
-        "training.use_flex": config.training.use_flex,
-    }
-    for key in (key for key, is_used in uses_flex.items() if is_used):
-        if config.operator.attention != "flex":
-            yield ConfigError(f"{key} means operator.attention = flex, not {config.operator.attention}")
+    yield from map(ConfigError, contradictions(config.model_dump()))
 
 
 def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:

@@ -6,11 +6,10 @@ nothing any more is dropped with a warning.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from ups.config.build_keys import LISTS_KEYS
 from ups.config.checks import misfits
-from ups.config.old_keys import MEANINGLESS
+from ups.config.legacy import inner, without, without_meaningless
 from ups.config.run import RunConfig
 from ups.config.stage_keys import OF_STAGES
 from ups.config.stages import BUDGETS
@@ -119,11 +118,14 @@ def load_leniently(
         except ConfigError as error:
             return Loaded(None, (error,))
     outside = [override.partition("=")[0] for override in overrides]
-    values, problems = take_out_old_names(read), list[ConfigError]()
+    values, reasons = without_meaningless(read)
+    for key, reason in reasons.items():
+        warnings.warn(f"{key} has no effect: {reason}", ConfigWarning, stacklevel=2)
+    problems = list[ConfigError]()
     left_out: list[str] = []
     for _ in range(_MOST_ROUNDS):
         try:
-            declared = tuple(map(str, _section(values, "tasks")))
+            declared = tuple(map(str, inner(values, "tasks")))
             config = RunConfig.model_validate(values, context={"tasks": declared})
         except ValidationError as error:
             options: dict[str, Any] = {"path": name or path, "outside": outside, "see": LISTS_KEYS}
@@ -162,18 +164,18 @@ def _without_wrong(values: dict[str, Any], error: ValidationError) -> tuple[dict
     """The values without those that pydantic found wrong, and their keys."""
     keys = dict[str, None]()
     for one in error.errors():
-        names, inner = [], values
+        names, place = [], values
         for part in one["loc"]:  # lists, and what pydantic adds to a key, aren't gone into
-            if not isinstance(inner, dict) or part not in inner:
+            if not isinstance(place, dict) or part not in place:
                 break
             names.append(str(part))
-            inner = inner[part]
+            place = place[part]
         if one["type"] != "missing" and names:
-            values = _without(values, ".".join(names))
+            values = without(values, ".".join(names))
             keys[".".join(names)] = None
     for (section, name), value in _NEEDED.items():
-        if name not in _section(values, section):
-            values = {**values, section: {**_section(values, section), name: value}}
+        if name not in inner(values, section):
+            values = {**values, section: {**inner(values, section), name: value}}
             keys[f"{section}.{name}"] = None
     return values, list(keys)
 
@@ -182,13 +184,13 @@ def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> di
     """A file's values without those of stages that an override of `training` wins over; warns of each."""
     for text in _without_other_lengths(values, overrides):
         warnings.warn(printable(text), ConfigWarning, stacklevel=5)
-    said = _section(overrides, "training")
-    for stage in _section(values, "stages"):
+    said = inner(overrides, "training")
+    for stage in inner(values, "stages"):
         for key, place in OF_STAGES.items():
-            section, name = _section(values, "stages", stage, *place[:-1]), place[-1]
+            section, name = inner(values, "stages", stage, *place[:-1]), place[-1]
             if key not in said or section.get(name) is None:
                 continue
-            if name in _section(overrides, "stages", stage, *place[:-1]):
+            if name in inner(overrides, "stages", stage, *place[:-1]):
                 continue  # the command line decides this one, too
             old = f"stages.{stage}.{'.'.join(place)} = {section.pop(name)}"
             text = f"training.{key} = {said[key]} takes the place of {old}"
@@ -199,27 +201,20 @@ def _without_overridden(values: dict[Any, Any], overrides: dict[Any, Any]) -> di
 def _without_other_lengths(values: dict[Any, Any], newer: dict[Any, Any]) -> list[str]:
     """Remove what said how long stages are and newer values say by another key; a sentence for each."""
     removed = []
-    for stage, given in _section(newer, "stages").items():
-        own = _section(values, "stages", stage)
-        for key in _OTHER_LENGTHS.keys() & {name for name in _section(given) if given[name]}:
+    for stage, given in inner(newer, "stages").items():
+        own = inner(values, "stages", stage)
+        for key in _OTHER_LENGTHS.keys() & {name for name in inner(given) if given[name]}:
             for other in _OTHER_LENGTHS[key] & own.keys() - given.keys():
                 if (old := own.pop(other)) is not None:
                     new = f"stages.{stage}.{key} = {given[key]}"
                     removed.append(f"{new} takes the place of stages.{stage}.{other} = {old}")
-        limits, of_file = _section(given, "budget").keys() & BUDGETS, _section(own, "budget")
+        limits, of_file = inner(given, "budget").keys() & BUDGETS, inner(own, "budget")
         for limit in BUDGETS if limits else ():
             of_file.pop(limit, None)
     return removed
 
 
 _ADJUSTED: dict[str, Any] = {"adjust": _without_overridden, "adjust_included": _without_other_lengths}
-
-
-def _section(values: Any, *names: Any) -> dict[Any, Any]:
-    """An inner mapping; an empty one where there is none."""
-    for name in names:
-        values = values.get(name) if isinstance(values, dict) else None
-    return values if isinstance(values, dict) else {}
 
 
 def dump_config(config: RunConfig) -> str:
@@ -237,43 +232,6 @@ def as_own(error: StoreConfigError) -> ConfigError:
     """An error of a configuration that the build reads as one of the training stack."""
     facts = {name: getattr(error, name) for name in ("kind", "path", "expected", "found", "hint")}
     return ConfigError(error.problem, **facts)
-
-
-def take_out_old_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration without keys that mean nothing, and warn about each.
-
-    Args:
-        values: Configuration as nested dictionaries; unchanged.
-    """
-    kept = values
-    for key in list(_walk(values)):
-        reason = _find(MEANINGLESS, key)
-        if reason is not None:
-            warnings.warn(f"{key} has no effect: {reason}", ConfigWarning, stacklevel=2)
-            kept = _without(kept, key)
-    return kept
-
-
-def _find(table: dict[str, Any], key: str) -> Any:
-    return next((value for pattern, value in table.items() if fnmatch.fnmatch(key, pattern)), None)
-
-
-def _walk(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys, inner keys before the outer ones that hold them."""
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from _walk(value, f"{key}.")
-        yield key
-
-
-def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
-    name, _, rest = key.partition(".")
-    if name not in values:
-        return values
-    if not rest:
-        return {other: value for other, value in values.items() if other != name}
-    return {**values, name: _without(values[name], rest)}
 
 
 def write_standalone(source: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> str:

@@ -15,6 +15,7 @@ from ups.config.architecture import (
     RunLatentConfig,
 )
 from ups.config.diffusion import DiffusionConfig, SteadyPriorConfig
+from ups.config.legacy import with_present_switches
 from ups.config.section import Count, CountOrZero, Positive, Section, key
 from ups.config.stages import StageConfig, StageName
 from ups.config.training import LawsConfig, TrainingConfig, TtcConfig
@@ -141,26 +142,8 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _activation_checkpointing_of_earlier_key(cls, values: Any) -> Any:
-        operator = values.get("operator") if isinstance(values, dict) else None
-        pdet = operator.get("pdet") if isinstance(operator, dict) else None
-        training = values.get("training", {}) if isinstance(values, dict) else None
-        if not isinstance(pdet, dict) or not isinstance(training, dict):
-            return values
-        if pdet.get("use_activation_checkpoint") is not True:
-            return values
-        return {**values, "training": {"activation_checkpointing": "full", **training}}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _attention_of_earlier_keys(cls, values: Any) -> Any:
-        operator = values.get("operator", {}) if isinstance(values, dict) else None
-        training = values.get("training", {}) if isinstance(values, dict) else None
-        if not isinstance(operator, dict) or not isinstance(training, dict):
-            return values
-        pdet = operator.get("pdet")
-        said = [training.get("use_flex"), pdet.get("use_flex") if isinstance(pdet, dict) else None]
-        return {**values, "operator": {"attention": "flex", **operator}} if True in said else values
+    def _present_switches(cls, values: Any) -> Any:
+        return with_present_switches(values)
 
     @property
     def build(self) -> BuildConfig:

@@ -7,13 +7,13 @@ them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ups.config.loading import load_config
 from ups.config.run import RunConfig
-from ups.config.stage_keys import flat_keys
+from ups.config.stage_keys import flat_keys, stages_of
 from ups.errors import ConfigError
 from ups.log import quiet
 from ups.trained.specs import OPERATOR_FILE
@@ -94,12 +94,5 @@ def with_seeds(
 
 def family_of(config: RunConfig) -> str:
     """What decides a training but for its seed: equal for runs that differ in nothing else, as JSON text."""
-    values = config.model_dump(mode="json")
-    training = _without(values["training"], ("device", "latent_cache_dir", "log_path", "log_every"))
-    of_no_training = ("seed", "checkpoint", "evaluation", "pipeline", "logging", "reading", "cache")
-    others = _without(values, (*of_no_training, "training"))
-    return json.dumps({**others, "training": training}, sort_keys=True)
-
-
-def _without(values: dict[str, object], keys: Iterable[str]) -> dict[str, object]:
-    return {key: value for key, value in values.items() if key not in keys}
+    values = flat_keys(config.model_dump(mode="json"))
+    return json.dumps({key: values[key] for key in sorted(values) if key != "seed" and stages_of(key)})

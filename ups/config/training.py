@@ -333,20 +333,6 @@ class TrainingConfig(Section):
         None, "folder of the stores of its pairs; by default <checkpoint.dir>/pairs", affects=NOTHING
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _parallel_of_earlier_key(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "use_fsdp2" not in values:
-            return values
-        is_on = values["use_fsdp2"]
-        return {**({"parallel": "fsdp2"} if is_on is True else {}), **values, "use_fsdp2": is_on or False}
-
-    @model_validator(mode="after")
-    def _has_one_parallel(self) -> TrainingConfig:
-        if self.use_fsdp2 and self.parallel == "ddp":
-            raise ValueError("training.use_fsdp2 means training.parallel = fsdp2, not ddp")
-        return self
-
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> TrainingConfig:
         check_one_batch_size(self.batch_size, self.global_batch_size)

@@ -8,25 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ups.config import TrainingConfig, load_config
-from ups.config.build_keys import KEYS, SECTIONS
-from ups.config.old_keys import MEANINGLESS
-from ups.config.run import CheckpointConfig, RunConfig
-from ups_store.build import BuildConfig
+from ups.config import load_config
+from ups.config.legacy import MEANINGLESS
 from ups_store.build import load_config as load_build_config
 
 OLD = Path(__file__).parents[1] / "configs"
-
-
-def test_sections_are_those_of_a_run() -> None:
-    assert BuildConfig.model_fields.keys() | SECTIONS == RunConfig.model_fields.keys()
-
-
-@pytest.mark.parametrize(
-    ("section", "model"), [("training", TrainingConfig), ("checkpoint", CheckpointConfig)]
-)
-def test_known_keys_are_those_of_the_section(section: str, model: type) -> None:
-    assert sorted(KEYS[section]) == sorted(model.model_fields)  # type: ignore[attr-defined]
 
 
 def test_build_knows_old_keys_without_the_models() -> None:

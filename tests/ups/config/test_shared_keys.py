@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from noted import noted
 from typer.testing import CliRunner
 
 from ups.config.build_keys import to_build
@@ -85,8 +84,8 @@ def test_unknown_sections_are_left_for_the_build_to_refuse() -> None:
 
 
 def told(*overrides: str) -> list[str]:
-    with noted() as notes:
-        load_config(flags={"data.tasks": "burgers1d"}, overrides=overrides)
+    notes: list[str] = []
+    load_config(flags={"data.tasks": "burgers1d"}, overrides=overrides, note=notes.append)
     return notes
 
 
