@@ -177,6 +177,11 @@ class RunConfig(Section):
         """Whether the operator's states are latents."""
         return self.operator.state == "latent"
 
+    @property
+    def trains_encoder(self) -> bool:
+        """Whether a stage of the run makes the encoder."""
+        return self.trains(JOINT) or self.trains(AUTOENCODER)
+
     def path_of(self, model: Model) -> Path:
         """Where a model is: another one that a key names, or what its stage writes."""
         given = reduce(getattr, model.key.split("."), self) if model.key is not None else None

@@ -23,15 +23,19 @@ from ups.errors import ConfigWarning
 from ups.grid import GridSpec
 from ups.laws import check_priors
 from ups.log import quiet
-from ups.pipeline.cache_checks import FIELD_STORES, LATENTS, check_caches
-from ups.pipeline.gpus import visible_gpus
-from ups.pipeline.machine_checks import check_machine
+from ups.pipeline.machine_checks import (
+    FIELD_STORES,
+    LATENTS,
+    check_caches,
+    check_machine,
+    visible_gpus,
+)
 from ups.pipeline.planned_ranks import PlannedRanks
 from ups.pipeline.report import Checks, Report, warnings_of
 from ups.pipeline.run import open_run
 from ups.pipeline.run_checks import check_checkpoints, check_evaluation, check_events, check_wandb
 from ups.pipeline.sources import TRAINED, TaskSources, find_tasks, quick_readers
-from ups.stages import BASELINES, ENCODER_MODEL, JOINT, OPERATOR, STAGES
+from ups.stages import BASELINES, JOINT, OPERATOR, STAGES
 from ups.train.checks import (
     check_encoder,
     check_grid,
@@ -117,7 +121,7 @@ def _check_loaded(loaded: Loaded, config_path: Path | None, checks: Checks) -> N
             check_machine(config, known.stages, known.grids, checks)
         else:
             checks.warn("hardware", "memory isn't estimated: sizes and grids aren't known, or don't agree")
-        check_caches(config, known.tasks, readers, checks, trains_encoder=config.trains_model(ENCODER_MODEL))
+        check_caches(config, known.tasks, readers, checks)
 
 
 def _check_later(config: RunConfig, folder: Path, checks: Checks) -> None:

@@ -16,8 +16,8 @@ from ups.data.stores import latent_build
 from ups.device import choose_device
 from ups.errors import CheckpointError, UpsError, needs
 from ups.log import logger, quiet
-from ups.pipeline.cache_checks import wanted_stores
 from ups.pipeline.config_checks import check_config
+from ups.pipeline.machine_checks import wanted_stores
 from ups.pipeline.plan import BUILT, Plan, StagePlan, StorePlan
 from ups.pipeline.plan_baselines import PlannedBaseline, plan_baselines
 from ups.pipeline.planned_ranks import PlannedRanks

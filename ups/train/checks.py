@@ -21,7 +21,7 @@ from ups.eval.split_uses import daily_split
 from ups.grid import GridSpec, cut_grid
 from ups.log import quiet
 from ups.output import check_writable
-from ups.stages import AUTOENCODER, CORRECTOR, ENCODER_MODEL, JOINT, OPERATOR, PRIOR, STUDENT
+from ups.stages import CORRECTOR, ENCODER_MODEL, JOINT, OPERATOR, PRIOR, STUDENT
 from ups.train.given_models import check_corrected_operator, check_teacher
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
@@ -168,7 +168,7 @@ def check_sizes(config: RunConfig) -> None:
 
 def has_sizes(config: RunConfig) -> bool:
     """Whether the configuration says how grids are cut, and not the encoder that is given."""
-    return not config.uses_encoder or config.trains(JOINT) or config.trains(AUTOENCODER)
+    return not config.uses_encoder or config.trains_encoder
 
 
 def check_grid(config: RunConfig, grid: GridSpec) -> None:

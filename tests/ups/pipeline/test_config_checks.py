@@ -13,7 +13,7 @@ from ups.config import load_config as load_run_config
 from ups.config.loading import load_leniently
 from ups.errors import MissingExtraError
 from ups.pipeline.config_checks import GROUPS, check_config
-from ups.pipeline.gpus import chosen_gpus
+from ups.pipeline.machine_checks import chosen_gpus
 from ups.pipeline.report import Report
 from ups.pipeline.training import run_all
 from ups_store.build import QuietWatcher, build_all, load_config
@@ -97,7 +97,9 @@ def test_missing_data_have_the_exit_code_of_data(run: Path) -> None:
 
 
 def test_a_full_disk_has_the_exit_code_of_disks(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.pipeline.cache_checks.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    monkeypatch.setattr(
+        "ups.pipeline.machine_checks.shutil.disk_usage", lambda path: SimpleNamespace(free=100)
+    )
     report = check_config(run)
     assert [(check.kind, check.exit_code) for check in report.problems] == [("disk_full", 6)]
 
