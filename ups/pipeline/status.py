@@ -5,6 +5,7 @@ Nothing of a run is imported, changed or waited for: it may work on another mach
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from ups.errors import ConfigError, UpsError, needs
 from ups.pipeline.records import RunFolder, json_lines
+from ups_store.console import format_duration
 
 with needs("train"):
     import yaml
@@ -27,51 +29,58 @@ _CLOCK_S = 2.0  # by which a process's start and its first line may disagree
 
 @dataclass(frozen=True)
 class StageStatus:
-    """A stage by its log; None is what the log doesn't say (yet).
-
-    Attributes:
-        stage: Its name.
-        log: Path of the log.
-        state: "running", "finished", "interrupted", "failed", "stalled"; "gate_missed", if that is why it
-            failed; "killed", if its process is gone without a last line; "unknown", if that was on another
-            machine.
-        process: Which one wrote the last line.
-        step: Optimiser steps that are logged.
-        total_steps: Of the stage.
-        seconds_left: At the pace since this process began, validation included; None if it doesn't run.
-        samples_per_s: Of all ranks, at the last line with losses.
-        data_wait_share: Share of the time that training waited for a batch.
-        mfu: Model FLOPs utilisation.
-        memory_gib: Of the process.
-        gpu_memory_gib: The most that tensors had.
-        loss: Sum of the losses.
-        score: Of the last validation.
-        saved_s: Seconds since the training state was written.
-        silent_s: Seconds since the last line.
-        warning: The last one.
-        error: What it failed by.
-        ended_by: "patience", if that ended it before its last step.
-    """
+    """A stage by its log; None is what the log doesn't say (yet)."""
 
     stage: str
     log: str
+    # "running", "finished", "interrupted", "failed", "stalled"; "gate_missed", if that is why it failed;
+    # "killed", if its process is gone without a last line; "unknown", if that was on another machine.
     state: str
-    process: str
+    process: str  # that wrote the last line
     step: int
     total_steps: int | None
-    seconds_left: float | None
-    samples_per_s: float | None
+    seconds_left: float | None  # at the pace since this process began, validation included
+    samples_per_s: float | None  # of all ranks, at the last line with losses
     data_wait_share: float | None
     mfu: float | None
-    memory_gib: float | None
-    gpu_memory_gib: float | None
+    memory_gib: float | None  # of the process
+    gpu_memory_gib: float | None  # the most that tensors had
     loss: float | None
-    score: float | None
-    saved_s: float | None
-    silent_s: float
+    score: float | None  # of the last validation
+    saved_s: float | None  # since the training state was written
+    silent_s: float  # since the last line
     warning: str | None
     error: str | None
-    ended_by: str | None = None
+    ended_by: str | None = None  # "patience", if that ended it before its last step
+
+    def lines(self, name: str) -> Iterator[str]:
+        """For people."""
+        steps = f"step {self.step}"
+        if self.total_steps is not None:
+            steps += f" of {self.total_steps} ({self.step / max(self.total_steps, 1):.0%})"
+        left = f", {format_duration(self.seconds_left)} left" if self.seconds_left is not None else ""
+        by = f" by {self.ended_by}" if self.ended_by is not None else ""
+        yield f"{name}: {self.state.replace('_', ' ')}{by}, {steps}{left}"
+        parts = (
+            (
+                (self.samples_per_s, "{:,.0f} samples/s"),
+                (self.data_wait_share, "{:.0%} waiting for data"),
+                (self.mfu, "MFU {:.1%}"),
+            ),
+            (
+                (self.memory_gib, "memory {:.2f} GiB"),
+                (self.gpu_memory_gib, "at most {:.2f} GiB of the GPU's"),
+            ),
+            ((self.loss, "loss {:.4g}"), (self.score, "validation error {:.4g}")),
+        )
+        for part in parts:
+            if shown := [text.format(value) for value, text in part if value is not None]:
+                yield f"  {', '.join(shown)}"
+        saved = f"saved {format_duration(self.saved_s)} ago, " if self.saved_s is not None else ""
+        yield f"  {saved}last line {format_duration(self.silent_s)} ago by {self.process}"
+        for word, text in (("warning", self.warning), ("error", self.error)):
+            if text is not None:
+                yield f"  {word}: {text}"
 
 
 @dataclass(frozen=True)
@@ -90,8 +99,8 @@ class Status:
 
     Attributes:
         folder: Of the run; None if only stages were trained.
-        holder: Process that works there; None if none does.
-        nodes: In the order in which they began.
+        holder: The process that works in it.
+        nodes: Those that were begun, in that order.
         stages: All whose logs are there.
     """
 
@@ -105,6 +114,20 @@ class Status:
         """Whether something works there, as far as this machine can say."""
         return self.holder is not None or any(stage.state == "running" for stage in self.stages)
 
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if self.folder is not None:
+            holder = f"running ({self.holder})" if self.holder is not None else "nothing runs"
+            yield f"run {self.folder}: {holder}"
+        width = max((len(node.node) for node in self.nodes), default=0) + 2
+        for node in self.nodes:
+            code = f" (exit code {node.exit_code})" if node.state == "failed" else ""
+            seconds = f"  {format_duration(node.seconds)}" if node.seconds is not None else ""
+            yield f"  {node.node:<{width}}{node.state.replace('_', ' ')}{code}{seconds}"
+        folders = {Path(stage.log).parent for stage in self.stages}
+        for stage in self.stages:  # of several seeds or baselines with where each is
+            yield from stage.lines(stage.stage if len(folders) == 1 else stage.log.removesuffix(".jsonl"))
+
 
 def read_status(folder: Path) -> Status:
     """What happens in a folder.
@@ -117,7 +140,7 @@ def read_status(folder: Path) -> Status:
         UpsError: Kind "unreadable", if a log can't be read.
     """
     try:
-        run, logs = _places(folder)
+        run, logs = _find_logs(folder)
         nodes = tuple(_nodes(run)) if run is not None else ()
         stages = [status for log in logs if (status := _stage(log)) is not None]
     except OSError as error:
@@ -137,10 +160,13 @@ def read_status(folder: Path) -> Status:
     return Status(str(run.path) if run is not None else None, holder, nodes, tuple(stages))
 
 
-def _places(folder: Path) -> tuple[RunFolder | None, list[Path]]:
+def _find_logs(folder: Path) -> tuple[RunFolder | None, list[Path]]:
     """The folder of the run, if there is one, and the logs of stages."""
-    run = next((place for place in (folder, folder / "run") if (place / _RUN_LOG).exists()), None)
-    config = _config_of(run) if run is not None else {}
+    run = next((path for path in (folder, folder / "run") if (path / _RUN_LOG).exists()), None)
+    config: Mapping[str, Any] = {}  # as the run resolved it; nothing if it isn't written
+    if run is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError, yaml.YAMLError):
+            config = dict(yaml.safe_load((run / "train.yaml").read_text(encoding="utf-8")))
     checkpoints = folder if run != folder else Path(config.get("checkpoint", {}).get("dir", folder.parent))
     if not checkpoints.is_dir():  # relative to the folder in which the run was started
         checkpoints = folder.parent
@@ -151,18 +177,8 @@ def _places(folder: Path) -> tuple[RunFolder | None, list[Path]]:
     return (RunFolder(run) if run is not None else None), [path for path in logs if path.name != _RUN_LOG]
 
 
-def _config_of(run: Path) -> Mapping[str, Any]:
-    """The configuration that the run resolved; nothing if it isn't written."""
-    try:
-        return dict(yaml.safe_load((run / "train.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
-        return {}
-
-
 def _nodes(run: RunFolder) -> Iterator[NodeStatus]:
-    last: dict[str, dict[str, Any]] = {}
-    for line in run.lines():
-        last[str(line.get("node"))] = line
+    last = {str(line.get("node")): line for line in run.lines()}
     is_held = run.holder() is not None
     for name, line in last.items():
         if line.get("event") == "begin":
@@ -170,8 +186,7 @@ def _nodes(run: RunFolder) -> Iterator[NodeStatus]:
             yield NodeStatus(name, "running" if is_held else "killed", seconds, None)
         else:
             code = int(line.get("exit_code", 0))
-            state = _STATES.get(code, "failed")
-            yield NodeStatus(name, state, line.get("seconds"), code)
+            yield NodeStatus(name, _STATES.get(code, "failed"), line.get("seconds"), code)
 
 
 def _stage(log: Path) -> StageStatus | None:
@@ -179,14 +194,17 @@ def _stage(log: Path) -> StageStatus | None:
     lines = [line for line in json_lines(log) if {"event", "stage", "time", "pid", "host"} <= line.keys()]
     if not lines:
         return None
-    last, begun = lines[-1], _since_start(lines)
+    starts = [number for number, line in enumerate(lines) if line["event"] == "start"]
+    last, begun = lines[-1], lines[starts[-1] :] if starts else lines  # of the last process that trained
     state = _ENDS.get(last["event"]) or _alive(last)
     if state == "failed" and any(line["event"] == "gate_missed" for line in begun):
         state = "gate_missed"
-    steps = [line for line in lines if line["event"] == "step"]
-    rates = steps[-1] if steps else {}
+    rates = next((line for line in reversed(lines) if line["event"] == "step"), {})
     losses = [value for name, value in rates.items() if name.startswith("loss/") and value is not None]
     total, step = begun[0].get("total_steps"), max((int(line.get("step", 0)) for line in begun), default=0)
+    state_file = log.parent / f"{last['stage']}.training.safetensors"
+    newest = {line["event"]: line for line in lines}
+    warned = {line["event"]: line for line in begun}.get("warning", {})
     return StageStatus(
         stage=str(last["stage"]),
         log=str(log),
@@ -201,23 +219,13 @@ def _stage(log: Path) -> StageStatus | None:
         memory_gib=rates.get("training/memory_gib"),
         gpu_memory_gib=rates.get("training/gpu_memory_gib"),
         loss=sum(losses) if losses else None,
-        score=_newest(lines, "epoch", "score"),
-        saved_s=_age_of(log.parent / f"{last['stage']}.training.safetensors"),
+        score=newest.get("epoch", {}).get("score"),
+        saved_s=max(time.time() - state_file.stat().st_mtime, 0.0) if state_file.exists() else None,
         silent_s=max(time.time() - last["time"], 0.0),
-        warning=_newest(begun, "warning", "text"),
+        warning=warned.get("text"),
         error=last.get("error"),
         ended_by=last.get("ended_by"),
     )
-
-
-def _since_start(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The lines of the last process that trained."""
-    starts = [number for number, line in enumerate(lines) if line["event"] == "start"]
-    return lines[starts[-1] :] if starts else lines
-
-
-def _newest(lines: Sequence[Mapping[str, Any]], event: str, name: str) -> Any:
-    return next((line.get(name) for line in reversed(lines) if line["event"] == event), None)
 
 
 def _seconds_left(begun: Sequence[Mapping[str, Any]], total: int | None) -> float | None:
@@ -243,10 +251,3 @@ def _alive(last: Mapping[str, Any]) -> str:
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     is_later = time.time() - age_s > last["time"] + _CLOCK_S
     return "killed" if is_later or fields[0] == "Z" else "running"
-
-
-def _age_of(path: Path) -> float | None:
-    try:
-        return max(time.time() - path.stat().st_mtime, 0.0)
-    except OSError:
-        return None
