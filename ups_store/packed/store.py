@@ -361,36 +361,40 @@ class _PackedVerifier(Verifier):
     def __init__(self, fd: int, store: PackedStore, progress: Progress | None) -> None:
         super().__init__(reads_of(fd), store.path, store.catalog.root, store.nbytes, progress)
         self.store, self.catalog = store, store.catalog
+        self._mapped: list[int] = []  # CRC-32 of each array's data in the mapped form
 
-    def check(self) -> list[Problem]:
+    def run(self, num_threads: int | None) -> Report:
+        """Check everything."""
         catalog, arrays = self.catalog, self.catalog.arrays.values()
-        metas = [array.layout.meta for array in arrays]
-        documents = (canonical_json(catalog.packing.document_of(meta), what=meta.name) for meta in metas)
-        problems = self.check_documents(catalog.metadata, catalog.crcs, metas, documents)
-        mapped = [crc32(mapped_root(self.root).to_json()), *(crc32(meta.to_json()) for meta in metas)]
-        crcs = iter(catalog.crcs[len(catalog.metadata) :])
-        for array in arrays:
-            if array.entry is not None:
-                stored = next(crcs)
-                problems += self.check_header(array.entry, stored)
-                problems += self._check_array(array, array.entry, stored, mapped)
-        self.progress(self.nbytes - catalog.directory_offset)  # compared when it was opened
+        metas, entries = [array.layout.meta for array in arrays], [array.entry for array in arrays]
+        texts = [canonical_json(catalog.packing.document_of(meta), what=meta.name) for meta in metas]
+        problems = self.walk(
+            num_threads,
+            crcs=dict(zip([*catalog.metadata, *filter(None, entries)], catalog.crcs, strict=True)),
+            documents=zip(catalog.metadata, [self.root.to_json(), *texts], strict=True),
+            arrays=zip(metas, entries, strict=True),
+            directory_offset=catalog.directory_offset,
+        )
         if not problems:
-            found = fingerprint_of(Catalog(self.root, catalog.layout, tuple(mapped)))
-            if found != catalog.packing.fingerprint:
-                detail = f"stored {catalog.packing.fingerprint}, that of what was decoded {found}"
+            documents = [mapped_root(self.root).to_json(), *(meta.to_json() for meta in metas)]
+            mapped = Catalog(self.root, catalog.layout, (*map(crc32, documents), *self._mapped))
+            if (computed := fingerprint_of(mapped)) != catalog.packing.fingerprint:
+                detail = f"stored {catalog.packing.fingerprint}, that of what was decoded {computed}"
                 where = (catalog.metadata[0].data_offset, catalog.metadata[0].end)
                 problems.append(Problem("fingerprint", "13.7", where, detail=detail))
-        return problems
+        return self.report(problems)
 
-    def _check_array(self, array: PackedArray, entry: Entry, stored: int, mapped: list[int]) -> list[Problem]:
-        """Check one array, and append the CRC-32 of its data in the mapped form to `mapped`."""
-        layout, meta = array.layout, array.layout.meta
+    def check_data(self, name: str) -> list[Checked]:
+        """Decode an array's chunks, and note the CRC-32 of its data in the mapped form."""
+        array = self.catalog.arrays[name]
+        layout, meta, entry = array.layout, array.layout.meta, array.entry
+        if entry is None:
+            return []
         samples: list[int | None] = [*range(array.num_chunks)] if meta.is_sharded else [None]
         try:
-            self.store.chunk(meta.name, samples[0])
+            self.store.chunk(name, samples[0])
         except CorruptChunkError as error:
-            return [self._problem(error, meta.name, None)]
+            return [Checked(0, entry.nbytes, (self._problem(error, name, None),))]
         checked: list[Checked] = []
         slots: list[tuple[int, int]] = []
         for part, slot in self.pool.map(partial(self._check_chunk, array), samples):
@@ -403,8 +407,8 @@ class _PackedVerifier(Verifier):
             self.progress(len(index))
             checked.append(Checked(crc32(index), len(index)))
             slots.append((crc32(layout.pack_index()), len(layout.pack_index())))
-        mapped.append(combine_crc32(slots))
-        return self.check_entry(meta.name, entry, stored, checked)
+        self._mapped.append(combine_crc32(slots))
+        return checked
 
     def _check_chunk(self, array: PackedArray, sample: int | None) -> tuple[Checked, tuple[int, int]]:
         """Check one chunk; returns also CRC-32 and length of its slot, or entry, in the mapped form."""

@@ -18,7 +18,7 @@ from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, ArraySpec, dtype_of
 from ups_store.format.ragged import LENGTHS
 from ups_store.format.root import RootMeta
 from ups_store.printable import counted, one_line
-from ups_store.read.gather import Indices, Samples, WindowArguments, check_effect, check_indices, names_of
+from ups_store.read.gather import BatchArguments, Indices, Samples, check_effect, check_indices, names_of
 from ups_store.read.ragged import Form, check_form, check_no_window, padded
 
 MAX_ROWS = 20  # arrays that are shown; there may be thousands
@@ -214,49 +214,48 @@ class AnyStore(ABC):
             RemoteError: If an object store refuses, or doesn't answer before the deadline.
         """
         chosen = self._per_sample if names is None else names_of(names)
-        window = WindowArguments(start, length, stride)
-        if not self._ragged.isdisjoint(chosen):
-            return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
+        if self._ragged and not self._ragged.isdisjoint(chosen):
+            arguments = BatchArguments(start, length, stride, out, num_threads)
+            return self._gather_ragged(indices, chosen, arguments, ragged)
         if ragged != "views":
             check_form(ragged, (), None, path=self.path)
-        samples, metas = self._asked(indices, chosen, window, out)
-        return self._gather(samples, metas, window, out, num_threads)
+        batch = self._gather_usual(indices, chosen, start, length, stride, out, num_threads)
+        if batch and len(batch) == len(chosen):
+            return batch
+        self.check_open()
+        arguments = BatchArguments(start, length, stride, out, num_threads)
+        samples = check_indices(indices, self._num_samples, path=self.path)
+        metas = [self._sampled_meta(name) for name in chosen]
+        check_effect(metas, arguments, path=self.path)
+        return batch | self._gather(samples, [meta for meta in metas if meta.name not in batch], arguments)
+
+    def _gather_usual(
+        self, indices: Any, names: Sequence[str], start: Any, length: Any, stride: Any, out: Any, threads: Any
+    ) -> dict[str, Any]:
+        """Gather the first of the arrays, up to one that is unusual or wrong, by the fastest way there is."""
+        return {}
 
     @abstractmethod
-    def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, Any] | None,
-        num_threads: int | None,
-    ) -> dict[str, Any]:
-        """A batch of arrays that aren't ragged; samples and names are checked, windows and memory aren't."""
+    def _gather(self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments) -> dict[str, Any]:
+        """Gather arrays that aren't ragged; samples and names are checked, windows and memory aren't."""
 
     def _gather_ragged(
-        self,
-        indices: Indices | slice,
-        chosen: Sequence[str],
-        window: WindowArguments,
-        out: Mapping[str, Any] | None,
-        num_threads: int | None,
-        form: Form,
+        self, indices: Indices | slice, chosen: Sequence[str], arguments: BatchArguments, form: Form
     ) -> dict[str, Any]:
-        """A batch with ragged arrays: these by themselves, the others as ever."""
-        samples = check_indices(indices, len(self), path=self.path)
+        """Gather ragged arrays by themselves, the others as ever."""
+        samples, out = check_indices(indices, len(self), path=self.path), arguments.out
         names = [name for name in chosen if name in self._ragged]
         others = [name for name in chosen if name not in self._ragged]
-        check_no_window([self.metas[name] for name in names], window, path=self.path)
+        check_no_window([self.metas[name] for name in names], arguments, path=self.path)
         rest = check_form(form, names, out, path=self.path)
         batch: dict[str, Any] = {}
         if others or rest:
-            options = {**window._asdict(), "out": rest or None, "num_threads": num_threads}
-            batch = self.gather(samples, others, **options)
+            batch = self.gather(samples, others, **arguments._replace(out=rest or None)._asdict())
         else:
-            check_effect([], window.is_any, None, path=self.path)
+            check_effect([], arguments._replace(out=None), path=self.path)
         memory = out or {}
         for name in names:
-            views = self._views_of(name, samples, decode=form == "views", num_threads=num_threads)
+            views = self._views_of(name, samples, decode=form == "views", num_threads=arguments.num_threads)
             batch[name] = views
             if form == "padded":
                 targets = memory.get(name), memory.get(name + LENGTHS)
@@ -491,20 +490,6 @@ class AnyStore(ABC):
         if meta.is_constant:
             raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
         return meta
-
-    def _asked(
-        self,
-        indices: Indices | slice,
-        names: Sequence[str],
-        window: WindowArguments,
-        out: Mapping[str, Any] | None,
-    ) -> tuple[Samples, list[ArrayMeta]]:
-        """The samples and arrays that arguments of `gather` mean, checked."""
-        self.check_open()
-        samples = check_indices(indices, self._num_samples, path=self.path)
-        metas = [self._sampled_meta(name) for name in names]
-        check_effect(metas, window.is_any, out, path=self.path)
-        return samples, metas
 
     def _unsupported(self, problem: str, hint: str, *, array: str | None = None) -> SpecError:
         """The error for what this kind of store can't do."""

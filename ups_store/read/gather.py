@@ -69,24 +69,26 @@ class TimeWindow:
         return (*[slice(None)] * self.axis, slice(first, last + 1, self.stride))
 
 
-class WindowArguments(NamedTuple):
-    """The arguments of `gather` about windows over time, as they were given."""
+class BatchArguments(NamedTuple):
+    """The arguments of `gather` about windows over time, memory and threads, as they were given."""
 
     start: int | Indices | None
     length: int | None
     stride: int
+    out: Mapping[str, Any] | None
+    num_threads: int | None
 
     @property
-    def is_any(self) -> bool:
+    def is_window(self) -> bool:
         """Whether windows are asked for, not whole samples."""
         return self.start is not None or self.length is not None or self.stride != 1
 
 
-def window_of(meta: ArrayMeta, num: int, asked: WindowArguments) -> TimeWindow | None:
-    """The window that `gather`'s arguments mean for one array; None for whole samples."""
-    if TIME_DIM not in meta.dims or not asked.is_any:
+def window_of(meta: ArrayMeta, num: int, arguments: BatchArguments) -> TimeWindow | None:
+    """Compute the window that `gather`'s arguments mean for one array; None for whole samples."""
+    if TIME_DIM not in meta.dims or not arguments.is_window:
         return None
-    start, length, stride = asked
+    start, length, stride = arguments[:3]
     axis = meta.dims.index(TIME_DIM) - 1
     num_steps = meta.shape[axis + 1]
     first = int64_of(0 if start is None else start)
@@ -119,12 +121,11 @@ def _extent(num_steps: int, first: int, length: int | None, stride: int) -> tupl
     return steps, first + (steps - 1) * int(stride)
 
 
-def check_effect(
-    arrays: Sequence[ArrayMeta], is_window: bool, out: Mapping[str, Any] | None, *, path: Path
-) -> None:
+def check_effect(arrays: Sequence[ArrayMeta], arguments: BatchArguments, *, path: Path) -> None:
     """Refuse arguments of `gather` that would have no effect on any of the arrays: they are mistakes."""
-    if is_window and not any(TIME_DIM in meta.dims for meta in arrays):
+    if arguments.is_window and not any(TIME_DIM in meta.dims for meta in arrays):
         raise SpecError("window", kind="window", path=path, expected="an array with dimension 'time'")
+    out = arguments.out
     if out is None:
         return
     names = [meta.name for meta in arrays]
@@ -361,16 +362,11 @@ class SampledArray:
         return pattern
 
     def gather(
-        self,
-        samples: Samples,
-        window: TimeWindow | None,
-        outputs: Mapping[str, npt.NDArray[Any]] | None,
-        *,
-        num_threads: int | None = None,
+        self, samples: Samples, window: TimeWindow | None, arguments: BatchArguments
     ) -> npt.NDArray[Any]:
-        """Copy samples, or windows of them, into what is meant for them of `outputs`, else new memory."""
-        meta = self.layout.meta
-        out = target_of(meta, batch_shape(meta, len(samples), window), outputs)
+        """Copy samples, or windows of them, into what is meant for them, else new memory."""
+        meta, num_threads = self.layout.meta, arguments.num_threads
+        out = target_of(meta, batch_shape(meta, len(samples), window), arguments.out)
         if not out.size:
             return out
         if self._is_read:

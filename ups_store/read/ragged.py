@@ -22,9 +22,9 @@ from ups_store.read.chunks import HOW_TO_MEND, chunk_of
 from ups_store.read.gather import (
     READS_IN_FLIGHT,
     TIME_DIM,
+    BatchArguments,
     Indices,
     Samples,
-    WindowArguments,
     check_indices,
     check_output,
 )
@@ -289,9 +289,9 @@ def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: 
             raise SpecError(problem, kind="ragged", path=path, array=meta.name, clause="14.1", hint=hint)
 
 
-def check_no_window(metas: Sequence[ArrayMeta], window: WindowArguments, *, path: Path) -> None:
+def check_no_window(metas: Sequence[ArrayMeta], arguments: BatchArguments, *, path: Path) -> None:
     """Refuse windows over the time of ragged arrays; arrays without time are taken whole."""
-    if not window.is_any:
+    if not arguments.is_window:
         return
     for meta in metas:
         if TIME_DIM in meta.dims:

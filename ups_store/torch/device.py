@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,16 +24,15 @@ from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import (
+    BatchArguments,
     Indices,
     Samples,
     TimeWindow,
-    WindowArguments,
     batch_shape,
     runs_of,
     window_of,
 )
 from ups_store.read.preload import STEP_BYTES, Budget, PreloadJob, PreloadReport, Request, ram_budget
-from ups_store.read.ragged import Form
 from ups_store.read.verify import Report
 from ups_store.torch.batch import map_tensors, torch_dtype
 
@@ -161,57 +160,38 @@ class DeviceStore(AnyStore):
         """All arrays of one sample by name: new tensors, shape () for a number."""
         return {name: values[0] for name, values in self.gather([index]).items()}
 
-    def gather(
-        self,
-        indices: Indices | slice | Tensor,
-        names: Sequence[str] | None = None,
-        *,
-        start: int | Indices | None = None,
-        length: int | None = None,
-        stride: int = 1,
-        out: Mapping[str, Any] | None = None,
-        num_threads: int | None = None,
-        ragged: Form = "views",
-    ) -> dict[str, Tensor]:
-        """Copy samples, or windows of them, into new tensors on the device.
+    def gather(self, indices: Indices | slice | Tensor, *arguments: Any, **options: Any) -> dict[str, Tensor]:
+        """Copy samples, or windows of them, into new tensors on the device; see `AnyStore.gather`.
 
-        The device may still be at it on return, as with every kernel on its current stream.
-
-        The other arguments are those of `AnyStore.gather`.
+        The device may still be at it on return, as with every kernel on its current stream; `num_threads` is
+        without effect.
 
         Args:
             indices: As of any store. They are checked on the host: those of a tensor on the device are
                 fetched first, which waits for the device.
-            out: None: batches are new tensors, for torch keeps memory by itself.
-            num_threads: Without effect: the device copies.
+            arguments: As of any store, but `out`: torch keeps memory by itself.
+            options: Likewise.
         Returns:
             Contiguous tensors of shape (B, ...) by name, on the device, which the caller owns.
         Raises:
             SampleIndexError: For a sample or window outside of what it holds.
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For a window without time steps, or one that no array has an axis for; for an `out`,
-                kind "unsupported".
+            SpecError: For an `out`, kind "unsupported"; else as `AnyStore.gather`.
         """
-        if out is not None:
-            raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
         raw = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
-        return super().gather(raw, names, start=start, length=length, stride=stride, ragged=ragged)
+        return super().gather(raw, *arguments, **options)
 
     def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, Any] | None,
-        num_threads: int | None,
+        self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments
     ) -> dict[str, Tensor]:
+        if arguments.out is not None:
+            raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
         rows = self._open_rows()
         outside = np.flatnonzero((samples < self.samples.start) | (samples >= self.samples.stop))
         if outside.size:
             expected = f"{self.samples.start} <= index < {self.samples.stop}"
             found = int(samples[outside[0]])
             raise SampleIndexError("no such sample here", path=self.path, expected=expected, found=found)
-        return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), window)) for m in metas}
+        return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), arguments)) for m in metas}
 
     def _open_rows(self) -> dict[str, DeviceRows]:
         if self._rows is None:
