@@ -29,11 +29,10 @@ from ups_store.read.catalog import (
     read_directory,
     reads_of,
 )
-from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
 from ups_store.read.gather import Samples, read_samples
 from ups_store.read.ragged import offset_flaws
 from ups_store.read.recovery import intact_parts, read_commits
-from ups_store.read.store_file import read_at, read_constant
+from ups_store.read.store_file import Chunk, chunk_of, read_at, read_constant, rows_chunk
 from ups_store.read.verify import Report
 from ups_store.system import files
 

@@ -41,9 +41,8 @@ from ups_store.read.catalog import (
     reads_of,
 )
 from ups_store.read.chunked import ChunkedStore, ChunkRead
-from ups_store.read.chunks import Chunk, chunk_of
 from ups_store.read.preload import PreloadReport, Request, preload, ram_budget, refused
-from ups_store.read.store_file import StoreFile, read_bytes
+from ups_store.read.store_file import Chunk, StoreFile, chunk_of, read_bytes
 from ups_store.read.verify import Checked, Problem, Report, Sums, Verifier
 from ups_store.system import files, memory
 from ups_store.system.files import Progress

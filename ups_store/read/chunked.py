@@ -21,7 +21,6 @@ from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import Offsets
 from ups_store.format.root import RootMeta
 from ups_store.read.base import AnyStore
-from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
 from ups_store.read.gather import (
     BatchArguments,
     Samples,
@@ -32,6 +31,7 @@ from ups_store.read.gather import (
     window_of,
 )
 from ups_store.read.ragged import check_offsets, decoded
+from ups_store.read.store_file import Chunk, chunk_of, rows_chunk
 from ups_store.system.runs import cast_into
 
 KEPT_BYTES = 256 << 20  # of all stores of the process: the samples of a window of blocks, see `read.order`

@@ -24,11 +24,10 @@ import numpy.typing as npt
 
 from ups_store.errors import BatchTimeoutError, SpecError
 from ups_store.format.ragged import LENGTHS
-from ups_store.read.items import BufferPool, ShowsFacts, StoreItems, StoreLike, Where, split
+from ups_store.read.items import BufferPool, ShowsFacts, StoreItems, StoreLike, Where, Window, split
 from ups_store.read.order import Order, Shuffle, Step, expect
 from ups_store.read.prefetch import OnWait, Prefetch, check_timeout, deadline, late
 from ups_store.read.ranks import RankedOrder, Ranks, is_number
-from ups_store.read.windows import Window
 
 NUM_WORKERS, PREFETCH_FACTOR = 2, 2  # the latter as of torch's DataLoader
 WAIT_SHARE = 0.05  # a loop that waits less than this is not held up by its data

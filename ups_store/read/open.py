@@ -34,8 +34,7 @@ from ups_store.read.store_file import Access
 from ups_store.system import files
 from ups_store.system.files import is_in_memory
 from ups_store.system.memory import check_not_reserved, keeping
-from ups_store.system.paths import check_one_file, is_pattern, path_of
-from ups_store.system.urls import is_remote, shown_url
+from ups_store.system.paths import check_one_file, is_pattern, is_remote, path_of, shown_url
 
 
 def open_any(

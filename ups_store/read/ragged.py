@@ -18,7 +18,6 @@ from ups_store.errors import CorruptChunkError, SpecError
 from ups_store.format.layout import RaggedLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import LENGTHS, Offsets, first_flaw, wrong_extents
-from ups_store.read.chunks import HOW_TO_MEND, chunk_of
 from ups_store.read.gather import (
     READS_IN_FLIGHT,
     TIME_DIM,
@@ -28,7 +27,7 @@ from ups_store.read.gather import (
     check_indices,
     check_output,
 )
-from ups_store.read.store_file import StoreFile, read_at, read_bytes, read_rows
+from ups_store.read.store_file import HOW_TO_MEND, StoreFile, chunk_of, read_at, read_bytes, read_rows
 from ups_store.system.parallel import for_each
 
 Form: TypeAlias = Literal["views", "padded"]

@@ -16,7 +16,6 @@ from ups_store.format.metadata import ArrayMeta
 from ups_store.format.ragged import Offsets
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, fingerprint_of
-from ups_store.read.chunks import TouchChecks
 from ups_store.read.gather import (
     TIME_DIM,
     BatchArguments,
@@ -27,7 +26,7 @@ from ups_store.read.gather import (
 )
 from ups_store.read.ragged import RaggedArray, RaggedReader, check_not_ragged
 from ups_store.read.recovery import Building, read_commits, read_committed
-from ups_store.read.store_file import Access, StoreFile, read_bytes
+from ups_store.read.store_file import Access, StoreFile, TouchChecks, read_bytes
 from ups_store.system import files, memory
 
 if TYPE_CHECKING:

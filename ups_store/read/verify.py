@@ -28,9 +28,8 @@ from ups_store.format.root import FORMAT_VERSION, RootMeta, constant_digest
 from ups_store.format.zip_records import Entry
 from ups_store.printable import one_line
 from ups_store.read.catalog import Catalog, ReadAt, fingerprint_of, read_finished, reads_of
-from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
 from ups_store.read.ragged import offset_flaws
-from ups_store.read.store_file import read_into
+from ups_store.read.store_file import Chunk, chunk_of, read_into, rows_chunk
 from ups_store.system import files
 from ups_store.system.files import Progress
 from ups_store.system.memory import num_cores

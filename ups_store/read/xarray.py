@@ -25,7 +25,7 @@ from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
 from ups_store.read.gather import check_indices
 from ups_store.read.ragged import RaggedArray
-from ups_store.system.urls import is_remote
+from ups_store.system.paths import is_remote
 
 with needs("xarray"):
     import xarray as xr

@@ -19,11 +19,10 @@ from ups_store.printable import printable
 from ups_store.read import items as numpy_items
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
-from ups_store.read.items import BufferPool, NumberedSources, StoreItems, StoreLike, Where
+from ups_store.read.items import BufferPool, NumberedSources, StoreItems, StoreLike, Where, Window
 from ups_store.read.open import open_any
 from ups_store.read.order import MixedOrder, expect
 from ups_store.read.prefetch import check_timeout, in_time
-from ups_store.read.windows import Window
 from ups_store.torch.batch import (
     Allocate,
     Batch,
