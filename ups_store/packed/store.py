@@ -65,7 +65,7 @@ class PackedArray:
 
     @cached_property
     def num_chunks(self) -> int:
-        """How many chunks it has, where it has elements."""
+        """Count the chunks, where it has elements."""
         return self.layout.meta.shape[0] if self.layout.meta.is_sharded else 1
 
     @cached_property
@@ -101,13 +101,13 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
         hint = "it is mapped as it is: open it with `ups_store.open`; there is nothing to unpack"
         raise FormatError("it is no packed store", path=path, kind="not_packed", clause="13.2", hint=hint)
     if root.version > FORMAT_VERSION:
-        expected, found = ("{}.{}".format(*version) for version in (FORMAT_VERSION, root.version))
+        expected, actual = ("{}.{}".format(*version) for version in (FORMAT_VERSION, root.version))
         raise VersionTooNewError(
             "packed by a newer minor version, perhaps in a way that this reader doesn't know",
             path=path,
             clause="10.3",
             expected=f"at most {expected}",
-            found=found,
+            found=actual,
         )
     packing = Packing.parse(root.packed, path=path)
     parse = partial(parse_array, path=path, document_of=packing.document_of)
@@ -233,7 +233,7 @@ class PackedStore(ChunkedStore):
         return Chunk(name, sample, first, end - first - CHECKSUM_BYTES)
 
     def _read_edges(self, array: PackedArray) -> npt.NDArray[np.int64]:
-        """Where each chunk begins in the file, and past the last one its end: shape (chunks + 1,)."""
+        """Find where each chunk begins in the file, and past the last one its end: shape (chunks + 1,)."""
         entry = array.entry
         assert entry is not None
         if not array.layout.meta.is_sharded:

@@ -108,7 +108,7 @@ class AnyStore(ABC):
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
-        """Which samples are there, bool, shape (N,).
+        """Tell which samples are there, bool, shape (N,).
 
         Raises:
             FormatError: If it has more samples than bytes, and too many for this: kind "limits".
@@ -146,13 +146,15 @@ class AnyStore(ABC):
             return self.sample(int(key))
         expected = "the name of an array, a sample number or a slice"
         hint = "`gather` takes several sample numbers"
-        found = type(key).__name__
-        raise SpecError("store[...]", kind="index", path=self.path, expected=expected, found=found, hint=hint)
+        actual = type(key).__name__
+        raise SpecError(
+            "store[...]", kind="index", path=self.path, expected=expected, found=actual, hint=hint
+        )
 
     @property
     @abstractmethod
     def access(self) -> str:
-        """How samples are got: "map", "pread", "decode", "remote", "device"; "mixed" of parts that differ."""
+        """Tell how samples are got: "map", "pread", "decode", "remote", "device"; "mixed" of several."""
 
     @property
     @abstractmethod
@@ -247,10 +249,10 @@ class AnyStore(ABC):
         names = [name for name in chosen if name in self._ragged]
         others = [name for name in chosen if name not in self._ragged]
         check_no_window([self.metas[name] for name in names], arguments, path=self.path)
-        rest = check_form(form, names, out, path=self.path)
+        memory_of_others = check_form(form, names, out, path=self.path)
         batch: dict[str, Any] = {}
-        if others or rest:
-            batch = self.gather(samples, others, **arguments._replace(out=rest or None)._asdict())
+        if others or memory_of_others:
+            batch = self.gather(samples, others, **arguments._replace(out=memory_of_others or None)._asdict())
         else:
             check_effect([], arguments._replace(out=None), path=self.path)
         memory = out or {}
@@ -323,7 +325,7 @@ class AnyStore(ABC):
 
     @property
     def has_views(self) -> bool:
-        """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
+        """Tell whether `store[name]` is a view of the mapped file, without a check that would read it."""
         return False
 
     def preload(
@@ -418,7 +420,7 @@ class AnyStore(ABC):
         """Let go of file and memory, which go when the last view of them does. Closing twice is allowed."""
 
     def _reopened(self, path: str, options: dict[str, Any]) -> tuple[Any, ...]:
-        """What `__reduce__` returns of a store that `ups_store.open` opens so."""
+        """Make what `__reduce__` returns of a store that `ups_store.open` opens so."""
         reopen = module_above("open").reopen
         return reopen, (path, None if self.is_partial else self.fingerprint, self.config_hash, options)
 
@@ -447,9 +449,9 @@ class AnyStore(ABC):
         rows, lines = self._shown()
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
         table = "".join(f"<tr>{row}</tr>" for row in cells)
-        rest = "".join(f"<div>{escape(line.strip())}</div>" for line in lines)
+        tail = "".join(f"<div>{escape(line.strip())}</div>" for line in lines)
         head = "<tr><th>array</th><th>axes</th><th>dtype</th><th></th></tr>"
-        return f"<div><b>{escape(one_line(self._title()))}</b><table>{head}{table}</table>{rest}</div>"
+        return f"<div><b>{escape(one_line(self._title()))}</b><table>{head}{table}</table>{tail}</div>"
 
     def _shown(self) -> tuple[list[tuple[str, ...]], list[str]]:
         """Name, axes and dtype of each array that is shown; lines about the others, and the identity."""
@@ -473,7 +475,7 @@ class AnyStore(ABC):
         return f"ups_store.{type(self).__name__} {self.path.name}: {summary}"
 
     def _summary(self) -> list[str]:
-        """What `repr` says of this kind of store beside its number of samples."""
+        """List what `repr` says of this kind of store beside its number of samples."""
         return []
 
     def _meta(self, name: str) -> ArrayMeta:
@@ -497,7 +499,7 @@ class AnyStore(ABC):
 
 
 def spec_of(meta: ArrayMeta, num_samples: int | None) -> ArraySpec:
-    """What `create` is given for an array with a sample axis; without the lengths of a ragged one."""
+    """Make what `create` is given for an array with a sample axis; without the lengths of a ragged one."""
     rows = (None,) if meta.is_ragged else ()
     shape = (num_samples, *rows, *meta.sample_shape)
     return ArraySpec(shape, dtype_of(meta.dtype), dims=meta.axes, attrs=meta.attrs, encoding=meta.encoding)

@@ -95,7 +95,7 @@ class ChunkedStore(AnyStore):
         raise self._unsupported(problem, hint, array=name)
 
     def _is_copy(self) -> bool:
-        """Whether all samples are in memory."""
+        """Tell whether all samples are in memory."""
         return False
 
     def _gather(self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments) -> dict[str, Any]:

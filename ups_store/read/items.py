@@ -75,7 +75,7 @@ class NumberedSources(ShowsFacts):
         self._firsts = [0, *self._ends[:-1].tolist()]
 
     def _number_of(self, item: int) -> int:
-        """Which source an item is of."""
+        """Find the source that an item is of."""
         return bisect.bisect_right(self._firsts, item) - 1
 
     @property
@@ -356,7 +356,7 @@ class StoreSource:
 
     @property
     def decodes_windows(self) -> bool:
-        """Whether a whole sample is decoded for each window of it that comes."""
+        """Tell whether a whole sample is decoded for each window of it that comes."""
         if self.store.codec == "none" or self._trajectories is None:
             return False
         try:
@@ -372,7 +372,7 @@ class StoreSource:
         return fixed + sum(self.store.metas[name].nbytes for name in self.ragged) // max(1, len(self.store))
 
     def is_text(self, name: str) -> bool:
-        """Whether samples of a ragged array are `str` or `bytes`."""
+        """Tell whether samples of a ragged array are `str` or `bytes`."""
         return self.store.arrays[name].encoding is not None
 
     def row_shape(self, name: str) -> tuple[int | None, ...]:

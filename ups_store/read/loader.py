@@ -180,7 +180,7 @@ class EpochReport:
 
     @property
     def bound(self) -> str:
-        """What a faster epoch needs: "model", "storage" or "cpu" (copying, or decoding)."""
+        """Tell what a faster epoch needs: "model", "storage" or "cpu" (copying, or decoding)."""
         if self.wait_share < WAIT_SHARE:
             return "model"
         reads_disk = self.assembled_s > 0 and self.major_faults / self.assembled_s > FAULTS_PER_S
@@ -262,7 +262,7 @@ class Loader(ShowsFacts):
 
     @property
     def order(self) -> Order:
-        """Which samples each step takes, and how many have been consumed."""
+        """Tell which samples each step takes, and how many have been consumed."""
         return self._order.current() if isinstance(self._order, RankedOrder) else self._order
 
     def __len__(self) -> int:

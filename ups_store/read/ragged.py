@@ -112,8 +112,8 @@ class RaggedReader:
             starts, ends = self._read_extents(samples)
         wrong = first_flaw(starts, ends, self.meta.shape[0])
         if wrong is not None:
-            found = f"rows {starts[wrong]}..{ends[wrong]}"
-            raise bad_offsets(self._file.path, self.layout, int(samples[wrong]), found)
+            actual = f"rows {starts[wrong]}..{ends[wrong]}"
+            raise bad_offsets(self._file.path, self.layout, int(samples[wrong]), actual)
         return starts, ends
 
     def _read_extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
@@ -143,19 +143,20 @@ class RaggedReader:
         starts, ends = self.extents(samples)
         bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))
         if self._file.access == "pread":
-            found = self._read_rows(bounds, num_threads or READS_IN_FLIGHT)
+            arrays = self._read_rows(bounds, num_threads or READS_IN_FLIGHT)
         else:
             rows = self.rows
-            found = [rows[start:end] for start, end in bounds]
+            arrays = [rows[start:end] for start, end in bounds]
         if self.meta.encoding is None or not decode:
-            return found
+            return arrays
         numbers, path = samples.tolist(), self._file.path
         return [
-            decoded(value, self.meta, number, path=path) for value, number in zip(found, numbers, strict=True)
+            decoded(value, self.meta, number, path=path)
+            for value, number in zip(arrays, numbers, strict=True)
         ]
 
     def _read_rows(self, bounds: list[tuple[int, int]], num_threads: int) -> list[npt.NDArray[Any]]:
-        found = [
+        arrays = [
             np.empty((end - start, *self.meta.sample_shape), dtype_of(self.meta.dtype))
             for start, end in bounds
         ]
@@ -163,12 +164,12 @@ class RaggedReader:
 
         def read(number: int) -> None:
             first, _ = self.layout.extent(*bounds[number])
-            read_rows(descriptor.fd, first, found[number], path=self._file.path)
+            read_rows(descriptor.fd, first, arrays[number], path=self._file.path)
 
-        for_each(read, [i for i, value in enumerate(found) if value.size], num_threads=num_threads)
-        for value in found:
+        for_each(read, [i for i, value in enumerate(arrays) if value.size], num_threads=num_threads)
+        for value in arrays:
             value.flags.writeable = False
-        return found
+        return arrays
 
 
 def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path) -> str | bytes:
@@ -239,7 +240,7 @@ def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> Co
 def extents_hold(
     fd: int, layout: RaggedLayout, samples: npt.NDArray[np.int64], *, is_spool: bool
 ) -> npt.NDArray[np.bool_]:
-    """Which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted.
+    """Find which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted.
 
     Those of a spool have no checksum: a damaged one may say that a sample has all of a sparse file.
     """
@@ -272,12 +273,12 @@ def check_form(
         hint = "`ups_store.torch.gather_nested` gives nested tensors" if form == "nested" else None
         expected = "views or padded"
         raise SpecError("ragged", kind="argument", path=path, expected=expected, found=repr(form), hint=hint)
-    given = out if isinstance(out, Mapping) else {}
+    memory = out if isinstance(out, Mapping) else {}
     theirs = {*names, *(name + LENGTHS for name in names)}
-    if form == "views" and theirs & given.keys():
+    if form == "views" and theirs & memory.keys():
         hint = 'views are not copied: leave `out` away, or say ragged="padded"'
-        raise SpecError("out", kind="out", path=path, array=min(theirs & given.keys()), hint=hint)
-    return {name: value for name, value in given.items() if name not in theirs}
+        raise SpecError("out", kind="out", path=path, array=min(theirs & memory.keys()), hint=hint)
+    return {name: value for name, value in memory.items() if name not in theirs}
 
 
 def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: Path) -> None:
@@ -314,10 +315,10 @@ def padded(
         room = out.shape[1] if isinstance(out, np.ndarray) and out.ndim > 1 else longest
         if room < longest:
             wrong = int(sizes.argmax())
-            expected, found = f"room for {longest} rows", f"{room}"
+            expected, actual = f"room for {longest} rows", f"{room}"
             hint = "make its second axis longer, or leave `out` away"
             problem = f"out: item {wrong} doesn't fit"
-            raise SpecError(problem, kind="out", array=meta.name, expected=expected, found=found, hint=hint)
+            raise SpecError(problem, kind="out", array=meta.name, expected=expected, found=actual, hint=hint)
         check_output(meta.name, dtype_of(meta.dtype), (len(views), room, *meta.sample_shape), out)
     for row, view, size in zip(out, views, sizes.tolist(), strict=True):
         row[:size] = view

@@ -70,7 +70,7 @@ class PartitionedStore(AnyStore):
 
     @property
     def access(self) -> str:
-        """How samples are got, as `Store.access`; "mixed" if not from all partitions alike."""
+        """Tell how samples are got, as `Store.access`; "mixed" if not from all partitions alike."""
         kinds = {partition.access for partition in self.partitions}
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
@@ -102,7 +102,7 @@ class PartitionedStore(AnyStore):
         return self.partitions[number].sample(sample - self._firsts[number])
 
     def _gather(self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments) -> dict[str, Any]:
-        """Where samples come from several partitions, they are copied twice; views of ragged ones never."""
+        """Gather twice what comes from several partitions; views of ragged arrays are never copied."""
         names = [meta.name for meta in metas]
         numbers = np.searchsorted(self._ends, samples, side="right")
         present = np.unique(numbers).tolist() or [int(np.argmax(np.diff(self._ends, prepend=0) > 0))]
@@ -111,7 +111,7 @@ class PartitionedStore(AnyStore):
             partition, local = self.partitions[number], samples - self._firsts[number]
             return partition.gather(local, names, **arguments._asdict())
         windows = [window_of(meta, len(samples), arguments) for meta in metas]
-        times = next((each for each in windows if each is not None), None)
+        times = next((window for window in windows if window is not None), None)
         result: dict[str, npt.NDArray[Any]] = {}
         for number in present:
             rows = np.flatnonzero(numbers == number)

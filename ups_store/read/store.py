@@ -90,17 +90,17 @@ class Store(AnyStore):
 
     @property
     def access(self) -> Access:
-        """How samples are got: "map", or "pread" where `sample` and `gather` read the file."""
+        """Tell how samples are got: "map", or "pread" where `sample` and `gather` read the file."""
         return self._file.access
 
     @property
     def has_views(self) -> bool:
-        """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
+        """Tell whether `store[name]` is a view of the mapped file, without a check that would read it."""
         return self.access == "map" and not self.verify_on_touch
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
-        """Which samples are there, bool, shape (N,); of a store under construction as of now."""
+        """Tell which samples are there, bool, shape (N,); of a store under construction as of now."""
         if self._building is None or self._building.header is None:
             return super().committed
         fd = self._file.descriptor.fd
@@ -318,8 +318,8 @@ class Store(AnyStore):
         if self._building is None or self._building.header is None or not len(samples):
             return
         fd = self._file.descriptor.fd
-        asked, rows = np.unique(samples, return_inverse=True)
-        committed = read_committed(fd, self._catalog.layout, self._building.header, asked)
+        unique, rows = np.unique(samples, return_inverse=True)
+        committed = read_committed(fd, self._catalog.layout, self._building.header, unique)
         missing = samples[~committed[rows]]
         if len(missing) and files.size(fd) != self.nbytes:  # else finished meanwhile, as for `committed`
             raise NotCommittedError(
@@ -351,7 +351,7 @@ class SpoolStore(Store):
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
-        """Which samples are there: all."""
+        """Tell which samples are there: all."""
         return np.ones(len(self), bool)
 
     def whole(self, name: str) -> Any:

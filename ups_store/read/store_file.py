@@ -101,7 +101,7 @@ class StoreFile:
 
     @property
     def copy_path(self) -> Path | None:
-        """Where other processes of this user can open the copy in RAM; None unless it may be shared."""
+        """Tell where other processes of this user can open the copy in RAM; None unless it may be shared."""
         return None if self._copy_fd < 0 else files.descriptor_path(self._copy_fd)
 
     def use_copy(self, copy: mmap.mmap, *, fd: int = -1) -> None:
@@ -165,15 +165,15 @@ def _map_file(fd: int, nbytes: int, path: Path) -> mmap.mmap:
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise files.opening_error(path, error) from error
-        left = memory.address_space_left()
+        limit = memory.address_space_left()
         raise MemoryLimitError(
             "the system refuses the address space to map the file",
             needed_bytes=nbytes,
-            available_bytes=left or 0,
+            available_bytes=limit or 0,
             kind="address_space",
             path=path,
             expected=f"{nbytes:,} bytes",
-            found="no limit of the process" if left is None else f"{left:,} bytes left by `ulimit -v`",
+            found="no limit of the process" if limit is None else f"{limit:,} bytes left by `ulimit -v`",
             hint='raise that limit, or open it with access="pread"',
         ) from error
 
@@ -188,9 +188,9 @@ def read_constant(fd: int, array: ArrayLayout, *, path: Path) -> npt.NDArray[Any
 def read_rows(fd: int, first: int, target: npt.NDArray[Any], *, path: Path) -> None:
     """Fill an array, C-contiguous and not empty, with the bytes of the file from `first` on."""
     memory = target.reshape(-1).view(np.uint8).data
-    got = read_into(fd, first, memory)
-    if got < len(memory):
-        raise cut(path, first + len(memory), first + got)
+    nbytes = read_into(fd, first, memory)
+    if nbytes < len(memory):
+        raise cut(path, first + len(memory), first + nbytes)
 
 
 def read_bytes(fd: int, first: int, nbytes: int, *, path: Path) -> bytes:
@@ -223,7 +223,7 @@ def read_at(fd: int, offset: int, nbytes: int) -> bytes:
 
 
 def looks_like_store(fd: int) -> bool:
-    """Whether an open file begins or ends as a store does, be it damaged (spec 2.2, 3.6)."""
+    """Tell whether an open file begins or ends as a store does, be it damaged (spec 2.2, 3.6)."""
     start = read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)
     return may_be_store(start, read_at(fd, max(0, files.size(fd) - END_BYTES), END_BYTES))
 
@@ -363,7 +363,7 @@ class TouchChecks:
         self._done: set[str] = set()  # arrays of which nothing is left to check
 
     def flags(self, array: ArrayLayout) -> npt.NDArray[np.bool_] | None:
-        """Which samples of an array were checked, bool, shape (N,); None where nothing is left to check.
+        """Tell which samples of an array were checked, bool, shape (N,); None where nothing is left to check.
 
         An array without slots is checked here.
         """

@@ -72,8 +72,8 @@ class Problem:
         where += [f"array {self.array!r}"] if self.array else []
         where += [f"sample {self.sample}"] if self.sample is not None else []
         where += [f"bytes {self.byte_range[0]}..{self.byte_range[1]}"]
-        what = f"{self.kind} {self.detail}" if self.detail else self.kind
-        return one_line(f"{', '.join(where)}: {what} (spec {self.clause})")
+        fault = f"{self.kind} {self.detail}" if self.detail else self.kind
+        return one_line(f"{', '.join(where)}: {fault} (spec {self.clause})")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Tell whether nothing is wrong."""
         return not self.problems
 
     def check(self, problem: str, *, hint: str) -> None:
@@ -130,9 +130,9 @@ class Report:
         if self.ok:
             return
         first, num_more = self.problems[0], len(self.problems) - 1
-        what = f"{problem}: {first.kind} {first.detail}".rstrip()
+        sentence = f"{problem}: {first.kind} {first.detail}".rstrip()
         raise CorruptChunkError(
-            what + (f", and {num_more:,} more" if num_more else ""),
+            sentence + (f", and {num_more:,} more" if num_more else ""),
             path=self.path,
             array=first.array,
             sample=first.sample,
@@ -144,13 +144,13 @@ class Report:
     @property
     def damaged(self) -> dict[str, list[int]]:
         """Samples with damage, by array; an array of which no sample can be told has an empty list."""
-        found: dict[str, set[int]] = {}
+        damage: dict[str, set[int]] = {}
         for problem in self.problems:
             if problem.array:
-                found.setdefault(problem.array, set()).update(
+                damage.setdefault(problem.array, set()).update(
                     [] if problem.sample is None else [problem.sample]
                 )
-        return {name: sorted(samples) for name, samples in found.items()}
+        return {name: sorted(samples) for name, samples in damage.items()}
 
 
 def verify_file(
@@ -319,17 +319,17 @@ class Verifier(ABC):
         self, offset: int, expected: bytes, kind: str, clause: str, array: str | None = None
     ) -> list[Problem]:
         """Compare bytes of the file with what they must be; a problem for every run that differs."""
-        found = self.read(offset, len(expected))
+        actual = self.read(offset, len(expected))
         self.progress(len(expected))
-        if found == expected:
+        if actual == expected:
             return []
-        differs = np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8)
+        differs = np.frombuffer(actual, np.uint8) != np.frombuffer(expected, np.uint8)
         edges = np.flatnonzero(np.diff(differs, prepend=False, append=False)).reshape(-1, 2)
         if len(edges) > _MAX_SHOWN:
             edges = np.array([[edges[0, 0], edges[-1, 1]]])
         problems = []
         for first, end in edges.tolist():
-            detail = f"expected {expected[first:end][:16].hex()}, found {found[first:end][:16].hex()}"
+            detail = f"expected {expected[first:end][:16].hex()}, found {actual[first:end][:16].hex()}"
             problems.append(Problem(kind, clause, (offset + first, offset + end), array, detail=detail))
         return problems
 
@@ -454,7 +454,7 @@ class _MappedVerifier(Verifier):
             problem = Problem("offsets", "14.5", (at, at + 16), meta.name, flaw[0], f"found {flaw[1]}")
             sums = self._sums(meta, array.offset, meta.nbytes)
             rows = Chunk(meta.name, None, array.offset, meta.nbytes, 0)
-            wrong_bool = [each for each in sums.problems(rows, sums.crc32c) if each.kind == "bool_value"]
+            wrong_bool = [fault for fault in sums.problems(rows, sums.crc32c) if fault.kind == "bool_value"]
             self.progress(meta.nbytes)
             checked = [Checked(sums.crc32, meta.nbytes, (problem, *wrong_bool))]
         self.num_chunks += self.layout.num_samples
@@ -471,14 +471,14 @@ class _MappedVerifier(Verifier):
         begin, past = ragged.extent(edges[0], edges[-1])
         raw = memoryview(self.read(begin, past - begin)) if past - begin <= _BLOCK_BYTES else None
         crc, problems = 0, list[Problem]()
-        for i, wanted in enumerate(stored.tolist()):
-            chunk = rows_chunk(ragged, first + i, (edges[i], edges[i + 1]), wanted)
+        for i, checksum in enumerate(stored.tolist()):
+            chunk = rows_chunk(ragged, first + i, (edges[i], edges[i + 1]), checksum)
             if raw is None:
                 sums = self._sums(ragged.rows.meta, chunk.first, chunk.nbytes, crc)
             else:
                 sums = Sums(ragged.rows.meta, crc)
                 sums.add(raw[chunk.first - begin : chunk.end - begin])
-            problems += sums.problems(chunk, wanted)
+            problems += sums.problems(chunk, checksum)
             crc = sums.crc32
         return Checked(crc, past - begin, tuple(problems))
 

@@ -74,8 +74,8 @@ class StoreBackend(BackendEntrypoint):
         """
         if not isinstance(filename_or_obj, str | os.PathLike):
             hint = "an open store has `to_xarray()`"
-            found = type(filename_or_obj).__name__
-            raise SpecError("data set", kind="path", expected="a path or a URL", found=found, hint=hint)
+            actual = type(filename_or_obj).__name__
+            raise SpecError("data set", kind="path", expected="a path or a URL", found=actual, hint=hint)
         from ups_store.read.open import open_any
 
         dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())

@@ -48,7 +48,7 @@ class BatchSource(Protocol):
 
     @property
     def stores(self) -> Sequence[AnyStore]:
-        """Where the samples lie, for reports."""
+        """Give the stores that the samples lie in, for reports."""
 
     @property
     def num_tensors(self) -> int:
@@ -267,7 +267,7 @@ class MixedDataset(NumberedSources):
             raise SpecError("no dataset given", kind="stores", expected="at least one", found=0)
         self.names = tuple(map(str, named))
         self.datasets = tuple(
-            given if isinstance(given, StoreDataset) else StoreDataset(given) for given in named.values()
+            entry if isinstance(entry, StoreDataset) else StoreDataset(entry) for entry in named.values()
         )
         self.weights, self.epoch_size, self.transform = weights, epoch_size, transform
         self._set_sources(source for dataset in self.datasets for source in dataset.sources)

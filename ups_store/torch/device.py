@@ -189,8 +189,8 @@ class DeviceStore(AnyStore):
         outside = np.flatnonzero((samples < self.samples.start) | (samples >= self.samples.stop))
         if outside.size:
             expected = f"{self.samples.start} <= index < {self.samples.stop}"
-            found = int(samples[outside[0]])
-            raise SampleIndexError("no such sample here", path=self.path, expected=expected, found=found)
+            actual = int(samples[outside[0]])
+            raise SampleIndexError("no such sample here", path=self.path, expected=expected, found=actual)
         return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), arguments)) for m in metas}
 
     def _open_rows(self) -> dict[str, DeviceRows]:

@@ -280,7 +280,7 @@ class StoreBatchSampler(ShowsFacts, Sampler[list[int]]):
 
     @property
     def order(self) -> DataOrder:
-        """Which items each step takes, and how many have been taken."""
+        """Tell which items each step takes, and how many have been taken."""
         order = self._order.current() if isinstance(self._order, RankedOrder) else self._order
         assert isinstance(order, DataOrder)
         return order
@@ -292,7 +292,7 @@ class StoreBatchSampler(ShowsFacts, Sampler[list[int]]):
 
     @property
     def drop_last(self) -> bool:
-        """Whether batches that aren't full are left out."""
+        """Tell whether batches that aren't full are left out."""
         return self.order.drop_last
 
     def __len__(self) -> int:
@@ -325,7 +325,7 @@ class StoreBatchSampler(ShowsFacts, Sampler[list[int]]):
         self.set_epoch(order.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been taken from here so far, as `Loader.state_dict`; equal on all ranks."""
+        """Give what has been taken from here so far, as `Loader.state_dict`; equal on all ranks."""
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
