@@ -154,17 +154,6 @@ def test_transform_of_the_mix_knows_the_source(paths: list[Path]) -> None:
     assert batch["u"].max() >= 2000
 
 
-def test_shuffle_auto_and_blocks_work_and_repr_shows_the_mix(paths: list[Path]) -> None:
-    mixed = MixedDataset(paths, weights=[2, 1])
-    assert repr(mixed) == "<MixedDataset: datasets: 0 (40 items), 1 (9 items); weights: [2, 1]>"
-    assert "by their lengths" in MixedDataset(paths)._repr_html_()
-    for shuffle in ("auto", "block"):
-        loader = make_loader(mixed, batch_size=7, shuffle=shuffle, num_workers=0)
-        assert len({row for batch in rows_of(loader, 9) for row in batch}) == 49
-        assert "datasets: 0 (40 items)" in repr(loader)
-        assert loader.report().num_samples == 49
-
-
 def test_what_has_no_meaning_for_a_mix_is_refused(paths: list[Path], make_store: MakeStore) -> None:
     other = make_store({"u": np.zeros((3, 5))}, name="other.zarr.zip", dims={})
     taken = make_store({"source": np.zeros((3, 5))}, name="taken.zarr.zip", dims={})

@@ -8,7 +8,6 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -109,14 +108,6 @@ def test_batch_has_the_bits_of_the_store_for_every_dtype(
     assert batch["a"].dtype == getattr(torch, name)
     assert bits_of(batch["a"]) == values["a"][indices].tobytes()
     assert batch["index"].tolist() == indices
-
-
-def test_names_choose_the_arrays(trajectory_store: Path) -> None:
-    dataset = StoreDataset(trajectory_store, names=["nu"])
-    assert set(dataset[0]) == {"nu", "index", "task"}
-    windows = StoreDataset(trajectory_store, names=["nu"], window=Window())
-    assert set(windows[0]) == {"z0", "z1", "params", "t", "dt", "index", "task"}
-    assert set(windows[0]["params"]) == {"nu"}
 
 
 def test_views_share_the_memory_of_the_store(trajectory_store: Path) -> None:
@@ -292,26 +283,6 @@ def test_dataloader_needs_no_collate_fn_and_gives_one_the_samples(trajectory_sto
 
 @workers
 @pytest.mark.multi_process
-def test_dataloader_worker_gives_the_batches_of_the_main_process(make_store: MakeStore) -> None:
-    dataset = StoreDataset(make_store(), dtype=torch.float32)  # an array without elements included
-    expected = list(DataLoader(dataset, batch_size=3))
-    loader = DataLoader(dataset, batch_size=3, num_workers=1, multiprocessing_context="spawn")
-    found = list(loader)
-    assert all(equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-def test_memory_of_batches_is_used_again_once_they_are_dropped(make_store: MakeStore) -> None:
-    dataset = StoreDataset(make_store({"a": np.arange(80_000.0).reshape(8, 10_000)}))
-    loader = DataLoader(dataset, batch_size=2)
-    kept = list(loader)
-    assert torch.equal(torch.cat([batch["a"] for batch in kept]), torch.arange(80_000.0).double().view(8, -1))
-    assert len({batch["a"].data_ptr() for batch in kept}) == 4
-    del kept
-    assert len({batch["a"].data_ptr() for _ in range(3) for batch in loader}) == 2
-
-
-@workers
-@pytest.mark.multi_process
 def test_worker_puts_large_tensors_in_shared_memory_and_sends_small_ones(make_store: MakeStore) -> None:
     def was_shared(rows: Any) -> Batch:  # runs in the worker
         batch = default_collate(rows)
@@ -343,31 +314,6 @@ def test_batch_that_is_sent_to_another_process_is_the_same(name: str) -> None:
         assert not found["values"].is_shared()
         found["values"].zero_()  # memory of its own
     assert torch.equal(values, torch.arange(24).to(values.dtype).reshape(2, 3, 4))
-
-
-ODD = {
-    "strided": torch.zeros(5, 4)[:, 0],
-    "turned": torch.arange(6.0).reshape(2, 3).mT,
-    "expanded": torch.ones(1).expand(4),
-    "sparse": torch.eye(3).to_sparse(),
-    "conjugate": torch.ones(3, dtype=torch.complex64).conj(),
-    "parameter": torch.nn.Parameter(torch.ones(2)),
-}
-
-
-@pytest.mark.parametrize("key", ODD)
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # of torch, about sending them
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(ForkingPickler.dumps(it))])
-def test_tensor_that_somebody_puts_in_a_batch_stays_what_it_is(
-    key: str, copied: Callable[[Batch], Batch]
-) -> None:
-    batch = Batch({key: ODD[key], "index": torch.arange(3)})
-    found = copied(batch)
-    assert type(found) is Batch
-    assert type(found[key]) is type(ODD[key])
-    assert found[key].layout == ODD[key].layout
-    assert torch.equal(found[key].to_dense(), ODD[key].to_dense())
-    assert torch.equal(found["index"], batch["index"])
 
 
 # A worker is asked for its next batch when its last one has been received. Killed then, it isn't halfway
@@ -545,24 +491,6 @@ def test_dataset_refuses_what_the_store_cannot_give(
     with pytest.raises(error) as caught:
         StoreDataset(trajectory_store, **options)
     assert caught.value.kind == kind
-
-
-@pytest.mark.parametrize("wrong", [{"horizon": 0}, {"stride": 0}, {"seed": -1}])
-def test_window_of_nothing_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(SpecError) as caught:
-        Window(**wrong)
-    assert caught.value.kind == "window"
-
-
-def test_times_of_another_length_are_refused(make_store: MakeStore) -> None:
-    path = make_store(
-        {"fields": trajectories()["latent"]},
-        constants={"t": np.arange(4.0)},
-        dims={"fields": ("sample", "time", "x", "c"), "t": ("t",)},
-    )
-    with pytest.raises(SpecError) as caught:
-        StoreDataset(path, window=Window())
-    assert caught.value.kind == "times"
 
 
 def test_array_with_the_name_of_a_batch_key_is_refused_unless_left_out(make_store: MakeStore) -> None:
