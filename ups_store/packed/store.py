@@ -166,11 +166,6 @@ class PackedStore(ChunkedStore):
     Opened by `ups_store.open`. Every chunk's checksum is checked before it is decoded. Picklable, usable
     after fork, safe to read from several threads.
 
-    Args:
-        path: Absolute path of the file.
-        fd: Its descriptor, which stays the caller's.
-        catalog: What it holds and where.
-
     Attributes:
         catalog: What it holds and where.
         config_hash: sha256 of the identity document, that of the mapped form too.
@@ -271,23 +266,20 @@ class PackedStore(ChunkedStore):
         if is_other or mode not in ("auto", "copy", "page-cache"):
             hint = 'use mode="copy" or "page-cache" alone, or unpack it with `ups-store unpack`'
             raise self._unsupported(f"a packed store has no samples to preload by mode {mode!r}", hint)
-        refusal = ""
-        if mode in ("auto", "copy"):
-            try:
-                return self._preload_decoded(request)
-            except MemoryLimitError as error:
-                if mode == "copy":
-                    raise
-                refusal = f"{refused('copy', error)}; "
-        report = preload(self._file, self.catalog, request, read_catalog=read_packed)
-        return replace(report, why=refusal + report.why)
-
-    def _preload_decoded(self, request: Request) -> PreloadReport:
-        """Decode every array that isn't yet; then nothing is read from the file any more."""
-        began, wholes = time.perf_counter(), self._wholes
+        began, wholes, refusal = time.perf_counter(), self._wholes, ""
         missing = [array for name, array in self._layout.arrays.items() if name not in wholes]
         budget = ram_budget(sum(array.meta.nbytes for array in missing), is_new=True)
-        budget.check("copy", margin=request.margin, path=self.path)
+        try:
+            if mode != "page-cache":
+                budget.check("copy", margin=request.margin, path=self.path)
+        except MemoryLimitError as error:
+            if mode == "copy":
+                raise
+            refusal = f"{refused('copy', error)}; "
+        if refusal or mode == "page-cache":
+            report = preload(self._file, self.catalog, request, read_catalog=read_packed)
+            return replace(report, why=refusal + report.why)
+        # Decode every array that isn't yet; then nothing is read from the file any more.
         for array in missing:
             name, meta, dtype = array.meta.name, array.meta, dtype_of(array.meta.dtype)
             if not meta.is_sharded or array.entry is None:

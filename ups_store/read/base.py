@@ -42,12 +42,6 @@ class AnyStore(ABC):
     `SpecError` of kind "index" for what is no sample number (floating-point numbers and masks too),
     `StoreClosedError` after `close`.
 
-    Args:
-        path: Where it is, absolute.
-        root: Metadata of its root group.
-        metas: Its arrays, constants included.
-        num_samples: N.
-
     Attributes:
         path: Where it is, absolute.
         identity: What the caller of `create` said that the content was made from, as plain JSON values: what

@@ -426,16 +426,13 @@ def read_samples(
         picked = items_of(memory, nbytes)[firsts[block] - first]
         rows[numbers] = picked.view(dtype).reshape(len(numbers), -1)
 
-    for_each(read, _neighbours(firsts, nbytes), num_threads=num_threads)
-    if target is not out:
-        out[...] = target
-
-
-def _neighbours(firsts: npt.NDArray[np.int64], nbytes: int) -> list[slice]:
-    """Find which of the sorted runs are read together."""
+    # Neighbours are read together, a few MiB at a time.
     is_far = np.diff(firsts) > nbytes + _MAX_GAP_BYTES
     neighbourhood = np.concatenate(([0], np.flatnonzero(is_far) + 1))
     since = firsts - np.repeat(firsts[neighbourhood], np.diff([*neighbourhood, len(firsts)]))
     is_next = is_far | (np.diff(since // _READ_BYTES) != 0)
     edges = [0, *(np.flatnonzero(is_next) + 1).tolist(), len(firsts)]
-    return [slice(first, end) for first, end in itertools.pairwise(edges)]
+    blocks = [slice(first, end) for first, end in itertools.pairwise(edges)]
+    for_each(read, blocks, num_threads=num_threads)
+    if target is not out:
+        out[...] = target

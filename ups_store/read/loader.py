@@ -459,7 +459,8 @@ class Maker:
                 if group:
                     yield group
                 raise
-            if group and (step is None or not _alike(step, group[0])):
+            key = None if step is None else (step.source, len(step.items))
+            if group and key != (group[0].source, len(group[0].items)):
                 yield group
                 group = []
             if step is None:
@@ -557,10 +558,6 @@ def nbytes_of(batch: Any) -> int:
     if type(batch) in (dict, list):
         return sum(map(nbytes_of, batch.values() if isinstance(batch, dict) else batch))
     return getattr(batch, "nbytes", 0)
-
-
-def _alike(step: Step, other: Step) -> bool:
-    return (step.source, len(step.items)) == (other.source, len(other.items))
 
 
 def _major_faults() -> int:

@@ -6,7 +6,7 @@ What the offsets say is checked before it is used; opening a store reads none of
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
@@ -106,36 +106,29 @@ class RaggedReader:
         """First row, and row past the last one, of samples, all valid; shape (B,) each."""
         if not len(samples):
             return samples, samples
+        first, last = int(samples.min()), int(samples.max())
         if self._file.access != "pread":
             starts, ends = self._offsets[samples], self._offsets[samples + 1]
+        elif last - first <= _MAX_SPREAD * len(samples):
+            offsets = self._read_offsets(first, last - first + 2)
+            starts, ends = offsets[samples - first], offsets[samples - first + 1]
         else:
-            starts, ends = self._read_extents(samples)
+            starts, ends = np.stack([self._read_offsets(sample, 2) for sample in samples.tolist()]).T
         wrong = first_flaw(starts, ends, self.meta.shape[0])
         if wrong is not None:
             actual = f"rows {starts[wrong]}..{ends[wrong]}"
             raise bad_offsets(self._file.path, self.layout, int(samples[wrong]), actual)
         return starts, ends
 
-    def _read_extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
-        first, last = int(samples.min()), int(samples.max())
-        descriptor, base = self._file.descriptor, self.layout.offsets.offset
-
-        def read(sample: int, num: int) -> Offsets:
-            raw = read_bytes(descriptor.fd, base + 8 * sample, 8 * (num + 1), path=self._file.path)
-            return np.frombuffer(raw, "<i8")
-
-        if last - first <= _MAX_SPREAD * len(samples):
-            offsets = read(first, last - first + 1)
-            return offsets[samples - first], offsets[samples - first + 1]
-        pairs = np.stack([read(sample, 1) for sample in samples.tolist()])
-        return pairs[:, 0], pairs[:, 1]
+    def _read_offsets(self, first: int, num: int) -> Offsets:
+        return np.frombuffer(self._file.read(self.layout.offsets.offset + 8 * first, 8 * num), "<i8")
 
     def all_offsets(self) -> Offsets:
-        """All offsets, checked, shape (N + 1,)."""
-        descriptor = self._file.descriptor if self._file.access == "pread" else None
-        if descriptor is not None:
-            return read_offsets(descriptor.fd, self.layout, path=self._file.path)
-        check_offsets(self._offsets, self.layout, path=self._file.path)
+        """Give all offsets, checked, shape (N + 1,); those that are read by their CRC-32C, too."""
+        if self._file.access == "pread":
+            descriptor = self._file.descriptor  # held, see there
+            return read_offsets(descriptor.fd, self.layout, path=self.path)
+        check_offsets(self._offsets, self.layout, path=self.path)
         return self._offsets
 
     def views(self, samples: Samples, *, num_threads: int | None = None, decode: bool = True) -> list[Any]:
@@ -143,33 +136,24 @@ class RaggedReader:
         starts, ends = self.extents(samples)
         bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))
         if self._file.access == "pread":
-            arrays = self._read_rows(bounds, num_threads or READS_IN_FLIGHT)
+            dtype, descriptor = dtype_of(self.meta.dtype), self._file.descriptor
+            arrays = [np.empty((end - start, *self.meta.sample_shape), dtype) for start, end in bounds]
+
+            def read(number: int) -> None:
+                first, _ = self.layout.extent(*bounds[number])
+                read_rows(descriptor.fd, first, arrays[number], path=self._file.path)
+
+            numbers = [number for number, array in enumerate(arrays) if array.size]
+            for_each(read, numbers, num_threads=num_threads or READS_IN_FLIGHT)
+            for array in arrays:
+                array.flags.writeable = False
         else:
             rows = self.rows
             arrays = [rows[start:end] for start, end in bounds]
         if self.meta.encoding is None or not decode:
             return arrays
-        numbers, path = samples.tolist(), self._file.path
-        return [
-            decoded(value, self.meta, number, path=path)
-            for value, number in zip(arrays, numbers, strict=True)
-        ]
-
-    def _read_rows(self, bounds: list[tuple[int, int]], num_threads: int) -> list[npt.NDArray[Any]]:
-        arrays = [
-            np.empty((end - start, *self.meta.sample_shape), dtype_of(self.meta.dtype))
-            for start, end in bounds
-        ]
-        descriptor = self._file.descriptor
-
-        def read(number: int) -> None:
-            first, _ = self.layout.extent(*bounds[number])
-            read_rows(descriptor.fd, first, arrays[number], path=self._file.path)
-
-        for_each(read, [i for i, value in enumerate(arrays) if value.size], num_threads=num_threads)
-        for value in arrays:
-            value.flags.writeable = False
-        return arrays
+        pairs = zip(arrays, samples.tolist(), strict=True)
+        return [decoded(array, self.meta, sample, path=self._file.path) for array, sample in pairs]
 
 
 def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path) -> str | bytes:
@@ -193,10 +177,9 @@ def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path
 
 
 def read_offsets(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
-    """All offsets of a ragged array, checked against their CRC-32C and each other, shape (N + 1,)."""
+    """Read all offsets of a ragged array, checked against their CRC-32C and each other, shape (N + 1,)."""
     chunk = chunk_of(layout.offsets)
-    raw = read_bytes(fd, chunk.first, chunk.end - chunk.first, path=path)
-    payload = chunk.payload_of(raw)
+    payload = chunk.payload_of(read_bytes(fd, chunk.first, chunk.end - chunk.first, path=path))
     if payload is None:
         raise chunk.damaged(path, "the offsets don't match their checksum")
     offsets = np.frombuffer(payload, "<i8")
@@ -206,18 +189,19 @@ def read_offsets(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
 
 def check_offsets(offsets: Offsets, layout: RaggedLayout, *, path: Path) -> None:
     """Check all offsets: 0 first, never falling, the number of rows last (spec 14)."""
-    for sample, detail in offset_flaws(offsets, layout):
-        raise bad_offsets(path, layout, sample, detail)
+    if flaw := offset_flaw(offsets, layout):
+        raise bad_offsets(path, layout, *flaw)
 
 
-def offset_flaws(offsets: Offsets, layout: RaggedLayout) -> Iterator[tuple[int, str]]:
-    """Sample and description of the first thing that is wrong with all offsets together, if any."""
+def offset_flaw(offsets: Offsets, layout: RaggedLayout) -> tuple[int, str] | None:
+    """Find the sample and a description of the first thing that is wrong with all offsets together."""
     num_rows = layout.rows.meta.shape[0]
     wrong = first_flaw(offsets[:-1], offsets[1:], num_rows)
     if wrong is not None:
-        yield wrong, f"rows {offsets[wrong]}..{offsets[wrong + 1]}"
-    elif offsets[0] != 0 or offsets[-1] != num_rows:
-        yield 0 if offsets[0] else len(offsets) - 2, f"rows {offsets[0]}..{offsets[-1]} in all"
+        return wrong, f"rows {offsets[wrong]}..{offsets[wrong + 1]}"
+    if offsets[0] != 0 or offsets[-1] != num_rows:
+        return 0 if offsets[0] else len(offsets) - 2, f"rows {offsets[0]}..{offsets[-1]} in all"
+    return None
 
 
 def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> CorruptChunkError:

@@ -29,10 +29,6 @@ class PartitionedStore(AnyStore):
     same, or stores of the same arrays and constants, each made from its own. Reads like a `Store`, except
     that no array is one piece of memory: `store[name]` refuses, `sample` and `gather` work.
 
-    Args:
-        pattern: What names the files; of a list its first file.
-        partitions: The open stores, of any kind, in order.
-
     Attributes:
         path: The pattern; of a list its first file.
         partitions: The open stores, in order.

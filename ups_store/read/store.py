@@ -43,15 +43,6 @@ class Store(AnyStore):
     removed: they keep the mapping alive. Picklable (the copy opens the file again and checks that it holds
     the same content), usable after fork, safe to read from several threads.
 
-    Args:
-        path: Absolute path of the file.
-        fd: Its descriptor, which stays the caller's.
-        catalog: What it holds and where.
-        building: State of a file under construction; None for a finished one.
-        access: See `ups_store.open`; likewise `verify`.
-        verify: "touch", or None.
-        is_copy: Whether `fd` is a copy of the file in memory, sealed.
-
     Attributes:
         verify_on_touch: Whether samples are checked when they are first used.
     """
@@ -65,7 +56,7 @@ class Store(AnyStore):
         building: Building | None = None,
         access: Access = "auto",
         verify: Verify | None = None,
-        is_copy: bool = False,
+        is_copy: bool = False,  # whether `fd` is a copy of the file in memory, sealed
     ) -> None:
         metas = [array.meta for array in catalog.layout.arrays.values()]
         super().__init__(path, catalog.root, metas, catalog.layout.num_samples)
@@ -162,9 +153,12 @@ class Store(AnyStore):
     def _gather(self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments) -> dict[str, Any]:
         if self.is_partial:
             self._require(samples)
-        batch = {}
+        batch, sampled = {}, self._sampled  # which `close` or `preload` in another thread replaces
         for meta in metas:
-            array = self._sampled_array(meta.name)
+            array = sampled.get(meta.name)
+            if array is None:
+                layout = self._catalog.layout.arrays[meta.name]
+                array = sampled[meta.name] = SampledArray(layout, self._file)
             times = window_of(meta, len(samples), arguments)
             if self._checks is not None:
                 self._check(array.layout, samples)
@@ -305,14 +299,6 @@ class Store(AnyStore):
         if view is None:
             view = views[name] = self._file.view(self._layout(name))
         return view
-
-    def _sampled_array(self, name: str) -> SampledArray:
-        sampled = self._sampled
-        array = sampled.get(name)
-        if array is None:
-            layout = self._catalog.layout.arrays[self._sampled_meta(name).name]
-            array = sampled[name] = SampledArray(layout, self._file)
-        return array
 
     def _require(self, samples: Samples) -> None:
         if self._building is None or self._building.header is None or not len(samples):

@@ -28,7 +28,7 @@ from ups_store.format.root import FORMAT_VERSION, RootMeta, constant_digest
 from ups_store.format.zip_records import Entry
 from ups_store.printable import one_line
 from ups_store.read.catalog import Catalog, ReadAt, fingerprint_of, read_finished, reads_of
-from ups_store.read.ragged import offset_flaws
+from ups_store.read.ragged import offset_flaw
 from ups_store.read.store_file import Chunk, chunk_of, read_into, rows_chunk
 from ups_store.system import files
 from ups_store.system.files import Progress
@@ -439,7 +439,7 @@ class _MappedVerifier(Verifier):
         meta, ragged = array.meta, self.layout.ragged[array.meta.name]
         raw = self.read(ragged.offsets.offset, ragged.offsets.meta.nbytes)
         offsets: Offsets = np.frombuffer(raw, "<i8")
-        flaw = next(offset_flaws(offsets, ragged), None)
+        flaw = offset_flaw(offsets, ragged)
         if flaw is None:
             # Runs of samples of about a block, by the byte at which each begins.
             begins, first, blocks = offsets * ragged.rows.stride, 0, list[tuple[int, int]]()

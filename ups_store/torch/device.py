@@ -6,7 +6,6 @@ their own.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -93,12 +92,6 @@ class DeviceStore(AnyStore):
     the numbers that they have in the store, also where it holds a part of them; negative ones count from the
     store's end. Constants are NumPy's arrays on the host.
 
-    Args:
-        job: What was preloaded.
-        rows: The samples by array.
-        device: Where batches are.
-        samples: Numbers of the samples that it holds.
-
     Attributes:
         path: The file of the store that it was made of; likewise `identity`, `attrs`, `fingerprint`, ...
         device: Where batches are.
@@ -137,11 +130,6 @@ class DeviceStore(AnyStore):
 
     def _summary(self) -> list[str]:
         return [f"{self.samples} on {self.device}", f"{self.nbytes:,} bytes"]
-
-    @property
-    def names(self) -> list[str]:
-        """The arrays with a sample axis."""
-        return list(self._per_sample)
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         """A constant, on the host.
@@ -300,7 +288,13 @@ def load(job: PreloadJob) -> DeviceStore:
     device, samples = find_device(job), _samples(job)
     arrays = job.catalog.layout.per_sample
     largest = max((_nbytes(array, job) for array in arrays), default=0)
-    buffers = [_buffer(min(largest, STEP_BYTES), device) for _ in range(_NUM_BUFFERS)]
+    buffers: list[Tensor] = []
+    for _ in range(_NUM_BUFFERS):
+        nbytes, is_cuda = min(largest, STEP_BYTES), device.type == "cuda"
+        try:
+            buffers.append(torch.empty(nbytes, dtype=torch.uint8, pin_memory=is_cuda))
+        except RuntimeError:  # memory that isn't page-locked, from which copies take longer
+            buffers.append(torch.empty(nbytes, dtype=torch.uint8))
     copied: dict[int, torch.cuda.Event] = {}
     rows, turn = {}, 0
     for array in arrays:
@@ -340,11 +334,3 @@ def _samples(job: PreloadJob) -> range:
 
 def _nbytes(array: ArrayLayout, job: PreloadJob) -> int:
     return array.stride * len(_samples(job)) if array.entry else 0
-
-
-def _buffer(nbytes: int, device: torch.device) -> Tensor:
-    """Page-locked memory; ordinary memory, from which copies take longer, where that is refused."""
-    if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    return torch.empty(nbytes, dtype=torch.uint8)
