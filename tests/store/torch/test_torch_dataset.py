@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import pickle
 import re
-import subprocess
-import sys
+import signal
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -316,46 +316,48 @@ def test_batch_that_is_sent_to_another_process_is_the_same(name: str) -> None:
     assert torch.equal(values, torch.arange(24).to(values.dtype).reshape(2, 3, 4))
 
 
-# A worker is asked for its next batch when its last one has been received. Killed then, it isn't halfway
-# through a message, for whose rest torch waits without a limit.
-KILLS_A_WORKER = """
-import multiprocessing, os, signal, sys
-from torch.utils.data import DataLoader, get_worker_info
-from ups_store.torch import StoreDataset
-
 class Killing(StoreDataset):
-    def __getitems__(self, indices):
-        if get_worker_info().id == 0 and min(indices) > 0:
-            os.write(1, f"{os.getpid()}\\n".encode())
+    """Its first worker is killed when it is asked for its second batch."""
+
+    pipe = -1
+
+    def __getitems__(self, indices: Any) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None and worker.id == 0 and min(indices) > 0:
+            os.write(self.pipe, f"{os.getpid()}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitems__(indices)
 
-if __name__ == "__main__":
-    loader = DataLoader(
-        Killing(sys.argv[1]), 2, num_workers=2, prefetch_factor=1, multiprocessing_context=sys.argv[2]
-    )
+
+def train(path: Path, pipe: int) -> None:
+    """Say by the pipe which workers there are, which is killed, and the error.
+
+    A worker is asked for its next batch when its last one has been received. Killed then, it isn't halfway
+    through a message, for whose rest torch waits without a limit.
+    """
+    Killing.pipe = pipe
+    loader = DataLoader(Killing(path), 2, num_workers=2, prefetch_factor=1, multiprocessing_context="fork")
     batches = iter(loader)
-    print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
+    pids = [str(worker.pid) for worker in multiprocessing.active_children()]
+    os.write(pipe, f"{' '.join(pids)}\n".encode())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises too, at any later moment
     try:
-        for batch in batches:
-            pass
+        list(batches)
     except RuntimeError as error:
-        print(error)
-"""
+        os.write(pipe, f"{error}\n".encode())
 
 
+@workers
 @pytest.mark.multi_process
-def test_worker_that_is_killed_is_named_and_nothing_stays_behind(
-    make_store: MakeStore, tmp_path: Path
-) -> None:
-    path, program = make_store({"a": np.zeros((4000, 2000))}), tmp_path / "train.py"
-    program.write_text(KILLS_A_WORKER)
-    environment = {**os.environ, "PYTHONPATH": str(Path(ups_store.__file__).parents[1])}
-    ended = subprocess.run(
-        [sys.executable, program, path, "fork"], capture_output=True, text=True, timeout=120, env=environment
-    )
-    pids, killed, message = ended.stdout.splitlines()
+def test_worker_that_is_killed_is_named_and_nothing_stays_behind(make_store: MakeStore) -> None:
+    path = make_store({"a": np.zeros((4000, 2000))})
+    reading, writing = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=train, args=(path, writing))
+    process.start()
+    os.close(writing)
+    with open(reading) as lines:  # up to the last process that could write
+        pids, killed, message = lines.read().splitlines()
+    process.join()
     workers = [int(pid) for pid in pids.split()]
     assert len(workers) == 2
     assert int(killed) in workers
