@@ -111,11 +111,6 @@ def test_gather_in_threads_is_the_same(store: Store, order: str, make: Callable[
     assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
 
 
-def test_gather_takes_the_named_arrays_in_their_order(store: Store) -> None:
-    assert list(store.gather([0], ["u8", "u1"])) == ["u8", "u1"]
-    assert store.gather([0], []) == {}
-
-
 @pytest.mark.parametrize("name", ["u8", b"u8", np.str_("u8")])
 def test_name_outside_a_list_is_refused_and_not_taken_for_its_letters(store: Store, name: Any) -> None:
     with pytest.raises(SpecError, match=r"expected a list of names, found .*'u8'.*; write \['u8'\]"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -237,37 +236,6 @@ def test_weights_set_the_shares_of_steps_and_repeat_small_sources_in_new_orders(
     passes = [list(itertools.chain(*of_small[k : k + 10])) for k in range(0, 750, 10)]
     assert all(sorted(one) == list(range(80)) for one in passes)
     assert len(set(map(tuple, passes))) == len(passes)
-
-
-def _order(**options: Any) -> Callable[[], DataOrder]:
-    return lambda: DataOrder(options.pop("sizes", [100]), **{"global_batch_size": 8, **options})
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (_order(rank=2, world_size=2), "rank"),
-        (_order(rank=-1), "rank"),
-        (_order(world_size=0), "world_size"),
-        (_order(world_size=3), "batch_size"),
-        (_order(global_batch_size=0), "batch_size"),
-        (_order(seed=-1), "seed"),
-        (_order(shuffle="blocks"), "shuffle"),
-        (_order(block_size=0), "block_size"),
-        (_order(blocks_per_window=0), "blocks_per_window"),
-        (_order(sizes=[]), "sizes"),
-        (_order(sizes=[100, 0]), "sizes"),
-        (_order(sizes=[7], drop_last=True), "batch_size"),
-        (_order(drop_last=True, pad_last=True), "pad_last"),
-        (_order(weights=[1, 2]), "weights"),
-        (_order(weights=[0.0]), "weights"),
-        (_order(weights=[float("nan")]), "weights"),
-    ],
-)
-def test_order_refuses_arguments_out_of_range(make: Callable[[], DataOrder], kind: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert caught.value.kind == kind
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,6 @@ def writer(path: Path) -> Iterator[StoreWriter]:
         yield writer
 
 
-def test_store_under_construction_is_not_found_without_partial(path: Path, writer: StoreWriter) -> None:
-    with pytest.raises(StoreNotFoundError, match="partial=True") as caught:
-        ups_store.open(path)
-    assert caught.value.hint.startswith("it is being built")
-
-
 def test_partial_open_without_any_file_is_not_found(path: Path) -> None:
     for where in (path, path.with_name(f"{path.name}.building")):
         with pytest.raises(StoreNotFoundError) as caught:

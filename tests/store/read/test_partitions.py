@@ -66,14 +66,6 @@ def test_parts_have_the_hash_of_the_store_in_one_file(partitions: PartitionedSto
         assert partitions.dims == whole.dims
 
 
-@pytest.mark.parametrize("order", [[], [10, 0, 5, 5, 3], list(range(N))], ids=len)
-def test_parts_gather_as_one_store(partitions: PartitionedStore, order: list[int]) -> None:
-    batch = partitions.gather(order)
-    assert len(partitions) == N
-    for name, values in VALUES.items():
-        np.testing.assert_array_equal(batch[name], values[order])
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

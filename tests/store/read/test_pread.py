@@ -81,17 +81,6 @@ def test_neighbours_are_read_by_one_call(stores: Stores, reads: Reads) -> None:
     assert reads == [(layout.slot(1)[0], 4 * layout.stride + layout.meta.sample_nbytes)]
 
 
-def test_samples_far_apart_are_read_apart(
-    stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gather, "_MAX_GAP_BYTES", 2 * 5184)  # slots of 5120 bytes and a checksum
-    layout = stores[1]._catalog.layout.arrays["fields"]
-    found = stores[1].gather([6, 0, 2, 1], ["fields"])
-    nbytes = layout.meta.sample_nbytes
-    assert sorted(reads) == [(layout.offset, 2 * layout.stride + nbytes), (layout.slot(6)[0], nbytes)]
-    assert_same_bits(found, samples_of({"fields": VALUES["fields"]}, [6, 0, 2, 1]))
-
-
 def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "_MAX_GAP_BYTES", -1)
     together = threading.Barrier(4)

@@ -81,14 +81,6 @@ def test_page_cache_needs_no_room_for_what_is_there(store: Store, monkeypatch: p
     assert "page-cache: 0 bytes needed, 0 bytes" in store.preload("page-cache").why
 
 
-def test_page_cache_touches_pages_where_the_kernel_cannot_populate(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "populate", lambda *arguments: False)
-    store.preload("page-cache")
-    assert mapped_bytes(store.path.name, "Rss") >= store.nbytes
-
-
 def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> None:
     store = ups_store.open(path, access="pread")
     store.preload("copy")

@@ -28,7 +28,6 @@ from ups_store import (
     MemoryLimitError,
     Store,
     StoreClosedError,
-    StoreNotFoundError,
     StoreReplacedError,
     TruncatedError,
 )
@@ -177,13 +176,6 @@ def test_pickled_store_refuses_a_file_of_other_content(store: Store, path: Path,
     assert caught.value.path == str(path)
     with ups_store.open(path) as new:
         assert caught.value.found == new.fingerprint
-
-
-def test_pickled_store_of_a_removed_file_is_not_found(store: Store, path: Path) -> None:
-    pickled = pickle.dumps(store)
-    path.unlink()
-    with pytest.raises(StoreNotFoundError):
-        pickle.loads(pickled)
 
 
 def total_of(store: Store) -> float:

@@ -415,17 +415,6 @@ def test_order_that_is_changed_gives_its_own_batches_from_the_next_epoch_on(
     assert indices(loader) == [step.items.tolist() for step in expected.steps(epoch)]
 
 
-def test_iterator_that_was_replaced_at_its_last_batch_is_an_error(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    old = iter(loader)
-    for _ in range(13):
-        next(old)
-    assert len(list(loader)) == 13
-    with pytest.raises(StoreClosedError):
-        next(old)
-    assert loader.state_dict()["epoch"] == 2
-
-
 @pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 @pytest.mark.parametrize("num_epochs", [0, 1])
 def test_copy_of_a_loader_gives_the_same_batches(

@@ -14,7 +14,6 @@ from small_stores import MakeStore
 
 from ups_store.errors import ConfigError, SpecError
 from ups_store.torch import (
-    Batch,
     MixedDataset,
     Sample,
     StoreDataset,
@@ -135,13 +134,6 @@ def test_a_dataset_of_several_stores_is_one_source_and_a_batch_of_one_store_is_n
     assert batch["k"].tolist() == [5, 2]
     batch = mixed.fetch(0, np.array([50, 3]), epoch=0, allocate=new_tensor)
     assert (batch["index"].tolist(), batch["source"].tolist()) == ([1, 3], [1, 0])
-
-
-def test_batches_that_were_gathered_together_have_their_own_tasks() -> None:
-    tasks = ["a", "b", "a", "a"]
-    first, second = Batch({"index": torch.arange(4), "task": tasks, "params": {}}).split(2)
-    assert (first["task"], second["task"]) == (["a", "b"], "a")
-    assert second["index"].tolist() == [2, 3]
 
 
 def test_transform_of_the_mix_knows_the_source(paths: list[Path]) -> None:

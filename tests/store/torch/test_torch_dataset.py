@@ -110,14 +110,6 @@ def test_batch_has_the_bits_of_the_store_for_every_dtype(
     assert batch["index"].tolist() == indices
 
 
-def test_views_share_the_memory_of_the_store(trajectory_store: Path) -> None:
-    dataset = StoreDataset(trajectory_store, views=True)
-    store = dataset.sources[0].store
-    view = dataset[3]["latent"]
-    assert view.data_ptr() == store["latent"][3].ctypes.data
-    assert torch.equal(view, torch.from_numpy(store["latent"][3].copy()))
-
-
 def test_views_of_every_array_change_in_place_and_the_file_stays_as_it_is(make_store: MakeStore) -> None:
     path = make_store()
     before = path.read_bytes()
