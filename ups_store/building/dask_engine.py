@@ -23,7 +23,7 @@ from ups_store.building.ranks import ALONE, BuildRank
 from ups_store.building.readers import Readers
 from ups_store.building.staging import Sources
 from ups_store.building.stores import build_all, build_store, open_builds, remove_replaced
-from ups_store.building.watch import EventLog
+from ups_store.building.watch import BuildWatcher, EventLog
 from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
 from ups_store.launch import run_id
 from ups_store.sources.contents import changed
@@ -199,7 +199,8 @@ def make_partition(task: PartitionTask, folder: str | Path | None = None) -> Bui
         watcher: Watcher = QuietWatcher()
         if task.log_json:
             origin = {"run": task.run, "rank": rank.machine}
-            watcher = stack.enter_context(EventLog(task.log_json, origin=origin))
+            log = stack.enter_context(EventLog(task.log_json, origin=origin))
+            watcher = stack.enter_context(BuildWatcher(log=log))
         options: dict[str, Any] = {"digests": digests, "overwrite": task.overwrite}
         options |= {"watcher": watcher, "rank": rank}
         files.make_folder(cache.dir, hint="check cache.dir")

@@ -22,7 +22,7 @@ from ups_store.building import read
 from ups_store.building.config import BuildConfig
 from ups_store.building.progress import Stopwatch, prepare_manifest, write_manifest
 from ups_store.building.read import split_batches
-from ups_store.building.watch import ConsoleWatcher
+from ups_store.building.watch import BuildWatcher
 from ups_store.check.statistics import Statistics
 from ups_store.errors import (
     BuildInterruptedError,
@@ -619,7 +619,7 @@ def test_summary_is_one_line() -> None:
 def test_console_watcher_shows_count_rate_and_time_left_on_a_terminal() -> None:
     out, clock = io.StringIO(), itertools.count()
     console = Console(file=out, force_terminal=True, width=120, get_time=lambda: float(next(clock)))
-    with ConsoleWatcher(console) as watcher:
+    with BuildWatcher(console) as watcher:
         watcher.stage("burgers1d train: sources", 4_000_000, unit="bytes")
         watcher.advance(1_000_000)
         watcher.advance(3_000_000)
@@ -635,7 +635,7 @@ def test_console_watcher_shows_count_rate_and_time_left_on_a_terminal() -> None:
 
 def test_console_watcher_prints_only_notes_into_a_pipe() -> None:
     out = io.StringIO()
-    with ConsoleWatcher(Console(file=out)) as watcher:
+    with BuildWatcher(Console(file=out)) as watcher:
         watcher.advance(1)
         watcher.stage("sources", 10, unit="bytes")
         watcher.advance(10)
