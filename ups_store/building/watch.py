@@ -83,14 +83,8 @@ class BuildWatcher(Watcher, LookingThread):
     """Shows how a build goes, for as long as a block lasts.
 
     On a console stages are bars with rate and time left, and notes lines; a log gets all of it as events.
-    Each time nothing was done for `stall_s`, both get a diagnosis: a thread of its own looks, so it sees a
-    commit that hangs, too.
-
-    Args:
-        console: By default nothing is shown.
-        log: By default nothing is logged.
-        stall_s: By default nothing is diagnosed.
-        folder: Of the stores, whose free room a diagnosis has.
+    Each time nothing was done for `stall_s`, both get a diagnosis, with the free room of the stores' folder:
+    a thread of its own looks, so it sees a commit that hangs, too.
     """
 
     def __init__(

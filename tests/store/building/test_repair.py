@@ -127,7 +127,7 @@ def test_store_with_bytes_behind_its_end_is_repaired(path: Path, config: Path, r
 
 
 EVERY = [
-    pytest.param(499, id="every 499th"),
+    pytest.param(997, id="every 997th"),
     pytest.param(1, id="every one", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
 
