@@ -49,8 +49,11 @@ class Forked:
                 self.kill()
                 raise TimeoutError(f"{timeout} s")
             time.sleep(0.005)
-        out, err = (os.pread(stream, 1 << 20, 0).decode() for stream in self._streams)
-        return out, err
+        return self.written(1), self.written(2)
+
+    def written(self, number: int) -> str:
+        """What it wrote so far on stdout (1) or stderr (2)."""
+        return os.pread(self._streams[number - 1], 1 << 20, 0).decode()
 
     def kill(self) -> None:
         """End it."""

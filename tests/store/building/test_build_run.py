@@ -52,9 +52,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildConfig:
     return settings(tmp_path, split="train")
 
 
-def test_path_of_a_store_is_said_as_configured_and_a_network_file_system_is_warned_about(
+def test_build_on_a_network_file_system_warns(
     config: BuildConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the path of a store is said as the configuration says it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "is_network", lambda path: path.absolute() == tmp_path / "here")
     cache = config.cache.model_copy(update={"dir": Path("here")})
