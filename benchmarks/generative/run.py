@@ -15,7 +15,7 @@ import typer
 from benchmarks.generative.questions import SEEDS, TASKS
 from benchmarks.generative.table import markdown, scores_of, to_json
 from benchmarks.generative.training import measure_costs, trained
-from benchmarks.harness.commands import chosen, show_and_keep
+from benchmarks.harness.commands import chosen, show_and_keep, show_progress
 
 _HERE = Path(__file__).resolve().parent
 
@@ -32,6 +32,7 @@ def main(
     docs: Annotated[bool, typer.Option("--docs", help="write it into docs/results/generative.md")] = False,
 ) -> None:
     """Make the data, train and measure what isn't yet, and print the table."""
+    show_progress()
     torch.set_num_threads(1)
     folder = out or _HERE / "out"
     known = {task.question.name: task for task in TASKS}

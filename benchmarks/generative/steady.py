@@ -18,7 +18,7 @@ import torch
 import typer
 
 import ups
-from benchmarks.harness.commands import note, show_and_keep
+from benchmarks.harness.commands import note, show_and_keep, show_progress
 from ups.config import load_config
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
@@ -57,6 +57,7 @@ def main(
     ] = False,
 ) -> None:
     """Make the data, train what isn't trained yet, and print the table of what is."""
+    show_progress()
     torch.set_num_threads(1)
     folder = out or _HERE / "out-steady"
     data = folder / "data"
@@ -104,7 +105,7 @@ def train_and_score(
     path = folder / "run.yaml"
     path.write_text(json.dumps(settings))  # JSON is YAML
     config = load_config(path)
-    report = run_stage("steady_prior", config, note=note)
+    report = run_stage("steady_prior", config)
     model = ups.load(report["checkpoint"])
     trajectories = open_trajectories(config.build, TASK, SPLIT)
     climate, forecaster = Climate.of(trajectories), PriorForecaster(model, seed=0)  # type: ignore[arg-type]

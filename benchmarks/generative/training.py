@@ -66,7 +66,7 @@ def trained(task: Task, seed: int, folder: Path) -> Trained:
     checkpoints = folder / question.name / f"{seed}-{identity}"
     given = [*question.overrides, *task.overrides, f"seed={seed}"]
     given.append(f"checkpoint.dir={json.dumps(str(checkpoints))}")
-    config = load_config(make_data(question, folder / question.name), overrides=given, note=note)
+    config = load_config(make_data(question, folder / question.name), overrides=given)
     stages = ["operator", "diff_residual", "consistency_distill"]
     if "operator.state=latent" in question.overrides:
         stages.insert(0, "autoencoder")  # linear latents need no training, but their stage
@@ -75,7 +75,7 @@ def trained(task: Task, seed: int, folder: Path) -> Trained:
         report = checkpoints / f"{stage}.report.json"
         if not report.exists():
             note(f"{question.name}: {stage}, seed {seed}")
-            values = run_stage(stage, config, note=note)
+            values = run_stage(stage, config)
             write_atomically(report, json.dumps(values, indent=1, default=str).encode())
         reports[stage] = json.loads(report.read_text())
 

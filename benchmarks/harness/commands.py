@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -14,9 +15,24 @@ from rich.console import Console
 
 from benchmarks.harness import machine
 from benchmarks.harness.report import write_docs
+from ups.log import logger
 from ups.output import with_nulls, write_atomically
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+class Progress(logging.Handler):
+    """Shows on stderr what a run says, warnings too."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one sentence."""
+        note(record.getMessage())
+
+
+def show_progress() -> None:
+    """Show from now on what trainings say."""
+    logger.addHandler(Progress())
+    logger.setLevel(logging.INFO)
 
 
 def note(text: str) -> None:

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.harness.commands import chosen, show_and_keep
+from benchmarks.harness.commands import chosen, show_and_keep, show_progress
 from benchmarks.models.questions import BURGERS, DARCY, SHOCKS, TEST, VORTICITY, Question
 from benchmarks.models.run import SEEDS
 from benchmarks.models.table import WORDS, shown_interval, values_of
 from benchmarks.models.training import Scores, identity_of, known_scores, make_data, ratio_of_times, scores_of
 from ups.config import RunConfig, load_config
 from ups.eval.intervals import Paired, Resamples, compare
-from ups.output import discard
 
 _HERE = Path(__file__).resolve().parent
 BASE, MODEL, FNO, SHIFT = "base", "operator", "fno", "amplitude 1.5x"
@@ -173,6 +172,7 @@ def main(
     ] = None,
 ) -> None:
     """Train what isn't trained yet, and print the table of what is."""
+    show_progress()
     torch.set_num_threads(1)
     folder, numbers = out or _HERE / "out-ablations", [int(seed) for seed in seeds.split(",")]
     names = set(chosen(only, ABLATIONS))
@@ -204,7 +204,7 @@ def train(name: str, question: Question, seed: int, folder: Path) -> None:
         if not share:
             return 1
         path = make_data(question, folder / question.name)
-        unit = load_config(path, overrides=[*base.overrides, f"seed={seed}"], note=discard)
+        unit = load_config(path, overrides=[*base.overrides, f"seed={seed}"])
         ratios = folder / "ratios" / f"{question.name}-{name}-{stage}-{identity_of(changed)}.json"
         ratio = ratio_of_times((stage, config), (MODEL, unit), ratios)
         return max(1, round(share * of_base["steps"] / ratio))

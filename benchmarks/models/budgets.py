@@ -15,14 +15,13 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.harness.commands import show_and_keep
+from benchmarks.harness.commands import show_and_keep, show_progress
 from benchmarks.models.questions import SMALL, TEST, Question
 from benchmarks.models.run import SEEDS
 from benchmarks.models.table import LABELS, PEER_HEADS, PEERS, Row, peer_cells, rows_of, sentences
 from benchmarks.models.table import shown_interval as shown
 from benchmarks.models.training import MODELS, Scores, identity_of, make_data, ratio_of_times, scores_of
 from ups.config import load_config
-from ups.output import discard
 
 _HERE = Path(__file__).resolve().parent
 SHARE = 0.25  # of the benchmark's counted operations, for FNO
@@ -42,6 +41,7 @@ def main(
     ] = None,
 ) -> None:
     """Train what isn't trained yet, and print the table of what is."""
+    show_progress()
     torch.set_num_threads(1)
     folder = out or _HERE / "out-budgets"
     rows: dict[str, list[Row]] = {limit: [] for limit in LIMITS}
@@ -60,7 +60,7 @@ def scores_by_limit(
     """Scores of a question by limit, of FNO and of the models beside it."""
     path = make_data(question, folder / question.name)
     unit = {seed: scores_of(question, UNIT, seed, folder) for seed in seeds}
-    config = load_config(path, overrides=question.overrides, note=discard)
+    config = load_config(path, overrides=question.overrides)
     scores: dict[str, ByModel] = {limit: {UNIT: unit} for limit in LIMITS}
     for model in models:
         ratios = folder / "ratios" / f"{question.name}-{model}-{identity_of(question)}.json"

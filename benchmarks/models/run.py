@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.commands import chosen, show_and_keep
+from benchmarks.harness.commands import chosen, show_and_keep, show_progress
 from benchmarks.models.questions import FULL, SMALL, Question
 from benchmarks.models.table import OWN, markdown, rows_of, summary
 from benchmarks.models.training import MODELS, PERSISTENCE, Scores, make_data, scores_of
@@ -36,6 +36,7 @@ def main(
     docs: Annotated[bool, typer.Option("--docs", help="write the table into docs/results/models.md")] = False,
 ) -> None:
     """Make the data, train what isn't trained yet, and print the table of what is."""
+    show_progress()
     folder = out or _HERE / ("out-full" if full else "out")
     known = {question.name: question for question in (FULL if full else SMALL)}
     questions = [known[name] for name in chosen(only, known)]

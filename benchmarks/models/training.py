@@ -77,7 +77,7 @@ def make_data(question: Question, folder: Path) -> Path:
     path = folder / "run.yaml"
     values = run_values(question, _data_folder(TRAIN, folder))
     write_atomically(path, yaml.safe_dump(values, sort_keys=False).encode())
-    build_all(load_config(path, note=note).build, watcher=QuietWatcher())
+    build_all(load_config(path).build, watcher=QuietWatcher())
     return path
 
 
@@ -168,11 +168,11 @@ def scores_of(
     config_path = make_data(question, folder / question.name)
     checkpoints = folder / question.name / _joined(variant, model, str(seed), identity_of(question))
     given = [*question.overrides, f"seed={seed}", f"checkpoint.dir={json.dumps(str(checkpoints))}"]
-    config = load_config(config_path, overrides=given, note=note)
+    config = load_config(config_path, overrides=given)
     began, reports = time.perf_counter(), []
     for stage in () if model == PERSISTENCE else stages or (model,):
         num = steps(stage, config) if callable(steps) else steps
-        reports.append(run_stage(stage, config if num is None else with_steps(config, stage, num), note=note))
+        reports.append(run_stage(stage, config if num is None else with_steps(config, stage, num)))
     forecaster: Forecaster
     if model == PERSISTENCE:
         forecaster, size = Persistence(), ""

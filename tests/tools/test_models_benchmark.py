@@ -18,7 +18,6 @@ from benchmarks.models.questions import BURGERS, FULL, SMALL, TEST, TRAIN, Quest
 from benchmarks.models.training import make_data, run_values
 from ups.config import load_config
 from ups.data.solvers import SOLVERS
-from ups.output import discard
 
 TINY = dataclasses.replace(
     BURGERS,
@@ -139,7 +138,7 @@ def test_ablations_change_the_configuration_of_their_tasks(tmp_path: Path) -> No
                 beside = ABLATIONS[ablation.against]
                 assert question.name in beside.questions, "nothing to compare with"
                 changed, against = (
-                    load_config(path, overrides=each.of(question).overrides, note=discard)
+                    load_config(path, overrides=each.of(question).overrides)
                     for each in (ablation, beside)
                 )
                 assert changed != against or ablation.model != beside.model, name
