@@ -45,8 +45,8 @@ def key(
         tune: Of an operator's own section: values that `ups tune --stage operator` tries.
         **constraints: As `pydantic.Field` has them.
     """
-    facts = {"affects": affects, "affects_within": affects_within, "needs": needs, "read_by": read_by}
-    facts |= {"tune": tune}
+    facts: dict[str, Any] = {"affects": affects, "affects_within": affects_within, "needs": needs}
+    facts |= {"read_by": read_by, "tune": tune}
     said: dict[str, Any] = {name: value for name, value in facts.items() if value is not None}
     return Field(default, description=doc, json_schema_extra=said, **constraints)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from ups.config import RunConfig
 from ups.config.checks import check_countable, check_joint, check_no_inverse_losses, check_optimizer
 from ups.config.corrector_size import corrector_size
-from ups.config.operator_size import operator_size
 from ups.data.splits import check_has_dev, describe_fields
 from ups.data.stores import StoreError, check_stores_replaceable, latent_folder
 from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
@@ -21,6 +20,7 @@ from ups.eval.split_uses import daily_split
 from ups.grid import GridSpec, cut_grid
 from ups.output import check_writable, discard
 from ups.train.given_models import check_corrected_operator, check_teacher
+from ups.train.operator_spec import operator_document
 from ups.trained.specs import AUTOENCODER_FILE
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
@@ -101,7 +101,7 @@ def tried(check: Callable[[], object]) -> Iterator[UpsError | StoreError]:
 def _check_operator_size(config: RunConfig) -> None:
     with warnings.catch_warnings():  # said when the operator is made
         warnings.simplefilter("ignore", ConfigWarning)
-        operator_size(config.operator)
+        operator_document(config)
 
 
 def builds_fields(config: RunConfig) -> bool:

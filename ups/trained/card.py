@@ -112,7 +112,10 @@ def _what_it_is(kind: str, spec: Values, num_weights: int) -> str:
                 if spec.get("is_encoder_known", True)
                 else "latents of an unknown encoder"
             )
-        operator = f"Operator: {_listed(_section(spec, 'operator'))}."
+        sizes = _section(spec, "operator")
+        if "name" in sizes:
+            sizes = {"name": sizes["name"], **_section(sizes, "config")}
+        operator = f"Operator: {_listed(sizes)}."
         text = f"Predicts how fields go on, one step after the other, on {where}. {size}. {operator}"
         return text if kind == "operator" else f"{text} {_correction(_section(spec, 'corrector'))}"
     if kind == "prior":
