@@ -81,7 +81,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(folder: Path, *overrides: str) -> dict[str, Any]:
-    return run_stage("operator", configure(folder, *SHORT, *overrides), note=lambda text: None)
+    return run_stage("operator", configure(folder, *SHORT, *overrides))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -184,7 +184,6 @@ def test_it_stands_in_a_table_beside_fno_at_its_budget_and_an_operator_of_anothe
         by=["flops"],
         amounts={},
         also=[run / "fno" / "checkpoints" / "operator.safetensors"],
-        note=lambda text: None,
     )
     rows = {row.name: row for row in report.tasks[0].rows}
     assert list(rows)[:3] == ["operator", "operator_fields", "fno_flops"]
