@@ -169,9 +169,9 @@ def tensorboard() -> None:
 
 
 def neuraloperator() -> None:
-    from ups.eval.neuraloperator import check_neuraloperator
+    from ups.eval.baseline_spec import check_kinds
 
-    check_neuraloperator()
+    check_kinds(["fno_neuraloperator"])
 
 
 def torchao() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ups.cli.common import (
+    AllowCode,
     AsJson,
     Config,
     ExportAnyway,
@@ -77,6 +78,7 @@ def train(
         ),
     ] = None,
     notify: Notify = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Train; run it again to continue after an interruption.

@@ -13,7 +13,6 @@ from pathlib import Path
 from ups.config import RunConfig
 from ups.config.checks import check_countable, check_joint, check_no_inverse_losses, check_optimizer
 from ups.config.corrector_size import corrector_size
-from ups.config.operator_size import operator_size
 from ups.data.splits import check_has_dev, describe_fields
 from ups.data.stores import StoreError, check_stores_replaceable, latent_folder
 from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
@@ -22,6 +21,7 @@ from ups.grid import GridSpec, cut_grid
 from ups.log import quiet
 from ups.output import check_writable
 from ups.train.given_models import check_corrected_operator, check_teacher
+from ups.train.operator_spec import operator_document
 from ups.trained.specs import AUTOENCODER_FILE
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
@@ -107,7 +107,7 @@ def _check_split(config: RunConfig) -> None:
 def _check_operator_size(config: RunConfig) -> None:
     with warnings.catch_warnings():  # said when the operator is made
         warnings.simplefilter("ignore", ConfigWarning)
-        operator_size(config.operator)
+        operator_document(config)
 
 
 def builds_fields(config: RunConfig) -> bool:

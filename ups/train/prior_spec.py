@@ -37,7 +37,9 @@ def make_prior_states(
     """
     tasks = {name: _task(config, train[name], autoencoder) for name in sorted(train)}
     size, parameters = corrector_size(config), parameter_names(train)
-    spec = spec_of_states(config, tasks, size=size, parameters=parameters, autoencoder=autoencoder)
+    spec = spec_of_states(
+        config, tasks, operator=size.to_json(), parameters=parameters, autoencoder=autoencoder
+    )
     return replace(spec, autoencoder_sha256=autoencoder_sha256)
 
 
