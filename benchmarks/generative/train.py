@@ -40,8 +40,8 @@ from ups.eval.forecasters import (
     OperatorForecaster,
     Start,
     has_members,
+    start_of,
 )
-from ups.eval.rollout import start_of
 from ups.output import appears_whole, write_atomically
 from ups.train.flops import count_flops
 from ups.train.run import run_stage

@@ -18,8 +18,7 @@ from ups.config import RunConfig, load_config
 from ups.data.trajectories import open_trajectories
 from ups.errors import ShapeError
 from ups.eval.baseline_model import load_baseline
-from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, shown_size
-from ups.eval.rollout import roll_out
+from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, roll_out, shown_size
 from ups.output import write_atomically
 from ups.train.budget import with_steps
 from ups.train.run import run_stage
