@@ -273,7 +273,7 @@ def test_field_stores_are_timed_apart_from_the_imports(run: Path, notes: list[st
 def test_manifest_of_one_of_several_machines_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure(run)
 
-    def build(command: list[str], *, note: Any) -> None:
+    def build(command: list[str]) -> None:
         told = Path(command[command.index("--manifest") + 1])
         assert told.name == "latents.manifest.json"
         own = told.with_name("latents.manifest-00000-of-00002.json")

@@ -14,7 +14,6 @@ from trained_baselines import small_config
 
 from ups.config import dump_config, load_config
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, MissingExtraError
-from ups.output import discard
 from ups.train import tune as module
 from ups.train.tune import space_of, tune
 
@@ -36,7 +35,7 @@ def written(root: Path, folder: Path, **options: Any) -> Path:
 
 
 def search(path: Path, num_trials: int = 2, stage: str = "fno", **options: Any) -> dict[str, Any]:
-    given = {"overrides": (), "amounts": {"samples": 32}, "note": discard, **options}
+    given = {"overrides": (), "amounts": {"samples": 32}, **options}
     return tune(stage, path, num_trials=num_trials, **given)
 
 

@@ -114,7 +114,7 @@ def test_run_from_scratch_is_another_run(tmp_path: Path) -> None:
 
 def test_evaluation_joins_a_run_and_begins_none(tmp_path: Path, wandb: Standin) -> None:
     settings = WandbConfig(enabled=True)
-    options: dict[str, Any] = {"job": "evaluation", "run_config": {}, "note": print, "joins": True}
+    options: dict[str, Any] = {"job": "evaluation", "run_config": {}, "joins": True}
     assert open_wandb(settings, tmp_path, **options) is None
     assert not context_path(tmp_path).exists()
 
