@@ -10,8 +10,13 @@ import torch
 
 from ups.data.trajectories import Trajectories, times_of
 from ups.distributed.ranks import ALONE, Ranks
-from ups.eval.ensemble_scores import ensemble_numbers
-from ups.eval.ensembles import Climate, EnsembleErrors, EnsembleRollout, roll_out_members, roll_out_point
+from ups.eval.ensembles import (
+    Climate,
+    EnsembleErrors,
+    EnsembleRollout,
+    ensemble_numbers,
+    roll_out_members,
+)
 from ups.eval.forecasters import EnsembleForecaster, Forecaster
 
 
@@ -72,7 +77,7 @@ class EnsembleValidation:
     def forecasts_of(self, forecaster: Forecaster) -> Measured:
         """Of single forecasts, as if they were sure."""
         rolled = {
-            task: roll_out_point(forecaster, some, self._climates[task], ranks=self._ranks)
+            task: roll_out_members(forecaster, some, self._climates[task], members=None, ranks=self._ranks)
             for task, some in self._trajectories.items()
         }
         return self._measured(rolled, 1)

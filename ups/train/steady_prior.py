@@ -26,8 +26,7 @@ from ups.data.windows import WindowBatch, augment_windows_of, parameter_table
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart
-from ups.eval.ensemble_scores import ensemble_numbers
-from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
+from ups.eval.ensembles import Climate, ensemble_numbers, roll_out_members
 from ups.eval.forecasters import PriorForecaster
 from ups.grid import FIELDS
 from ups.log import logger
@@ -172,11 +171,14 @@ class SteadyPriorStage(Stage):
         self._data.close()
 
     def _scores(self, model: SteadyPrior, val: Trajectories) -> dict[str, float]:
-        forecaster, climate = PriorForecaster(model, seed=self._config.seed), Climate.of(val)
-        if not self._is_flow:
-            return ensemble_numbers(roll_out_point(forecaster, val, climate, ranks=self.ranks).errors)
-        members, seed = self._config.diffusion.val_members, self._config.seed
-        found = roll_out_members(forecaster, val, climate, members=members, seed=seed, ranks=self.ranks)
+        found = roll_out_members(
+            PriorForecaster(model, seed=self._config.seed),
+            val,
+            Climate.of(val),
+            members=self._config.diffusion.val_members if self._is_flow else None,
+            seed=self._config.seed,
+            ranks=self.ranks,
+        )
         return ensemble_numbers(found.errors)
 
     def _prepare(self, batch: WindowBatch, number: int) -> SolutionBatch:

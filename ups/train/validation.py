@@ -16,9 +16,8 @@ from ups.data.latent_trajectories import open_latent_trajectories
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.data.windows import Items, evenly_spread
 from ups.distributed.ranks import ALONE, Ranks
-from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence
+from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence, predict
 from ups.eval.metrics import DefinedErrors, mean_of_defined
-from ups.eval.rollout import predict
 from ups.grid import FIELDS
 
 _BATCH_NBYTES = 64 << 20  # of true frames in float32

@@ -11,8 +11,7 @@ from wandb_runs import Standin
 
 from ups.config.run import WandbConfig
 from ups.data.origins import Origin
-from ups.eval.report import Report
-from ups.eval.report_page import write_report
+from ups.eval.report import Report, write_report
 from ups.train.send_report import send_report
 from ups.train.wandb_context import WandbContext, context_path
 

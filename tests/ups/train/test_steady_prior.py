@@ -16,8 +16,8 @@ import ups
 import ups_store
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
+from ups.eval.evaluate import evaluate_run
 from ups.eval.predict import PredictionRequest, predict_store
-from ups.eval.runs import evaluate_run
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.nodes import training_nodes
 from ups.train.run import run_stage

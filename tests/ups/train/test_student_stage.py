@@ -26,11 +26,10 @@ from ups.data.residuals import held_out
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import TrajectoryBatch
 from ups.errors import CheckpointError, ConfigError, GateMissedError, MissedGatesWarning
-from ups.eval.ensemble_files import corrected_forecaster, find_corrected, kind_of
-from ups.eval.ensemble_scores import ensemble_numbers
-from ups.eval.ensembles import Climate, measure_ensemble
-from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
-from ups.eval.runs import evaluate_run
+from ups.eval.ensembles import Climate, ensemble_numbers, measure_ensemble
+from ups.eval.evaluate import evaluate_run
+from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster, kind_of
+from ups.eval.runs import find_corrected
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.nodes import training_nodes
 from ups.train.consistency import ConsistencyStage
@@ -418,7 +417,7 @@ def test_evaluation_says_which_gates_were_missed_and_that_there_is_only_a_candid
     notes.clear()
     _, student = find_corrected(OPERATOR_PATH, device="cpu")
     assert missed in notes[1]
-    assert missed in corrected_forecaster(student).note  # of its row in the report
+    assert missed in CorrectedForecaster(student).note  # of its row in the report
 
 
 def test_evaluation_of_a_correctors_file_names_its_operator(run: Path) -> None:
