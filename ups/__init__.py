@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ups.losses import register_loss as register_loss
     from ups.trained.loading import load as load
     from ups_store import __version__ as __version__
 
-__all__ = ["load"]
+__all__ = ["load", "register_loss"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from ups.trained.loading import load
 
         return load
+    if name == "register_loss":
+        from ups.losses import register_loss
+
+        return register_loss
     if name == "__version__":
         from ups_store import __version__
 

@@ -26,7 +26,7 @@ from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_win
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import AutoencoderFloor, operator_forecaster
 from ups.grid import FIELDS
-from ups.losses import rollout_losses
+from ups.losses import LossContext, check_losses, loss_weights, rollout_losses
 from ups.output import Note
 from ups.train.flops import count_flops
 from ups.train.meter import startup_phase
@@ -135,6 +135,7 @@ def make_operator_stage(
         ups_store.StoreError: If the data can't be read.
     """
     check_no_inverse_losses(config)
+    check_losses(config.training)
     path = config.autoencoder_path
     autoencoder, digest = None, None
     if config.operator.state == "latent":
@@ -244,13 +245,20 @@ class OperatorStage(Stage):
         # Later states need gradients: were the first one to differ, a compiled step would have two forms.
         given_BLD.requires_grad_(self._is_compiled)
         predicted_BKLD = step(given_BLD, steps=truth_BKLD.shape[1])
+        parameters_BP, dt_B = step.keywords["parameters_BP"], step.keywords["dt_B"]
+
+        def fields(states_BKLD: Tensor) -> Tensor:
+            num_steps = states_BKLD.shape[1]
+            later_BP = parameters_BP.repeat_interleave(num_steps, dim=0)
+            decoded = self.model.decode(states_BKLD.flatten(0, 1), later_BP, task=batch.task)
+            return decoded.float().unflatten(0, (-1, num_steps))
+
+        tokens = self.model.spec.tasks[batch.task].tokens
         losses = rollout_losses(
             predicted_BKLD,
             truth_BKLD,
-            tokens=self.model.spec.tasks[batch.task].tokens,
-            kind=training.rollout_loss,
-            lambda_relative=training.lambda_relative,
-            lambda_spectral=training.lambda_spectral,
+            weights=loss_weights(training),
+            context=LossContext(batch.task, tokens, dt_B, parameters_BP, fields),
         )
         if isinstance(batch, PhysicsBatch) and self.priors is not None:
             losses |= self.priors.losses(
