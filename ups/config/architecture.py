@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ups.config.section import Count, Fraction, NotNegative, Positive, Section, key
 from ups.config.stages import FORECASTERS, NOTHING, OPERATORS, ROLLED_OUT
 from ups.errors import needs
+from ups.section import Count, Fraction, NotNegative, Positive, Section, key
 from ups_store.build import EncodingConfig
 from ups_store.sources import LocalPath
 

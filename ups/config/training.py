@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from ups.config.diffusion import TauConfig
-from ups.config.section import Count, CountOrZero, Fraction, LatentDtype, NotNegative, Positive, Section, key
 from ups.config.stages import (
     AUGMENTED,
     FORECASTERS,
@@ -14,9 +13,11 @@ from ups.config.stages import (
     ROLLED_OUT,
     AmpDtype,
     CompileMode,
+    LatentDtype,
     check_one_batch_size,
 )
 from ups.errors import needs
+from ups.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section, key
 from ups_store.sources import LocalPath
 
 with needs("train"):

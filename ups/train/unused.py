@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ups.config import RunConfig, StageConfig
-from ups.config.section import Section
 from ups.config.stage_keys import SWITCHED_BY, not_read
+from ups.section import Section
 
 # How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
 _READ_BY_OPERATOR = {
