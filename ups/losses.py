@@ -198,8 +198,8 @@ class LossContext:
 Loss = Callable[[Tensor, Tensor, LossContext], Tensor]
 
 # Decorates a loss of rollouts, `@register_loss("h1")`, which `training.losses` then weighs by its name. It is
-# called with predicted and true normalised states after each of K steps, both float32 of shape (B, K, L, D), and
-# a `LossContext`; it returns a scalar, or an error of each sample and step, (B, K), whose mean is taken.
+# called with predicted and true normalised states after each of K steps, both float32, (B, K, L, D), and a
+# `LossContext`; it returns a scalar, or an error of each sample and step, (B, K), whose mean is taken.
 register_loss: Registry[Loss] = Registry("loss", key="training.losses")
 
 

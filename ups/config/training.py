@@ -366,7 +366,9 @@ class TrainingConfig(Section):
             raise ValueError("training.losses: expected a weight above 0")
         for name in ("relative", "spectral") if self.losses else ():
             if weight := getattr(self, f"lambda_{name}"):
-                raise ValueError(f"training.lambda_{name} beside training.losses: say it there, {name}: {weight:g}")
+                raise ValueError(
+                    f"training.lambda_{name} beside training.losses: say it there, {name}: {weight:g}"
+                )
         return self
 
     @model_validator(mode="after")

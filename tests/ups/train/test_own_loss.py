@@ -55,7 +55,7 @@ def test_loss_of_the_guide_trains_an_operator_whose_file_needs_no_code_of_ones_o
     Path("mine.yaml").write_text(yaml.safe_dump(mine))
     short = ("stages.operator.epochs=1", "stages.operator.steps_per_epoch=10", "training.horizon=2")
     config = load_config(Path("mine.yaml"), overrides=(*BURGERS, *short, "training.log_every=5"))
-    run_stage("operator", config, note=lambda text: None)
+    run_stage("operator", config)
     lines = map(json.loads, Path("checkpoints/operator.jsonl").read_text().splitlines())
     steps = [line for line in lines if line["event"] == "step"]
     named = {name for name in steps[0] if name.startswith("loss/")}
@@ -120,7 +120,11 @@ def test_losses_by_name_are_those_of_the_older_keys_to_the_bit(run: Path) -> Non
 
 @pytest.mark.parametrize(
     ("losses", "kind"),
-    [("{sobolev: 1}", "unknown_loss"), ("{no_such_module:f: 1}", "no_code"), ("{ups.losses:f: 1}", "no_code")],
+    [
+        ("{sobolev: 1}", "unknown_loss"),
+        ("{no_such_module:f: 1}", "no_code"),
+        ("{ups.losses:f: 1}", "no_code"),
+    ],
 )
 def test_unknown_loss_is_refused_before_data_is_opened(run: Path, losses: str, kind: str) -> None:
     overrides = (*BURGERS, f"training.losses={losses}", "data.root=nowhere", "cache.dir=nowhere")
