@@ -29,7 +29,6 @@ from ups.eval.training_logs import log_path, read_stage_log
 from ups.grid import FIELDS
 from ups.laws import laws_of
 from ups.losses import LossContext, check_losses, loss_weights, rollout_losses
-from ups.train.meter import startup_phase
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.schedules import Schedule
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
@@ -49,17 +48,19 @@ def make_baseline_stage(
     """
     check_kinds([kind])
     check_losses(config.training)
-    trajectories, spec = open_baseline(kind, config)
-    with startup_phase("data_opening"):
+    trajectories, spec = open_baseline(kind, config, start=start)
+    with start.phase("data_opening"):
         validation = open_validation(config)
     start.check_data(spec.to_json())
-    with startup_phase("model_built"):
+    with start.phase("model_built"):
         torch.manual_seed(config.seed)
         model = Baseline(spec).to(device)
     return BaselineStage(config, model, trajectories=trajectories, validation=validation, device=device)
 
 
-def open_baseline(kind: Kind, config: RunConfig) -> tuple[Trajectories, BaselineSpec]:
+def open_baseline(
+    kind: Kind, config: RunConfig, *, start: StageStart = QUIET_START
+) -> tuple[Trajectories, BaselineSpec]:
     """The training split of a run's one task, and what its baseline will be.
 
     Raises:
@@ -74,11 +75,11 @@ def open_baseline(kind: Kind, config: RunConfig) -> tuple[Trajectories, Baseline
             hint="`ups train --stage` trains one for each",
         )
     (task,), training = config.data.tasks, config.training
-    with startup_phase("data_opening"):
+    with start.phase("data_opening"):
         trajectories = open_trajectories(
             config.build, task, "train", source=training.field_source, stride=training.stride
         )
-    with startup_phase("statistics"):
+    with start.phase("statistics"):
         spec = make_spec(kind, trajectories, stride=training.stride, sizes=config.baselines)
     return trajectories, spec
 

@@ -29,7 +29,6 @@ from ups.grid import FIELDS
 from ups.log import logger
 from ups.losses import LossContext, check_losses, loss_weights, rollout_losses
 from ups.train.flops import count_flops
-from ups.train.meter import startup_phase
 from ups.train.operator_spec import make_spec, window_parameters
 from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, check_floors, make_priors
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
@@ -142,7 +141,7 @@ def make_operator_stage(
     autoencoder, digest = None, None
     if config.operator.state == "latent":
         autoencoder, digest = load_autoencoder_of(config, path, device), hash_tensors(path)
-    with startup_phase("data_opening"):
+    with start.phase("data_opening"):
         data = open_windows(config, autoencoder_path=path, device=device, start=start)
         windows = data.source.tasks
         is_known = are_of_known_encoder(data.source)
@@ -150,7 +149,7 @@ def make_operator_stage(
         if not is_known:
             what = "they aren't decoded, errors are those of latents"
             logger.info(f"nothing says what encoded these latents: {what}")
-    with startup_phase("statistics"):
+    with start.phase("statistics"):
         spec = make_spec(
             config,
             windows,
@@ -159,7 +158,7 @@ def make_operator_stage(
             autoencoder_sha256=digest,
             is_encoder_known=is_known,
         )
-    with startup_phase("model_built"):
+    with start.phase("model_built"):
         torch.manual_seed(config.seed)
         simulator = Simulator(spec, autoencoder).to(device)
     priors = make_priors(config, spec, windows)
