@@ -5,6 +5,7 @@ A sink has `write(record)`, `close(has_failed=...)` and `run_id`. Nothing here n
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import secrets
@@ -556,12 +557,23 @@ def send_report(report: Report, files: Mapping[str, Path], *, name: str, joins: 
         logger.warning(f"the report isn't at Weights & Biases: {error}")
 
 
+class _Utilization(ctypes.Structure):
+    """nvmlUtilization_t: shares of the last period in per cent."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
 class GpuWatch(LookingThread):
-    """Averages the load of a GPU between looks; a context manager. Empty where there is none, or no NVML."""
+    """Averages the load of a GPU between looks, as its driver says it; a context manager.
+
+    It is empty where there is no GPU, no driver, or of a part of a GPU (MIG).
+    """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__("gpu-watch", every_s=_BETWEEN_LOOKS_S if device.type == "cuda" else None)
-        self._device = device
+        self._library = _open_nvml() if device.type == "cuda" else None
+        self._handle = ctypes.c_void_p()
+        is_known = self._library is not None and _find_gpu(self._library, device, self._handle)
+        super().__init__("gpu-watch", every_s=_BETWEEN_LOOKS_S if is_known else None)
         self._recent, self._of_epoch = list[int](), list[int]()
 
     def read(self) -> dict[str, float]:
@@ -576,11 +588,26 @@ class GpuWatch(LookingThread):
         return {GPU_LOAD: sum(loads) / len(loads)} if loads else {}
 
     def _look(self) -> bool:
-        import torch
-
-        try:
-            self._recent.append(torch.cuda.utilization(self._device))
-        except (ImportError, RuntimeError) as error:  # no nvidia-ml-py, or a part of a GPU (MIG)
-            logger.warning(f"the load of the GPU isn't logged: {_one_line(error)}")
+        load, library = _Utilization(), self._library
+        assert library is not None
+        if library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(load)):
             return False
+        self._recent.append(int(load.gpu))
         return True
+
+
+def _open_nvml() -> Any:
+    """NVML, which comes with the driver, initialised; None without a driver."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def _find_gpu(library: Any, device: torch.device, handle: ctypes.c_void_p) -> bool:
+    """Whether NVML knows a device of PyTorch: by UUID, since CUDA_VISIBLE_DEVICES renumbers them."""
+    import torch
+
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return bool(library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) == 0)

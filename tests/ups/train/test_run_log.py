@@ -62,11 +62,6 @@ def test_quiet_log_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_note_before_there_are_sinks_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    RunLog(stage="operator", total_steps=10).note("hello")
-    assert capsys.readouterr().err == "hello\n"
-
-
 class Recorder:
     """A sink that keeps how it was closed."""
 
@@ -170,29 +165,30 @@ def test_training_is_the_same_with_and_without_batches_ahead(tmp_path: Path) -> 
 # --- the GPU -------------------------------------------------------------------------------------------
 
 
-def watch_with(loads: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[GpuWatch, threading.Event]:
-    """A watch of a GPU of these loads, which at the end can't be asked any more."""
-    asked = threading.Event()
+class FakeNvml:
+    """NVML of a GPU that is busy for 40 % and then 60 % of the time, and then isn't known any more."""
 
-    def utilization(device: torch.device) -> int:
-        if not loads:
-            asked.set()
-            raise ModuleNotFoundError("pynvml")
-        return loads.pop(0)
+    def __init__(self) -> None:
+        self.loads, self.asked = [40, 60], threading.Event()
 
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, out: Any) -> int:  # noqa: N802
+        if not self.loads:
+            self.asked.set()
+            return 3  # NVML_ERROR_NOT_SUPPORTED
+        out._obj.gpu = self.loads.pop(0)
+        return 0
+
+
+def test_gpu_load_is_the_mean_of_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeNvml()
     monkeypatch.setattr("ups.train.tracking._BETWEEN_LOOKS_S", 0.001)
-    monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    return GpuWatch(torch.device("cuda", 0)), asked
-
-
-def test_gpu_load_is_the_mean_of_the_looks(monkeypatch: pytest.MonkeyPatch, notes: list[str]) -> None:
-    watch, asked = watch_with([40, 60], monkeypatch)
-    with watch:
-        assert asked.wait(60)
+    monkeypatch.setattr("ups.train.tracking._open_nvml", lambda: library)
+    monkeypatch.setattr("ups.train.tracking._find_gpu", lambda *args: True)
+    with GpuWatch(torch.device("cuda", 0)) as watch:
+        assert library.asked.wait(60)
     assert watch.read() == {"training/gpu_utilization_pct": 50}
     assert watch.read() == {}
     assert watch.end_epoch() == {"training/gpu_utilization_pct": 50}
-    assert notes == ["warning: the load of the GPU isn't logged: pynvml"]
 
 
 def test_cpu_has_no_gpu_load(tmp_path: Path) -> None:

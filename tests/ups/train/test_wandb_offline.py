@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ def _send(settings: WandbConfig, folder: Path, stage: str, losses: list[float]) 
     sink.close(has_failed=False)
 
 
+def whole(path: Path) -> list[Any]:
+    """The records of a run that is over: wandb's service still writes them when `finish` returns."""
+    records = read_offline(path)
+    while "exit" not in {record.WhichOneof("record_type") for record in records}:
+        time.sleep(0.1)
+        records = read_offline(path)
+    return records
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """The records that each of two processes left, by stage."""
@@ -58,7 +68,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
             before = {*folder.glob("wandb/offline-run-*/*.wandb")}
             send(folder, stage, [0.5, 0.25])
             (path,) = {*folder.glob("wandb/offline-run-*/*.wandb")} - before
-            found[stage] = read_offline(path)
+            found[stage] = whole(path)
         context = WandbContext.read(context_path(folder))
     assert context is not None
     assert (context.project, context.group, context.mode) == ("waves", "tests", "offline")
