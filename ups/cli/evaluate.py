@@ -62,7 +62,7 @@ def evaluate(
     with importing():
         from ups.config.seeds import parse_seeds
         from ups.eval.evaluate import evaluate_run
-        from ups.train.send_report import send_report
+        from ups.train.tracking import send_report
     report = evaluate_run(
         checkpoint,
         config_path=config,
