@@ -92,7 +92,7 @@ OPERATOR = StageFacts(
 )
 CORRECTOR = StageFacts(
     "diff_residual",
-    "ups.train.corrector:make_corrector_stage",
+    "ups.train.flow:make_corrector_stage",
     makes=(CORRECTOR_MODEL,),
     needs=(OPERATOR_MODEL,),
     row="corrected",
@@ -101,7 +101,7 @@ CORRECTOR = StageFacts(
 )
 STUDENT = StageFacts(
     "consistency_distill",
-    "ups.train.distillation:make_student_stage",
+    "ups.train.student:make_student_stage",
     makes=(STUDENT_MODEL,),
     needs=(CORRECTOR_MODEL,),
     row="student",
@@ -110,7 +110,7 @@ STUDENT = StageFacts(
 )
 PRIOR = StageFacts(
     "steady_prior",
-    "ups.train.steady_prior:make_steady_prior_stage",
+    "ups.train.prior:make_steady_prior_stage",
     makes=(PRIOR_MODEL,),
     needs=(ENCODER_MODEL,),
     row="prior",

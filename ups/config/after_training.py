@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ups.config.section import Count, Positive, Section, key
 from ups.errors import did_you_mean, needs
+from ups.section import Count, Positive, Section, key
 from ups.stages import GENERATIVE, STAGES
 from ups_store.sources import LocalPath
 
@@ -28,6 +28,10 @@ class EvaluationConfig(Section):
         "default none",
         strict=True,
         ge=2,
+    )
+    metrics: tuple[str, ...] = key(
+        (),
+        "metrics of your own beside those that every report has: registered names, or module:function",
     )
     baseline_flops: Positive | None = key(
         None, "counted operations for which FNO and U-Net of each task are trained beside it"
@@ -53,6 +57,11 @@ ENSEMBLE_METRICS = ("mean_nrmse", "crps", "energy_score", "skill", "rank_unevenn
 CALIBRATION = ("spread_skill", "band_low", "band_mid", "band_high")
 # Rows of reports that have members: the stage that trains each one's model, and its file beside the operator.
 ENSEMBLE_ROWS = {str(STAGES[name].row): (name, STAGES[name].makes[0].file) for name in GENERATIVE}
+
+
+def own_name(entry: str) -> str:
+    """The name in reports of an entry of `evaluation.metrics`: module:function, or a registered name."""
+    return entry.rpartition(":")[2].rpartition(".")[2]
 
 
 def _known(name: str, known: Collection[str], what: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from ups.config.section import Count, LatentDtype, Positive, Section, key
+from ups.config.stages import LatentDtype
 from ups.errors import needs
+from ups.section import Count, Positive, Section, key
 from ups.stages import CORRECTOR, NOTHING, PRIOR
 from ups_store.sources import LocalPath
 

@@ -112,7 +112,8 @@ def load_leniently(
         read = read_config(given, overrides=overrides, **_ADJUSTED)
     except StoreConfigError as error:
         return Loaded(None, (as_own(error),))
-    if not isinstance(source, Mapping):  # a checkpoint's configuration imports nothing
+    is_own = not isinstance(source, Mapping)
+    if is_own:  # what a checkpoint says names code of others
         try:
             _import_code(read.get("code"))
         except ConfigError as error:
@@ -126,7 +127,7 @@ def load_leniently(
     for _ in range(_MOST_ROUNDS):
         try:
             declared = tuple(map(str, inner(values, "tasks")))
-            config = RunConfig.model_validate(values, context={"tasks": declared})
+            config = RunConfig.model_validate(values, context={"tasks": declared, "is_own": is_own})
         except ValidationError as error:
             options: dict[str, Any] = {"path": name or path, "outside": outside, "see": LISTS_KEYS}
             found = config_errors(error, model=RunConfig, **options)

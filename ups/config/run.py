@@ -16,11 +16,11 @@ from ups.config.architecture import (
 )
 from ups.config.diffusion import DiffusionConfig, SteadyPriorConfig
 from ups.config.legacy import with_present_switches
-from ups.config.section import Count, CountOrZero, Positive, Section, key
 from ups.config.stages import StageConfig, StageName
 from ups.config.training import LawsConfig, TrainingConfig, TtcConfig
 from ups.errors import needs
 from ups.laws import Laws
+from ups.section import Count, CountOrZero, Positive, Section, key
 from ups.stages import (
     AUTOENCODER,
     BASELINES,

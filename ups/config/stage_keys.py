@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any, get_args, get_origin
 
 from ups.config.run import RunConfig
-from ups.config.section import Section, fact
 from ups.config.stages import OptimizerConfig, SchedulerConfig, StageConfig
 from ups.config.training import TrainingConfig
+from ups.section import Section, fact
 from ups.stages import AUTOENCODER, BASELINES, OPERATOR, STAGE_NAMES, STAGES
 
 # Keys of `training` that each stage may have for itself, and where it has them.

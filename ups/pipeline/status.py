@@ -199,7 +199,7 @@ def _stage(log: Path) -> StageStatus | None:
     state = _ENDS.get(last["event"]) or _alive(last)
     if state == "failed" and any(line["event"] == "gate_missed" for line in begun):
         state = "gate_missed"
-    rates = next((line for line in reversed(lines) if line["event"] == "step"), {})
+    rates: Mapping[str, Any] = next((line for line in reversed(lines) if line["event"] == "step"), {})
     losses = [value for name, value in rates.items() if name.startswith("loss/") and value is not None]
     total, step = begun[0].get("total_steps"), max((int(line.get("step", 0)) for line in begun), default=0)
     state_file = log.parent / f"{last['stage']}.training.safetensors"

@@ -20,6 +20,7 @@ from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
 from ups.eval.split_uses import daily_split
 from ups.grid import GridSpec, cut_grid
 from ups.log import quiet
+from ups.models.operator_size import TOKEN_UNET
 from ups.output import check_writable
 from ups.stages import CORRECTOR, ENCODER_MODEL, JOINT, OPERATOR, PRIOR, STUDENT
 from ups.train.given_models import check_corrected_operator, check_teacher
@@ -69,6 +70,8 @@ def later_checks(config: RunConfig, *, report_folder: Path) -> Iterator[tuple[st
         yield "stages", lambda: check_no_inverse_losses(config)
     if config.trains(OPERATOR) or config.trains(JOINT):
         yield "architecture", lambda: _check_operator_size(config)
+    if config.training.losses:
+        yield "hyperparameters", lambda: _check_losses(config)
     if config.trains(PRIOR):
         yield "stages", lambda: check_steady_task(config)
     if config.trains(CORRECTOR) or config.trains(PRIOR):
@@ -92,6 +95,12 @@ def tried(check: Callable[[], object]) -> Iterator[UpsError | StoreError]:
         yield error
 
 
+def _check_losses(config: RunConfig) -> None:
+    from ups.losses import check_losses  # which needs torch
+
+    check_losses(config.training)
+
+
 def _check_split(config: RunConfig) -> None:
     with quiet():
         daily_split(None, config.evaluation.split)
@@ -100,7 +109,12 @@ def _check_split(config: RunConfig) -> None:
 def _check_operator_size(config: RunConfig) -> None:
     with warnings.catch_warnings():  # said when the operator is made
         warnings.simplefilter("ignore", ConfigWarning)
-        operator_size(config.operator)
+        if config.operator.name == TOKEN_UNET:
+            operator_size(config.operator)
+        else:
+            from ups.models.operators import dotted_name  # with torch
+
+            dotted_name(config.operator.name)
 
 
 def builds_fields(config: RunConfig) -> bool:

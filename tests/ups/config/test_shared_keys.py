@@ -127,8 +127,9 @@ def test_keys_of_training_and_of_features_to_come_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "name", [path.name for path in sorted((REPOSITORY / "ups" / "configs").glob("*.yaml"))]
 )
-def test_our_own_configurations_have_no_key_that_nobody_reads(name: str, notes: list[str]) -> None:
-    load_config(REPOSITORY / "ups" / "configs" / name)
+def test_our_own_configurations_have_no_key_that_nobody_reads(name: str) -> None:
+    notes: list[str] = []
+    load_config(REPOSITORY / "ups" / "configs" / name, note=notes.append)
     assert notes == []
 
 
