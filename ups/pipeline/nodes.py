@@ -12,12 +12,13 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ups import stages
 from ups.config import RunConfig
-from ups.config.after_training import GatesConfig
+from ups.config.after_training import CheckConfig, GatesConfig
 from ups.config.seeds import without_seed
 from ups.config.stage_keys import NOT_OF_STORES, flat_keys, stage_keys
 from ups.data.identities import checkpoint_identity, file_identity, source_identity, store_identities
@@ -193,31 +194,25 @@ def _baseline_files(config: RunConfig) -> dict[str, str | None]:
 
 # --- checks before anything is done -------------------------------------------------------------------------
 
-_CHECKS: dict[str, tuple[Group, tuple[str, ...]]] = {
-    "validate-config": ("validation", ("validate", "config")),
-    "validate-data": ("data-check", ("validate", "data")),
-    "dry-run": ("dry-run", ("dry-run",)),
-}
 
-
-def _declare_check(name: str) -> Declaration:
-    group, verb = _CHECKS[name]
-
-    def declare(run: Run) -> Node:
-        def inputs() -> Mapping[str, Any]:
-            given = run.config.model_dump(mode="json")
-            # The data and what a run takes are the same whatever its seed, so they are looked at once.
-            config = given if name == "validate-config" else without_seed(given)
-            return {"config": config, "sources": source_identity(run.config)}
-
+@register
+def _checks(run: Run) -> Iterator[Node]:
+    checks: dict[str, tuple[Group, tuple[str, ...]]] = {
+        "validate-config": ("validation", ("validate", "config")),
+        "validate-data": ("data-check", ("validate", "data")),
+        "dry-run": ("dry-run", ("dry-run",)),
+    }
+    for name, (group, verb) in checks.items():
         command = [sys.executable, *_UPS, *verb, *_quiet(), str(run.config_path())]
-        return Node(name, group, (), inputs, command=lambda restart: command)
+        inputs = partial(_inputs_of_check, run, name)
+        yield Node(name, group, (), inputs, command=lambda restart, command=command: command)  # type: ignore[misc]
 
-    return declare
 
-
-for _name in _CHECKS:
-    register(_declare_check(_name))
+def _inputs_of_check(run: Run, name: str) -> Mapping[str, Any]:
+    given = run.config.model_dump(mode="json")
+    # The data and what a run takes are the same whatever its seed, so they are looked at once.
+    config = given if name == "validate-config" else without_seed(given)
+    return {"config": config, "sources": source_identity(run.config)}
 
 
 # --- training -----------------------------------------------------------------------------------------------
@@ -247,9 +242,9 @@ def _stages(run: Run) -> Iterator[Node]:
     return (stage_node(run, STAGES[name]) for name in run.config.trained_stages)
 
 
-def _makers(*models: Model) -> tuple[str, ...]:
-    """The stages that make models."""
-    return tuple(name for name, stage in STAGES.items() if {*stage.makes} & {*models})
+def _makers(*models: Model, but: str = "") -> tuple[str, ...]:
+    """The stages that make models, but for one that makes a better one of what it needs."""
+    return tuple(name for name, stage in STAGES.items() if {*stage.makes} & {*models} and name != but)
 
 
 def stage_node(run: Run, stage: StageFacts) -> Node:
@@ -272,7 +267,12 @@ def stage_node(run: Run, stage: StageFacts) -> Node:
     return Node(
         stage.name,
         TRAINING,
-        (*_CHECKED, FIELD_STORES, *((LATENT_STORES,) if reads_latents else ()), *_makers(*stage.needs)),
+        (
+            *_CHECKED,
+            FIELD_STORES,
+            *((LATENT_STORES,) if reads_latents else ()),
+            *_makers(*stage.needs, but=stage.name),
+        ),
         inputs=inputs,
         outputs=lambda: {str(path): checkpoint_identity(path, kind=model.kind)},
         command=lambda restart: _ups(
@@ -377,7 +377,29 @@ def _phases(run: Run) -> Iterator[str]:
         yield from ("--phase", f"{name}={seconds:.1f}")
 
 
-def _gate(run: Run, group: Group, config: RunConfig, gates: GatesConfig) -> Node:
+@register
+def _after_training(run: Run) -> Iterator[Node]:
+    checks: dict[Group, CheckConfig] = {
+        "small-eval": run.config.pipeline.small,
+        "full-eval": run.config.pipeline.full,
+    }
+    before: tuple[str, ...] = (TRAINING,)
+    for group, check in checks.items():
+        yield evaluation_node(run, group, before)
+        yield _gate(run, group, check.gates)
+        before = (*before, group)
+    report, best = run.report_folder("full-eval") / "report.json", best_path(run.best_dir)
+    yield Node(
+        "promotion",
+        "promotion",
+        ("full-eval",),
+        inputs=lambda: {"operator": run.operator_identity(), "report": file_identity(report)},
+        outputs=lambda: {str(best): checkpoint_identity(best, kind=OPERATOR)},
+        work=lambda: promote(run.operator_path, run.best_dir, report=report, folder_of_run=run.folder),
+    )
+
+
+def _gate(run: Run, group: Group, gates: GatesConfig) -> Node:
     report = run.report_folder(group) / "report.json"
     return Node(
         _GATES[group],
@@ -385,38 +407,4 @@ def _gate(run: Run, group: Group, config: RunConfig, gates: GatesConfig) -> Node
         (EVALUATIONS[group],),
         inputs=lambda: {"gates": gates.model_dump(mode="json"), "report": file_identity(report)},
         work=lambda: {"gates": judge(gates, read_report(report), run.config, what=group)},
-    )
-
-
-@register
-def _small_evaluation(run: Run) -> Node:
-    return evaluation_node(run, "small-eval", (TRAINING,))
-
-
-@register
-def _small_gate(run: Run) -> Node:
-    return _gate(run, "small-eval", run.small, run.config.pipeline.small.gates)
-
-
-@register
-def _full_evaluation(run: Run) -> Node:
-    return evaluation_node(run, "full-eval", (TRAINING, "small-eval"))
-
-
-@register
-def _full_gate(run: Run) -> Node:
-    return _gate(run, "full-eval", run.full, run.config.pipeline.full.gates)
-
-
-@register
-def _promotion(run: Run) -> Node:
-    report = run.report_folder("full-eval") / "report.json"
-    best = best_path(run.best_dir)
-    return Node(
-        "promotion",
-        "promotion",
-        ("full-eval",),
-        inputs=lambda: {"operator": run.operator_identity(), "report": file_identity(report)},
-        outputs=lambda: {str(best): checkpoint_identity(best, kind=OPERATOR)},
-        work=lambda: promote(run.operator_path, run.best_dir, report=report, folder_of_run=run.folder),
     )
