@@ -30,6 +30,7 @@ def key(
     needs: str | None = None,
     read_by: tuple[str, ...] | None = None,
     tune: tuple[int, ...] | None = None,
+    used_by: tuple[str, ...] | None = None,
     **constraints: Any,
 ) -> Any:
     """Declare a key, or a section, of a configuration.
@@ -43,10 +44,12 @@ def key(
         needs: The switch of the same section without which it has no effect.
         read_by: Names of the optimisers or schedules that read it; by default all.
         tune: Of an operator's own section: values that `ups tune --stage operator` tries.
+        used_by: What gives other numbers with another value, the weights being the same: "evaluation" (a
+            report), "validation" (a training's validation error); by default as of the section.
         **constraints: As `pydantic.Field` has them.
     """
     facts: dict[str, Any] = {"affects": affects, "affects_within": affects_within, "needs": needs}
-    facts |= {"read_by": read_by, "tune": tune}
+    facts |= {"read_by": read_by, "tune": tune, "used_by": used_by}
     said: dict[str, Any] = {name: value for name, value in facts.items() if value is not None}
     return Field(default, description=doc, json_schema_extra=said, **constraints)
 

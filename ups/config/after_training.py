@@ -17,10 +17,16 @@ class EvaluationConfig(Section):
     """Evaluation after training."""
 
     enabled: bool = key(False, "evaluate after training")
-    split: str = key("dev", "dev, val or train; `ups evaluate --split test` alone takes the test split")
-    horizon: Count | None = key(None, "steps to predict; by default to the end of the shortest trajectory")
+    split: str = key(
+        "dev",
+        "dev, val or train; `ups evaluate --split test` alone takes the test split",
+        used_by=("evaluation",),
+    )
+    horizon: Count | None = key(
+        None, "steps to predict; by default to the end of the shortest trajectory", used_by=("evaluation",)
+    )
     max_trajectories: Count | None = key(
-        None, "so many trajectories of the split, spread evenly; by default all"
+        None, "so many trajectories of the split, spread evenly; by default all", used_by=("evaluation",)
     )
     members: int | None = key(
         None,
@@ -28,10 +34,12 @@ class EvaluationConfig(Section):
         "default none",
         strict=True,
         ge=2,
+        used_by=("evaluation",),
     )
     metrics: tuple[str, ...] = key(
         (),
         "metrics of your own beside those that every report has: registered names, or module:function",
+        used_by=("evaluation",),
     )
     baseline_flops: Positive | None = key(
         None, "counted operations for which FNO and U-Net of each task are trained beside it"

@@ -156,7 +156,9 @@ class OperatorConfig(Section):
     curriculum: Fraction = key(
         0.0, "share of the training in which rollouts grow from 1 step to horizon", affects=FORECASTERS
     )
-    val_trajectories: Count = key(32, "trajectories per task that validation rolls out", affects=ROLLED_OUT)
+    val_trajectories: Count = key(
+        32, "trajectories per task that validation rolls out", affects=ROLLED_OUT, used_by=("validation",)
+    )
 
     @field_validator("config")
     @classmethod

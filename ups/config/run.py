@@ -99,9 +99,12 @@ class RunConfig(Section):
     data: DataConfig = key(
         ...,
         "which fields there are",
+        used_by=("evaluation", "validation"),
         affects_within=dict.fromkeys(("root", "stage_dir", "follow_external"), NOTHING),
     )
-    tasks: dict[str, TaskDeclaration] = key({}, "tasks of your own, see docs/guides/layouts.md")
+    tasks: dict[str, TaskDeclaration] = key(
+        {}, "tasks of your own, see docs/guides/layouts.md", used_by=("evaluation",)
+    )
     cache: CacheConfig = key(
         CacheConfig(), "where stores are", affects=NOTHING, affects_within={"dtype": STAGE_NAMES}
     )
@@ -125,20 +128,21 @@ class RunConfig(Section):
     logging: LoggingConfig = key(LoggingConfig(), "where progress is logged", affects=NOTHING)
     evaluation: EvaluationConfig = key(EvaluationConfig(), "what follows training", affects=NOTHING)
     pipeline: PipelineConfig = key(PipelineConfig(), "what `ups run` does", affects=NOTHING)
-    ttc: TtcConfig = key(TtcConfig(), "test-time conditioning", affects=NOTHING)
+    ttc: TtcConfig = key(TtcConfig(), "test-time conditioning", affects=NOTHING, used_by=("evaluation",))
     diffusion: DiffusionConfig = key(DiffusionConfig(), "the corrector", affects=(CORRECTOR.name,))
     steady_prior: SteadyPriorConfig = key(
-        SteadyPriorConfig(), "the prior of steady solutions", affects=(PRIOR.name,)
+        SteadyPriorConfig(), "the prior of steady solutions", affects=(PRIOR.name,), used_by=("validation",)
     )
     laws: dict[str, LawsConfig] = key(
         {},
         "by task: what holds for tasks of your own, or instead of what we know of ours",
         affects=OPERATORS,
+        used_by=("evaluation",),
     )
     code: tuple[str, ...] = key(
         (), "modules of your own that are imported first, for what they register", affects=NOTHING
     )
-    seed: CountOrZero = key(0, "of weights, data order and augmentation")
+    seed: CountOrZero = key(0, "of weights, data order and augmentation", used_by=("evaluation",))
 
     @model_validator(mode="before")
     @classmethod

@@ -53,6 +53,21 @@ def stages_of(key: str) -> frozenset[str]:
     return affects
 
 
+@cache
+def users_of(key: str) -> tuple[str, ...]:
+    """Which of "evaluation" and "validation" give other numbers with another value of a dotted key."""
+    users, model, words = (), RunConfig, iter(key.split("."))
+    for word in words:
+        field = getattr(model, "model_fields", {}).get(word)
+        if field is None:  # of another version, or of a section whose keys all have the same users
+            break
+        said = fact(field, "used_by")
+        users, model = users if said is None else said, field.annotation
+        if get_origin(model) is dict:
+            model, _ = get_args(model)[1], next(words, "")
+    return users
+
+
 def _affects(key: str, stage: str) -> bool:
     """Tell whether a key changes what a stage computes; one of your own is affected by all that any is."""
     affected, like = stages_of(key), STAGES[stage].like if stage in STAGES else None

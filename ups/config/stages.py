@@ -174,8 +174,10 @@ class StageConfig(Section):
     grad_clip: Positive | None = key(None, "by default training.grad_clip")
     ema_decay: Fraction | None = key(None, "by default training.ema_decay")
     patience: Count | None = key(None, "by default training.patience", affects=NOTHING)
-    amp: bool | None = key(None, "by default training.amp")
-    amp_dtype: AmpDtype | None = key(None, "by default training.amp_dtype", needs="amp")
+    amp: bool | None = key(None, "by default training.amp", used_by=("validation",))
+    amp_dtype: AmpDtype | None = key(
+        None, "by default training.amp_dtype", needs="amp", used_by=("validation",)
+    )
     compile: bool | None = key(None, "by default training.compile", affects=NOTHING)
     compile_mode: CompileMode | None = key(
         None, "by default training.compile_mode", affects=NOTHING, needs="compile"

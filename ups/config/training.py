@@ -126,8 +126,8 @@ class TrainingConfig(Section):
     accum_steps: Count = key(1, "batches an optimiser step")
     grad_clip: Positive | None = key(1.0, "largest norm of the gradient")
     ema_decay: Fraction | None = key(None, "of the averaged weights that are validated and kept")
-    amp: bool = key(False, "autocast to amp_dtype")
-    amp_dtype: AmpDtype = key("bfloat16", "dtype of autocast", needs="amp")
+    amp: bool = key(False, "autocast to amp_dtype", used_by=("validation",))
+    amp_dtype: AmpDtype = key("bfloat16", "dtype of autocast", needs="amp", used_by=("validation",))
     matmul_precision: Literal["highest", "high", "medium"] = key(
         "highest",
         "of float32 matrix products: highest is float32; high (TF32 on a GPU) and medium "
@@ -199,7 +199,9 @@ class TrainingConfig(Section):
         affects=NOTHING,
     )
 
-    field_source: Literal["auto", "store", "hdf5"] = key("auto", "where fields are read from")
+    field_source: Literal["auto", "store", "hdf5"] = key(
+        "auto", "where fields are read from", used_by=("evaluation",)
+    )
     augment: bool = key(True, "random shifts along periodic axes, reflections where allowed")
     query_sampling: QuerySamplingConfig = key(
         QuerySamplingConfig(), "points that the decoder is asked at", affects=(AUTOENCODER.name, *FORECASTERS)
@@ -210,13 +212,14 @@ class TrainingConfig(Section):
     max_val_frames: Count = key(
         1024,
         "frames per task that validation looks at, spread evenly",
+        used_by=("validation",),
         affects=(AUTOENCODER.name, *FORECASTERS),
     )
 
     num_workers: CountOrZero | Literal["auto"] = key("auto", "reader processes of a build", affects=NOTHING)
     use_parallel_encoding: bool = key(True, "read and encode at the same time in a build", affects=NOTHING)
     latent_cache_dir: LocalPath | None = key(None, "folder of the latent stores", affects=NOTHING)
-    latent_cache_dtype: LatentDtype = key("float16", "of latents", affects=NOTHING)
+    latent_cache_dtype: LatentDtype = key("float16", "of latents", affects=NOTHING, used_by=("evaluation",))
     cache_mode: Literal["auto", "store", "memory", "none"] = key(
         "auto",
         "latents from finished stores, made on demand, in memory, or in every pass",
@@ -228,7 +231,12 @@ class TrainingConfig(Section):
         Literal["auto", "off", "page-cache", "copy", "device"],
         BeforeValidator(_preload_of),
     ] = key("auto", "how a store is brought into memory before training", affects=NOTHING)
-    stride: Count = key(1, "stored time steps from one step of the operator to the next", affects=ROLLED_OUT)
+    stride: Count = key(
+        1,
+        "stored time steps from one step of the operator to the next",
+        affects=ROLLED_OUT,
+        used_by=("validation",),
+    )
     horizon: Count = key(1, "operator steps that a loss goes through", affects=FORECASTERS)
     reconstruction_loss: Literal["mse", "l1", "relative_l2"] = key(
         "mse",

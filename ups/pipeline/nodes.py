@@ -20,7 +20,7 @@ from ups import stages
 from ups.config import RunConfig
 from ups.config.after_training import CheckConfig, GatesConfig
 from ups.config.seeds import without_seed
-from ups.config.stage_keys import NOT_OF_STORES, flat_keys, stage_keys
+from ups.config.stage_keys import NOT_OF_STORES, flat_keys, stage_keys, users_of
 from ups.data.identities import checkpoint_identity, file_identity, source_identity, store_identities
 from ups.data.stores import latent_folder
 from ups.output import terminal
@@ -40,12 +40,6 @@ _GATES = {"small-eval": "small-gate", "full-eval": "full-gate"}
 
 _UPS, _BUILD = ("-m", "ups"), ("-m", "ups_store.build")
 _REPORT = ("json", "csv", "html")
-# What of a configuration decides an evaluation, besides the files that it reads.
-_OF_EVALUATION = (
-    *("data.", "tasks.", "laws.", "ttc.", "evaluation.horizon", "evaluation.max_trajectories"),
-    *("evaluation.members", "evaluation.split", "training.field_source", "training.latent_cache_dtype"),
-    "seed",
-)
 
 
 @dataclass(frozen=True)
@@ -352,7 +346,11 @@ def evaluation_node(run: Run, group: Group, after: tuple[str, ...]) -> Node:
 
     def inputs() -> dict[str, Any]:
         own = {"operator": run.operator_identity(), "best": _rival(run), "fields": _fields(config)}
-        return {**_keys(config, _OF_EVALUATION), **_checkpoints(run), **_baseline_files(config), **own}
+        values = flat_keys(config.model_dump(mode="json"))
+        keys = {key: value for key, value in values.items() if "evaluation" in users_of(key)}
+        if not config.evaluation.metrics:  # identities of evaluations are those of before there were any
+            del keys["evaluation.metrics"]
+        return {**keys, **_checkpoints(run), **_baseline_files(config), **own}
 
     def command(restart: bool) -> list[str]:
         best = ["--best", best_path(run.best_dir)] if is_rival_there(run.best_dir, _rival(run)) else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.loading import with_present_names
-from ups.config.stage_keys import flat_keys
+from ups.config.stage_keys import flat_keys, users_of
 from ups.distributed.ranks import Ranks
 from ups.distributed.sharding import whole
 from ups.errors import CheckpointError, OutputError
@@ -20,17 +19,6 @@ from ups.optim import WeightsCopy
 from ups.output import write_atomically
 from ups.train.stage import Stage
 from ups.trained.checkpoint import read_document, write_card
-
-# What a validation error depends on besides the weights: errors are compared where these agree.
-_VALIDATED_ON = (
-    "data.",
-    "training.stride",
-    "training.max_val_frames",
-    "training.amp",  # and its dtype
-    "operator.val_trajectories",
-    "steady_prior.",
-)
-_OF_A_STAGE = re.compile(r"stages\.\w+\.amp(_dtype)?")
 
 
 class BestWeights:
@@ -216,5 +204,5 @@ def _validated_on(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in flat_keys(with_present_names(config)).items()
-        if key.startswith(_VALIDATED_ON) or (_OF_A_STAGE.fullmatch(key) and value is not None)
+        if "validation" in users_of(key) and not (key.startswith("stages.") and value is None)
     }
