@@ -162,6 +162,9 @@ class AnyStore(ABC):
         Raises:
             ArrayNotFoundError: If there is none of that name; also a KeyError.
             SpecError: Kind "unsupported", if samples of this kind of store are no single array.
+            NotCommittedError: For an array of a store under construction.
+            TruncatedError: If another program cut the file.
+            CorruptChunkError: If a chunk is damaged, which `verify="touch"` looks for.
         """
 
     def gather(
@@ -268,8 +271,13 @@ class AnyStore(ABC):
     def sample(self, index: int) -> dict[str, Any]:
         """All arrays of one sample by name, read-only; shape () for a number. Negative: from the end.
 
+        Of a ragged array shape (rows, ...); text is `str`.
+
         Raises:
             SampleIndexError: Unless -N <= index < N; also an IndexError.
+            NotCommittedError: If the store is under construction and the sample isn't there yet.
+            TruncatedError: If another program cut the file.
+            CorruptChunkError: If a chunk is damaged.
         """
         batch = self.gather([index])
         sample = {}

@@ -99,16 +99,9 @@ class NumberedSources(ShowsFacts):
         if len(present) == 1:
             return self._fetch_source(present[0], items - self._firsts[present[0]], epoch, allocate)
         first = self.sources[present[0]]
-        for source in (self.sources[number] for number in present):
-            if source.signature != first.signature:
-                raise SpecError(
-                    f"samples of {first.task!r} and {source.task!r} don't fit into one batch",
-                    kind="mixed",
-                    path=source.store.path,
-                    expected=first.signature,
-                    found=source.signature,
-                    hint="use make_loader, or make_batch_sampler with a DataLoader: they keep stores apart",
-                )
+        hint = "use make_loader, or make_batch_sampler with a DataLoader: they keep stores apart"
+        for number in present:
+            self.sources[number].check_fits(first, hint=hint)
         rows = [np.flatnonzero(numbers == number) for number in present]
         batches = [
             self._fetch_source(number, items[mine] - self._firsts[number], epoch, scratch)
@@ -304,6 +297,18 @@ class StoreSource:
             **{field.key: (field.shape, field.dtype.name) for field in self.fields},
             **{name: (self.row_shape(name), self.dtype_of(name).name) for name in self.ragged},
         }
+
+    def check_fits(self, other: StoreSource, *, hint: str) -> None:
+        """Refuse samples that don't share a batch with those of another store."""
+        if self.signature != other.signature:
+            raise SpecError(
+                f"samples of {other.task!r} and {self.task!r} don't fit into one batch",
+                kind="mixed",
+                path=self.store.path,
+                expected=other.signature,
+                found=self.signature,
+                hint=hint,
+            )
 
     def _ragged_names(self, names: tuple[str, ...] | None) -> Iterator[str]:
         """Find the ragged arrays that are asked for; with windows there are none."""

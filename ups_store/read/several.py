@@ -76,12 +76,7 @@ class PartitionedStore(AnyStore):
         return " ".join(partition.fingerprint for partition in self.partitions)
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        """A constant, read-only, equal in all partitions.
-
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For an array with a sample axis, kind "unsupported": it lies in several files.
-        """
+        """A constant, read-only, equal in all partitions; other arrays lie in several files."""
         if self._meta(name).is_constant:
             constant: npt.NDArray[Any] = self.partitions[0][name]
             return constant

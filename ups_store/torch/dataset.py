@@ -277,15 +277,8 @@ class MixedDataset(NumberedSources):
                 hint = 'give one to MixedDataset: sample["source"] says of which dataset a sample is'
                 raise SpecError(f"dataset {name} has a transform", kind="transform", hint=hint)
             for source in dataset.sources:
-                if source.signature != first.signature:
-                    raise SpecError(
-                        f"samples of {self.names[0]} and {name} don't fit into one batch",
-                        kind="mixed",
-                        path=source.store.path,
-                        expected=first.signature,
-                        found=source.signature,
-                        hint="choose arrays with `names`, or give the stores to make_loader unmixed",
-                    )
+                hint = "choose arrays with `names`, or give the stores to make_loader unmixed"
+                source.check_fits(first, hint=hint)
         if SOURCE in first.signature:
             problem, hint = "the array's name is a key of mixed batches", "leave it out with `names`"
             raise SpecError(problem, kind="names", path=first.store.path, array=SOURCE, hint=hint)

@@ -132,12 +132,7 @@ class DeviceStore(AnyStore):
         return [f"{self.samples} on {self.device}", f"{self.nbytes:,} bytes"]
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        """A constant, on the host.
-
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For an array with a sample axis, kind "unsupported": its slots lie apart.
-        """
+        """A constant, on the host; slots of other arrays lie apart."""
         meta = self._meta(name)
         self.check_open()
         if meta.is_constant:
