@@ -150,27 +150,28 @@ def figure() -> None:
 
 
 def wandb() -> None:
+    from noted import noted
+
     from ups.config.run import WandbConfig
-    from ups.train.wandb_sink import open_wandb
+    from ups.train.tracking import open_wandb
 
-    def refuse(warning: str) -> None:
-        raise CommandError(warning)
-
-    sink = open_wandb(WandbConfig(enabled=True), here, job="feature", run_config={}, note=refuse)
-    if sink is not None:
-        sink.close(has_failed=False)
+    with noted() as notes:
+        sink = open_wandb(WandbConfig(enabled=True), here, job="feature", run_config={})
+    if sink is None:
+        raise CommandError(notes[0])
+    sink.close(has_failed=False)
 
 
 def tensorboard() -> None:
-    from ups.train.tensorboard_sink import check_tensorboard
+    from ups.errors import check_installed
 
-    check_tensorboard()
+    check_installed("tensorboard", extra="tensorboard")
 
 
 def neuraloperator() -> None:
-    from ups.eval.neuraloperator import check_neuraloperator
+    from ups.eval.baseline_spec import check_kinds
 
-    check_neuraloperator()
+    check_kinds(["fno_neuraloperator"])
 
 
 def torchao() -> None:

@@ -98,9 +98,7 @@ def configure(folder: Path, *overrides: str) -> RunConfig:
     return load_config(folder / "run.yaml", overrides=[*paths, *overrides])
 
 
-def open_windows(
-    folder: Path, *overrides: str, notes: list[str] | None = None, seed: int = 0
-) -> TrainingData[WindowSource]:
+def open_windows(folder: Path, *overrides: str, seed: int = 0) -> TrainingData[WindowSource]:
     return open_training_windows(
         configure(folder, *overrides),
         "train",
@@ -109,7 +107,6 @@ def open_windows(
         horizon=HORIZON,
         seed=seed,
         device="cpu",
-        note=(notes if notes is not None else []).append,
     )
 
 

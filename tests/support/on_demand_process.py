@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from noted import noted
 from numbered_batches import batch_of
 from on_demand_helpers import open_windows
 
@@ -27,9 +28,8 @@ def digest(batch: WindowBatch) -> list[str]:
 def main(folder: Path, said: Path, num: int, overrides: Sequence[str]) -> None:
     """Say what was drawn, unless it kills itself after `num` batches."""
     torch.set_num_threads(1)
-    notes: list[str] = []
-    with joined_ranks("cpu", timeout_s=60, note=notes.append) as _:
-        windows = open_windows(folder, *overrides, notes=notes)
+    with noted() as notes, joined_ranks("cpu", timeout_s=60):
+        windows = open_windows(folder, *overrides)
         digests = []
         for number in range(windows.order.num_steps + 1):
             if number == num:

@@ -122,7 +122,7 @@ def measure(stage: Stage) -> dict[str, Any]:
     """What the stage says of its weights, and of what it exports of them."""
     stage.model.eval()
     metrics = stage.validate()
-    export(stage, metrics, ranks=stage.ranks, earlier=None, note=print)
+    export(stage, metrics, ranks=stage.ranks, earlier=None)
     stage.ranks.tell()  # it is written
     return {"metrics": metrics, "report": stage.finish()}
 
@@ -201,6 +201,6 @@ CASES: dict[str, Callable[[str, Path, Ranks], dict[str, Any]]] = {
 def main(case: str, name: str, folder: Path) -> None:
     """Do it; what a rank has to say goes to `rank<number>.json`."""
     torch.set_num_threads(1)
-    with joined_ranks("cpu", timeout_s=60, note=print) as (ranks, _):
+    with joined_ranks("cpu", timeout_s=60) as (ranks, _):
         said = CASES[case](name, folder, ranks)
     (folder / f"rank{os.environ.get('RANK', 0)}.json").write_text(json.dumps(said))

@@ -223,7 +223,7 @@ def main(case: str, folder: Path, *overrides: str) -> int:
     try:
         with (
             patched(overrides) as given,
-            joined_ranks("cpu", timeout_s=60, note=print) as (ranks, device),
+            joined_ranks("cpu", timeout_s=60) as (ranks, device),
         ):
             said = train(case, folder, ranks, device, *given)
     except UpsError as error:

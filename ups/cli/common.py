@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ups.errors import ConfigError, InterruptedTrainingError, UpsError
+from ups.log import logger
+from ups.registry import ALLOWED_CODE
 from ups_store.build import shipped_configs
 from ups_store.command_line import completing
 from ups_store.console import log, print_json, print_lines, results
@@ -60,7 +64,47 @@ ExportAnyway = Annotated[
         help="as diffusion.export_anyway=true: a model that missed its gates, too, marked",
     ),
 ]
+
+
+def _allow_code(modules: list[str] | None) -> list[str] | None:
+    """Tell everything in this process, and those that it starts."""
+    if modules:
+        os.environ[ALLOWED_CODE] = ",".join([os.environ.get(ALLOWED_CODE, ""), *modules]).strip(",")
+    return modules
+
+
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code",
+        metavar="MODULE",
+        callback=_allow_code,
+        help="import it where a checkpoint names an operator of it; repeatable",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout")]
+
+
+class _Lines(logging.Handler):
+    """Shows what a run says on stderr; what ranks find alike, the first one says."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if rank_of() == 0:
+            prefix = "warning: " if record.levelno >= logging.WARNING else ""
+            note(f"{prefix}{record.getMessage()}")
+
+
+@contextmanager
+def showing_notes() -> Iterator[None]:
+    """Inside, what `ups.log.logger` is told appears on stderr."""
+    handler, level = _Lines(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def note(text: str, *, is_last: bool = False) -> None:
@@ -141,8 +185,7 @@ def publish(report: Report, folder: Path, *, as_json: bool) -> dict[str, Path]:
     Raises:
         OutputError: None of the files is changed then.
     """
-    from ups.eval.report import show_evaluation
-    from ups.eval.report_page import write_report
+    from ups.eval.report import show_evaluation, write_report
 
     paths = write_report(folder, report)
     if as_json:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.common import (
+    AllowCode,
     Also,
     AsJson,
     Checkpoint,
@@ -18,7 +19,6 @@ from ups.cli.common import (
     Seeds,
     Split,
     ending,
-    note,
     publish,
 )
 from ups.output import check_writable
@@ -48,6 +48,7 @@ def compare(
     also: Also = None,
     restart: Restart = False,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("reports/compare"),
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Train each baseline at each budget, and evaluate all beside the operator."""
@@ -67,6 +68,5 @@ def compare(
             amounts={"flops": budget_flops, "samples": budget_samples, "seconds": budget_seconds},
             also=also or (),
             restart=restart,
-            note=note,
         )
     publish(report, out, as_json=as_json)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.common import (
+    AllowCode,
     Also,
     AsJson,
     Checkpoint,
@@ -15,7 +16,6 @@ from ups.cli.common import (
     Overrides,
     Seeds,
     Split,
-    note,
     parse_numbers,
     publish,
 )
@@ -49,6 +49,7 @@ def evaluate(
     phase: Annotated[
         list[str] | None, typer.Option(help="name=seconds of what happened before, for the report")
     ] = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Roll out on a split; baselines in <checkpoint.dir>/baselines are evaluated, too.
@@ -60,8 +61,8 @@ def evaluate(
     phases = parse_numbers("--phase", phase or ())
     with importing():
         from ups.config.seeds import parse_seeds
-        from ups.eval.runs import evaluate_run
-        from ups.train.send_report import send_report
+        from ups.eval.evaluate import evaluate_run
+        from ups.train.tracking import send_report
     report = evaluate_run(
         checkpoint,
         config_path=config,
@@ -75,7 +76,6 @@ def evaluate(
         best=best,
         phases=phases,
         title=title,
-        note=note,
     )
     files = publish(report, out, as_json=as_json)
-    send_report(report, files, name=out.name, note=note, joins=True)
+    send_report(report, files, name=out.name, joins=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 import click
 import typer
 
-from ups.cli.common import AsJson, note, parse_numbers
+from ups.cli.common import AllowCode, AsJson, parse_numbers
 from ups.output import progress_bar
 from ups_store.console import importing, print_json, print_lines
 
@@ -53,6 +53,7 @@ def predict(
         bool, typer.Option("--extrapolate", help="parameters and time steps outside the training, too")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace a store that is there")] = False,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Start at one frame of every sample and predict what follows."""
@@ -89,7 +90,7 @@ def predict(
             begun[0](done / total)
 
         ask = _ask_split if sys.stdin.isatty() and sys.stderr.isatty() else None
-        written = predict_store(request, note=note, ask=ask, progress=progress)
+        written = predict_store(request, ask=ask, progress=progress)
     if as_json:
         print_json(written)
     else:

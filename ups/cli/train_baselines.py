@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.common import AsJson, Config, Kinds, Overrides, Restart, Seeds, ending, note
+from ups.cli.common import AllowCode, AsJson, Config, Kinds, Overrides, Restart, Seeds, ending
 from ups_store.console import importing, print_json, print_lines
 
 
@@ -27,6 +27,7 @@ def train_baselines(
         typer.Option("--configured", help="FNO and U-Net of evaluation.baseline_*, as `ups run` does"),
     ] = False,
     restart: Restart = False,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Train each baseline on every task of a run, into <checkpoint.dir>/baselines."""
@@ -36,8 +37,8 @@ def train_baselines(
             from ups.config.seeds import parse_seeds
             from ups.train.train_baselines import train_baselines_of_run, train_configured_baselines
         if configured:
-            resolved = load_config(config, overrides=overrides or (), note=note)
-            train_configured_baselines(resolved, restart=restart, note=note)
+            resolved = load_config(config, overrides=overrides or ())
+            train_configured_baselines(resolved, restart=restart)
             return
         trained = train_baselines_of_run(
             config,
@@ -46,7 +47,6 @@ def train_baselines(
             kinds=kinds,
             amounts={"flops": budget_flops, "samples": budget_samples, "seconds": budget_seconds},
             restart=restart,
-            note=note,
         )
     if as_json:
         print_json(trained)

@@ -34,8 +34,8 @@ from ups.data.stores import (
 )
 from ups.errors import ConfigError, UpsError
 from ups.grid import FIELDS
+from ups.log import logger
 from ups_store.build import Build, BuildConfig, DataConfig, Readers, open_build
-from ups_store.printable import printable
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def describe_fields(config: BuildConfig, task: str, split: str = "train") -> tup
     if store is not None:
         with store:
             return info_of(store), len(store)
-    with Readers(config.reading, note=lambda text: _log.info(printable(text))) as readers:
+    with Readers(config.reading, note=logger.info) as readers:
         build = open_split(config, task, split, readers=readers)
         return info_of(build.plan), build.num_samples
 
@@ -216,7 +216,7 @@ def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[
     """
     cache = config.cache.model_copy(update={"dtype": "float32"})
     reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
-    with Readers(reading, note=lambda text: _log.info(printable(text))) as readers:
+    with Readers(reading, note=logger.info) as readers:
         build = open_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
         check_room(build)
         arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in build.plan.arrays.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ups.errors import InterruptedTrainingError
+from ups.log import logger
 from ups.output import terminal, with_nulls
-from ups.train.sinks import Sink
 from ups_store.printable import json_text
 
 # What a line on the terminal shows of a record.
@@ -40,6 +41,17 @@ _NOT_TRAINED = (
 _FILES = ("checkpoint", "autoencoder", "figure")
 
 
+class _Warnings(logging.Handler):
+    """Records what a run is warned of in its log, too."""
+
+    def __init__(self, log: RunLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.warned(record.getMessage())
+
+
 class RunLog:
     """Hands records to sinks and shows the progress; a context manager.
 
@@ -56,10 +68,13 @@ class RunLog:
     def __init__(
         self, *, stage: str, total_steps: int, is_quiet: bool = False, console: Console | None = None
     ) -> None:
-        self.sinks: list[Sink] = []
+        self.sinks: list[Any] = []
         self.console = console or terminal()
         self._stage, self._is_quiet = stage, is_quiet
         self._unrecorded: list[str] = []  # warnings that came before there were sinks
+        self._warnings = _Warnings(self)
+        if not is_quiet:
+            logger.addHandler(self._warnings)
         name = TextColumn("{task.description}", markup=False)
         columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         rates = TextColumn("{task.fields[rates]}", markup=False)
@@ -94,15 +109,12 @@ class RunLog:
         self._progress.update(self._bar, rates=shown)
 
     def note(self, text: str) -> None:
-        """Say something on the terminal, also before there are sinks; warnings are recorded, too."""
-        if self._is_quiet:
-            return
-        self.console.print(text, markup=False, soft_wrap=True)
-        if (warning := text.removeprefix("warning: ")) != text:
-            self.warned(warning)
+        """Say something, unless this is another rank than the first."""
+        if not self._is_quiet:
+            logger.info(text)
 
     def warned(self, text: str) -> None:
-        """Record a warning that was shown; before there are sinks, once there are."""
+        """Record a warning; before there are sinks, once there are."""
         if self.sinks:
             self.record("warning", text=text)
         else:
@@ -111,7 +123,7 @@ class RunLog:
     def epoch(self, number: int, total: int, values: dict[str, float]) -> None:
         """Show the end of an epoch on the terminal."""
         shown = "  ".join(f"{name} {value:.{_SHOWN_DIGITS}g}" for name, value in values.items())
-        self.note(f"{self._stage} epoch {number}/{total}  {shown}")
+        logger.info(f"{self._stage} epoch {number}/{total}  {shown}")
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
@@ -130,6 +142,7 @@ class RunLog:
             self.record("failed", error=str(error) or type(error).__name__)
         for sink in reversed(self.sinks):  # the file last: it takes what the others warn of
             sink.close(has_failed=has_failed)
+        logger.removeHandler(self._warnings)
 
 
 def show_report(report: Mapping[str, Any], console: Console) -> None:

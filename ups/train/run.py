@@ -12,9 +12,9 @@ from ups.config import RunConfig
 from ups.config.checks import check_optimizer
 from ups.data.splits import are_there
 from ups.device import compile_cache, free_memory, matmul_precision
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError, ConfigError, check_installed
 from ups.locks import TRAINING_LOCK, locked
-from ups.output import Note
+from ups.log import logger
 from ups.train.budget import within_budget
 from ups.train.checks import builds_fields, builds_latents
 from ups.train.distributed import check_num_ranks, joined_ranks
@@ -22,11 +22,10 @@ from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
 from ups.train.lost_export import LOST_WEIGHTS
 from ups.train.memory import saying_what_takes_memory
-from ups.train.meter import StartupClock, measuring
+from ups.train.meter import StartupClock
 from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import StageStart, make_stage
 from ups.train.switches import check_switches
-from ups.train.tensorboard_sink import check_tensorboard
 from ups.train.trainer import Trainer
 from ups.train.untrained import is_untrained, run_untrained
 from ups.train.unused import unused_settings
@@ -36,7 +35,6 @@ def run_stage(
     name: str,
     config: RunConfig,
     *,
-    note: Note,
     restart: bool = False,
     began: float | None = None,
     startup: Mapping[str, float] | None = None,
@@ -67,42 +65,39 @@ def run_stage(
         raise ConfigError(f"stages.{name}.epochs = 0 leaves the stage out", kind="no_epochs", hint=hint)
     check_optimizer(settings.optimizer, stage=name)
     if config.logging.tensorboard.enabled:
-        check_tensorboard()  # before minutes of opening data
+        check_installed("tensorboard", extra="tensorboard")  # before minutes of opening data
     before = {**_of_cache(config, name), **(before_stage(began) if began else {}), **(startup or {})}
     clock = StartupClock(began=launched_at(began) if began else None, before=before)
     training = config.training
     with (
-        joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
-        matmul_precision(training.matmul_precision, note=note),
-        compile_cache(training.compile_cache, note=note),
-        measuring(clock),
+        joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
+        matmul_precision(training.matmul_precision),
+        compile_cache(training.compile_cache),
         saying_what_takes_memory(name, settings),
         ExitStack() as stack,
     ):
-        check_num_ranks(training, ranks, note=note)
+        check_num_ranks(training, ranks)
         check_switches(config, name, device=device, num_ranks=ranks.world_size)
         free_memory(device)  # that a stage before in this process held
         for text in unused_settings(config, name) if ranks.is_first else ():
-            note(f"warning: {text}")
+            logger.warning(f"{text}")
         if ranks.is_first:
-            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, note=note, is_nested=True))
+            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, is_nested=True))
         saved = state_path(config, name)
         with clock.phase("budget"), before_steps(name, saved, restart=restart):
-            config = within_budget(
-                name, config, device=device, ranks=ranks, is_continued=not restart, note=note
-            )
-        expected = StageStart(note)
+            config = within_budget(name, config, device=device, ranks=ranks, is_continued=not restart)
+        expected = StageStart(phase=clock.phase)
         if saved.exists() and not restart:
             state = SavedState.read(saved)
             state.check_config(config, stage=name)
             for text in state.changes(config, stage=name) if ranks.is_first else ():
-                note(text)
-            expected = StageStart(note, state.check_data)  # before a store is replaced
+                logger.info(text)
+            expected = StageStart(state.check_data, clock.phase)  # before a store is replaced
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from
         if is_untrained(stage):
-            report = run_untrained(stage, config, ranks=ranks, note=note)
+            report = run_untrained(stage, config, ranks=ranks)
         else:
             with clock.phase("trainer"), before_steps(name, saved, restart=restart):
                 trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
@@ -140,20 +135,18 @@ def _train(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def train_unless_valid(
-    name: str, config: RunConfig, *, note: Note, restart: bool, **options: Any
-) -> dict[str, Any]:
+def train_unless_valid(name: str, config: RunConfig, *, restart: bool, **options: Any) -> dict[str, Any]:
     """As `run_stage`, and train again what was finished with another configuration, data or version.
 
     So is a stage whose best weights are lost. One that was interrupted is continued or refused.
     """
     training = config.training
-    with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note):  # for both
+    with joined_ranks(training.device, timeout_s=training.rank_timeout_s):  # for both
         try:
-            return run_stage(name, config, note=note, restart=restart, **options)
+            return run_stage(name, config, restart=restart, **options)
         except CheckpointError as error:
             kinds = ("other_config", "other_data", "too_old", LOST_WEIGHTS)
             if error.kind not in kinds or not SavedState.read(state_path(config, name)).is_over:
                 raise
-            note(f"stage {name} is trained again: {error.problem}")
-        return run_stage(name, config, note=note, restart=True, **options)
+            logger.info(f"stage {name} is trained again: {error.problem}")
+        return run_stage(name, config, restart=True, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,11 +20,11 @@ from ups.device import with_compiled, with_compiled_blocks
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import ShardedPart, blocks_of, is_sharded, shard_part
 from ups.errors import ConfigError, did_you_mean
+from ups.log import logger
 from ups.nn.activation_checkpointing import set_activation_checkpointing
 from ups.nn.flex_attention import MIN_HEAD_CHANNELS
 from ups.nn.shifted_window import Attention, ShiftedWindowAttention, set_attention
 from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter_groups
-from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
 from ups.trained.checkpoint import check_whole
 
@@ -38,9 +39,9 @@ STAGES = {
     "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
     "joint": ("ups.train.joint", "make_joint_stage"),
     "operator": ("ups.train.operator", "make_operator_stage"),
-    "diff_residual": ("ups.train.corrector", "make_corrector_stage"),
-    "consistency_distill": ("ups.train.distillation", "make_student_stage"),
-    "steady_prior": ("ups.train.steady_prior", "make_steady_prior_stage"),
+    "diff_residual": ("ups.train.flow", "make_corrector_stage"),
+    "consistency_distill": ("ups.train.student", "make_student_stage"),
+    "steady_prior": ("ups.train.prior", "make_steady_prior_stage"),
     "fno": ("ups.train.baseline", "make_fno_stage"),
     "unet": ("ups.train.baseline", "make_unet_stage"),
     "fno_neuraloperator": ("ups.train.baseline", "make_neuraloperator_stage"),
@@ -53,13 +54,13 @@ class StageStart:
     """What listens while a stage is made.
 
     Attributes:
-        note: Called with what people should know, such as that a store is built; also from a thread.
         check_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
             replaced; raises CheckpointError if the run was begun on other data.
+        phase: Gives a context manager, inside which the time belongs to a phase of the start.
     """
 
-    note: Note = discard
     check_data: Callable[[Mapping[str, Any]], None] = lambda identity: None
+    phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
 
 
 QUIET_START = StageStart()
@@ -71,7 +72,7 @@ class Stage(ABC):
     Under `torchrun` every rank makes the same stage with the same weights. A batch is this rank's rows of
     it, an `ups.data.batches.TaskBatch`; what is drawn at random for it comes from its `draws`, which are the
     same whichever ranks share it. All ranks call its methods at the same point, but `export`; only the first
-    one writes files. Parts of its making may be timed with `ups.train.meter.startup_phase`.
+    one writes files. Parts of its making may be timed with `StageStart.phase`.
 
     Attributes:
         name: As in the configuration.
@@ -246,7 +247,7 @@ def make_stage(
     return stage
 
 
-def forward_of(stage: Stage, config: RunConfig, *, note: Note) -> nn.Module:
+def forward_of(stage: Stage, config: RunConfig) -> nn.Module:
     """How a stage's model is called, as the configuration says: compiled, with activation checkpointing.
 
     What nothing of is trained, such as a frozen encoder or a teacher, isn't compiled by blocks. A sharded
@@ -255,20 +256,25 @@ def forward_of(stage: Stage, config: RunConfig, *, note: Note) -> nn.Module:
     training, settings, model = config.training, config.stage(stage.name), stage.model
     set_activation_checkpointing(model, training.activation_checkpointing)
     device = next(model.parameters()).device
-    set_attention(model, attention_of(model, config, device=device, note=note))
+    set_attention(model, attention_of(model, config, device=device))
     if not settings.compile or is_sharded(model):
         return model
-    options: dict[str, Any] = {"note": note, "mode": settings.compile_mode}
+    options: dict[str, Any] = {"mode": settings.compile_mode}
     if training.compile_regions == "whole":
         return with_compiled(model, stage.compiled, **options)
     blocks = [block for block in blocks_of(model) if any(p.requires_grad for p in block.parameters())]
     if not blocks:
-        note(f"the model of stage {stage.name} has no blocks: its step is compiled as a whole")
+        logger.info(f"the model of stage {stage.name} has no blocks: its step is compiled as a whole")
         return with_compiled(model, stage.compiled, **options)
     return with_compiled_blocks(model, blocks, **options)
 
 
-def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device, note: Note) -> Attention:
+def attention_of(
+    model: nn.Module,
+    config: RunConfig,
+    *,
+    device: torch.device,
+) -> Attention:
     """What computes the attention of a model: FlexAttention where it was asked for and can be trained.
 
     Raises:
@@ -278,7 +284,9 @@ def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device, n
     if config.operator.attention == "sdpa" or not layers:
         return "sdpa"
     if device.type != "cuda":
-        note("operator.attention = flex: FlexAttention has no backward pass on a CPU, so sdpa is taken")
+        logger.info(
+            "operator.attention = flex: FlexAttention has no backward pass on a CPU, so sdpa is taken"
+        )
         return "sdpa"
     least = min(layer.out.in_features // layer.num_heads for layer in layers)
     if least < MIN_HEAD_CHANNELS:

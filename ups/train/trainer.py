@@ -27,17 +27,16 @@ from ups.train.log import RunLog
 from ups.train.lost_export import restore_export
 from ups.train.memory import PeakMemory, memory_of
 from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
-from ups.train.numbers import EPOCH_SECONDS
 from ups.train.profile import StepProfile
 from ups.train.roofline import limits_of, precision_of
 from ups.train.saved_state import SavedState, check_same, state_path
 from ups.train.schedules import Schedule
-from ups.train.sinks import GpuWatch, open_sinks
 from ups.train.stage import Stage, forward_of
 from ups.train.stalls import StallWatch
 from ups.train.state import check_batch, check_shared, load_state, save_state
 from ups.train.state_files import StateFiles, remove_state
 from ups.train.state_tensors import StateTensors
+from ups.train.tracking import EPOCH_SECONDS, GpuWatch, open_sinks
 
 _SAVE_FAILED = 1 << 16  # what a rank brings along instead of a signal's number
 GRADIENT_NORM = "training/gradient_norm"  # of the step that a line ends with, before it is clipped
@@ -86,7 +85,6 @@ class Trainer:
             device=device,
             amp_dtype=getattr(torch, self.settings.amp_dtype or "") if self.settings.amp else None,
             compile_mode=self.settings.compile_mode if self.settings.compile else None,
-            note=self.log.note,
         )
         self._parameters = list(stage.model.train().parameters())
         self.optimizer = stage.configure_optimizer(self.settings.optimizer)
@@ -128,10 +126,9 @@ class Trainer:
             config,
             validate=self._metrics,
             ranks=ranks,
-            note=self.log.note,
             is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
         )
-        stage.compiled_model = forward = forward_of(stage, config, note=self.log.note)
+        stage.compiled_model = forward = forward_of(stage, config)
         self._num_parts = stage.num_micro_batches
         accum_steps = config.training.accum_steps * self._num_parts
         self.losses = ParallelLosses(stage, forward, ranks=ranks, accum_steps=accum_steps)
@@ -210,7 +207,7 @@ class Trainer:
         """
         log = self.log
         if self.ranks.is_first:
-            log.sinks += open_sinks(self.config, self.stage.name, run_id=self.wandb_id, note=log.note)
+            log.sinks += open_sinks(self.config, self.stage.name, run_id=self.wandb_id)
             self.wandb_id = next((sink.run_id for sink in log.sinks if sink.run_id), None)
         with log, self.gpu, self.watch, self.profile, closing(self.stage.loader), stop_on_signals() as stop:
             log.record(

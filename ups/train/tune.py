@@ -27,7 +27,11 @@ from ups.eval.baseline_spec import check_kinds, network_size
 from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
 from ups.locks import locked
-from ups.output import Note, check_writable, discard, write_atomically
+from ups.log import logger, quiet
+from ups.models.operator_size import TOKEN_UNET
+from ups.models.operators import config_section
+from ups.output import check_writable, write_atomically
+from ups.section import fact
 from ups.train.run import run_stage
 from ups.train.saved_state import differing_keys
 from ups.train.train_baselines import train_stage_of_baselines
@@ -41,8 +45,6 @@ if TYPE_CHECKING:
     import optuna
 
 _LEAST_LR, _LARGEST_LR = 5e-4, 2e-2
-_WIDTHS, _UNET_WIDTHS = (16, 24, 32, 48, 64), (8, 16, 24, 32, 48)
-_MODES, _LEVELS = (8, 12, 16, 24, 32), (2, 3, 4, 5)
 _OPERATOR_WIDTHS, _PATCHES = (16, 24, 32, 48, 64, 96, 128), (2, 4, 8, 16)
 
 Values = Mapping[str, float | int]  # by key of the configuration
@@ -99,12 +101,18 @@ def _sizes(stage: str, config: RunConfig, grids: Sequence[GridSpec]) -> dict[str
         points = [length for grid in grids for length in grid.points]
         patches = [size for size in _PATCHES if all(length % size == 0 for length in points)]
         own = {"encoder.patch_size": patches} if config.operator.state == "fields" and patches else {}
+        if config.operator.name != TOKEN_UNET:
+            section = config_section(config.operator.name)
+            tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}
+            return {f"operator.config.{name}": some for name, some in tried.items() if some} | own
         return {"operator.pdet.hidden_dim": widths, **own}
-    if stage == "unet":
-        levels = [num for num in _LEVELS if _has_room(config, stage, {"levels": num}, grids)]
-        return {"baselines.unet.width": _UNET_WIDTHS} | ({"baselines.unet.levels": levels} if levels else {})
-    modes = [num for num in _MODES if _has_room(config, stage, {"modes": num}, grids)]
-    return {f"baselines.{stage}.width": _WIDTHS} | ({f"baselines.{stage}.modes": modes} if modes else {})
+    section = type(getattr(config.baselines, stage))
+    tried = {name: fact(field, "tune") or () for name, field in section.model_fields.items()}
+    fitting = {
+        name: [size for size in sizes if _has_room(config, stage, {name: size}, grids)]
+        for name, sizes in tried.items()
+    }
+    return {f"baselines.{stage}.{name}": sizes for name, sizes in fitting.items() if sizes}
 
 
 def _has_room(config: RunConfig, kind: str, size: Mapping[str, int], grids: Sequence[GridSpec]) -> bool:
@@ -138,7 +146,6 @@ def tune(
     num_trials: int,
     amounts: Mapping[str, float | None],
     restart: bool = False,
-    note: Note,
 ) -> dict[str, Any]:
     """Search until there are so many trials; run it again to continue, or with more of them.
 
@@ -148,7 +155,6 @@ def tune(
         num_trials: Trials in all, those of before counted.
         amounts: Budget of each trial, one of "flops", "samples" and "seconds".
         restart: Forget earlier trials.
-        note: Called for every trial.
 
     Returns:
         {"stage", "best": values by key, "score", "trials": records, "file": path of `best.yaml`}.
@@ -169,9 +175,9 @@ def tune(
         raise ConfigError(
             "budget of a trial", kind="budget", expected=expected, found=f"{len(budgets)} of them"
         )
-    config = load_config(config_path, overrides=overrides, note=note)
-    search = _Search(stage, config, config_path, overrides, budgets[0], note=note)
-    with locked(search.folder.with_name(f".{stage}.lock"), note=note):
+    config = load_config(config_path, overrides=overrides)
+    search = _Search(stage, config, config_path, overrides, budgets[0])
+    with locked(search.folder.with_name(f".{stage}.lock")):
         return search.run(num_trials, restart=restart)
 
 
@@ -185,10 +191,8 @@ class _Search:
         config_path: Path | None,
         overrides: Sequence[str],
         budget: BudgetConfig,
-        *,
-        note: Note,
     ) -> None:
-        self._stage, self._config, self._budget, self._note = stage, config, budget, note
+        self._stage, self._config, self._budget = stage, config, budget
         self._config_path, self._overrides = config_path, overrides
         self._space = space_of(stage, config)
         self.folder = config.checkpoint.dir / "tune" / stage
@@ -260,14 +264,14 @@ class _Search:
         if trial.state.is_finished():
             return
         shown = ", ".join(f"{key} {value:.3g}" for key, value in trial.params.items())
-        self._note(f"trial {number + 1} of {num_trials}: {shown}")
+        logger.info(f"trial {number + 1} of {num_trials}: {shown}")
         began = time.perf_counter()
         try:
             report = self._train(number, trial.params)
             study.tell(number, report["score"])
         except (ConfigError, DivergedError) as error:
             report = {"error": str(error)}
-            self._note(f"trial {number + 1} failed: {error}")
+            logger.info(f"trial {number + 1} failed: {error}")
             study.tell(number, state=optuna.trial.TrialState.FAIL)
         self._keep(study, number, report | {"seconds": time.perf_counter() - began})
 
@@ -284,11 +288,12 @@ class _Search:
             f"stages.{stage}.budget={{{limit}: {getattr(self._budget, limit)}}}",
             *(f"{key}={value}" for key, value in values.items()),
         ]
-        config = load_config(self._config_path, overrides=[*self._overrides, *own], note=discard)
-        if stage in BASELINES:
-            reports = train_stage_of_baselines(stage, config, note=discard)["stages"]
-        else:
-            reports = {stage: run_stage(stage, config, note=discard)}
+        with quiet():
+            config = load_config(self._config_path, overrides=[*self._overrides, *own])
+            if stage in BASELINES:
+                reports = train_stage_of_baselines(stage, config)["stages"]
+            else:
+                reports = {stage: run_stage(stage, config)}
         scores = [report["score"] for report in reports.values()]
         steps = {name: report["steps"] for name, report in reports.items()}
         return {"score": sum(scores) / len(scores), "steps": steps}
@@ -303,7 +308,7 @@ class _Search:
         if best is None:
             return
         score = f"{report['score']:.4g}" if "score" in report else "not known"
-        self._note(f"validation error {score}, best {best.value:.4g} of trial {best.number + 1}")
+        logger.info(f"validation error {score}, best {best.value:.4g} of trial {best.number + 1}")
         text = f"# Best of {len(study.trials)} trials of `ups tune --stage {self._stage}`, each with a"
         text += f" {self._budget}:\n# nRMSE on validation {best.value:.4g}.\n"
         text += yaml.safe_dump(nested_keys(best.params), sort_keys=False)

@@ -56,10 +56,8 @@ def store_path(folder: Path, task: str = "burgers1d") -> Path:
     return folder / "latents" / f"{task}_train.zarr.zip"
 
 
-def live(
-    folder: Path, *overrides: str, notes: list[str] | None = None, seed: int = 0
-) -> TrainingData[WindowSource]:
-    windows = open_windows(folder, *overrides, notes=notes, seed=seed)
+def live(folder: Path, *overrides: str, seed: int = 0) -> TrainingData[WindowSource]:
+    windows = open_windows(folder, *overrides, seed=seed)
     assert isinstance(windows.source, LiveSource)
     return windows
 
@@ -172,12 +170,11 @@ def test_later_passes_are_those_of_the_finished_store(folder: Path) -> None:
     expect_equal(found, [batch_of(stored, number) for number in range(num, 3 * num)])
 
 
-def test_batches_do_not_depend_on_whether_the_store_was_there(folder: Path) -> None:
+def test_batches_do_not_depend_on_whether_the_store_was_there(folder: Path, notes: list[str]) -> None:
     made = first_pass(live(folder))
     live(folder).close()
-    notes: list[str] = []
     build(folder)
-    reused = live(folder, notes=notes)
+    reused = live(folder)
     expect_equal(first_pass(reused), made)
     assert any("latents reused" in note for note in notes)
     assert not background_threads()
@@ -230,10 +227,9 @@ def test_steady_task_gives_every_pair_once(tmp_path: Path, mode: str) -> None:
     assert found == Counter(pair.tobytes() for pair in pairs)
 
 
-def test_one_task_is_reused_while_the_other_is_made(folder: Path) -> None:
+def test_one_task_is_reused_while_the_other_is_made(folder: Path, notes: list[str]) -> None:
     build(folder)
-    notes: list[str] = []
-    windows = live(folder, TWO_TASKS, notes=notes)
+    windows = live(folder, TWO_TASKS)
     batches = first_pass(windows)
     batch_of(windows, windows.order.num_steps)
     assert rows_of(batches) == all_windows(folder, "burgers1d", "advection1d")
@@ -274,7 +270,9 @@ def test_statistics_wait_for_the_first_trajectories_only(
     assert measured == again
 
 
-def test_interrupted_run_goes_on_where_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_goes_on_where_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     expected = first_pass(live(folder, f"training.latent_cache_dir={folder / 'other'}"))
     crawl = Crawl(16)
     on_each_forward(monkeypatch, crawl)
@@ -285,8 +283,7 @@ def test_interrupted_run_goes_on_where_it_was(folder: Path, monkeypatch: pytest.
         num_there = int(store.committed.sum())
     assert num_there > 0
     crawl.end()
-    notes: list[str] = []
-    continued = live(folder, notes=notes)
+    continued = live(folder)
     num = continued.order.num_steps
     rest = [batch_of(continued, number) for number in range(3, num)]
     expect_equal(begun + rest, expected)
@@ -459,10 +456,9 @@ def test_store_mode_does_not_build(folder: Path) -> None:
     assert not store_path(folder).exists()
 
 
-def test_stale_store_is_made_anew_and_the_reason_told(folder: Path) -> None:
+def test_stale_store_is_made_anew_and_the_reason_told(folder: Path, notes: list[str]) -> None:
     build(folder, "latent.micro_batch=5")
-    notes: list[str] = []
-    windows = live(folder, notes=notes)
+    windows = live(folder)
     batch_of(windows, windows.order.num_steps)
     (note,) = [note for note in notes if "made from something else" in note]
     assert "micro_batch" in note
@@ -498,30 +494,30 @@ def test_unfinished_store_of_something_else_is_refused(folder: Path) -> None:
         open_windows(folder)
 
 
-def test_partitions_of_several_machines_are_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_of_several_machines_are_reused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
         build(folder)
     monkeypatch.undo()
     assert len(list((folder / "latents").glob("*-of-00002.zarr.zip"))) == 2
-    notes: list[str] = []
-    batches = first_pass(live(folder, notes=notes))
+    batches = first_pass(live(folder))
     assert any("latents reused" in note for note in notes)
     expect_equal(batches, first_pass(live(folder, f"training.latent_cache_dir={folder / 'other'}")))
     next((folder / "latents").glob("*-00001-of-00002.zarr.zip")).unlink()
     notes.clear()
-    expect_equal(batches, first_pass(live(folder, notes=notes)))
+    expect_equal(batches, first_pass(live(folder)))
     assert any("on demand" in note for note in notes)
 
 
 def test_run_that_helps_finishes_the_store_if_its_builder_ends(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     crawl = Crawl(14)
     on_each_forward(monkeypatch, crawl)
-    notes: list[str] = []
-    builder, helper = live(folder), live(folder, notes=notes)
+    builder, helper = live(folder), live(folder)
     assert any("builds it too; helping" in note for note in notes)
     expect_equal([batch_of(helper, 0)], [batch_of(builder, 0)])
     builder.close()
@@ -551,12 +547,11 @@ def test_chunks_of_several_samples_are_read_together(folder: Path) -> None:
     batch_of(windows, windows.order.num_steps)
 
 
-def test_store_whose_sources_are_gone_is_used(folder: Path) -> None:
+def test_store_whose_sources_are_gone_is_used(folder: Path, notes: list[str]) -> None:
     build(folder)
     for source in (folder / "data").iterdir():
         source.unlink()
-    notes: list[str] = []
-    assert not isinstance(open_windows(folder, notes=notes).source, LiveSource)
+    assert not isinstance(open_windows(folder).source, LiveSource)
     assert any("can't be compared" in note for note in notes)
     store_path(folder).unlink()
     with pytest.raises(SourceError):
@@ -578,9 +573,8 @@ def test_store_of_an_unknown_encoder_is_never_replaced(folder: Path) -> None:
     assert not isinstance(open_windows(folder, "training.allow_unknown_encoder=true").source, LiveSource)
 
 
-def test_first_note_comes_first(folder: Path) -> None:
-    notes: list[str] = []
-    live(folder, notes=notes).close()
+def test_first_note_comes_first(folder: Path, notes: list[str]) -> None:
+    live(folder).close()
     assert notes[0].startswith("latents of burgers1d (train): looking into")
 
 
@@ -624,7 +618,7 @@ def test_run_says_to_its_build_what_it_says_to_the_build_command(folder: Path, k
     assert (own.latent, own.cache, own.reading) == (command.latent, command.cache, command.reading)
 
 
-def test_latents_made_while_training_are_pushed_and_others_pull_them(folder: Path) -> None:
+def test_latents_made_while_training_are_pushed_and_others_pull_them(folder: Path, notes: list[str]) -> None:
     (folder / "shared").mkdir()
     remote = f"cache.remote={folder / 'shared'}"
     windows = live(folder, remote)
@@ -637,7 +631,6 @@ def test_latents_made_while_training_are_pushed_and_others_pull_them(folder: Pat
     (pushed,) = (folder / "shared").glob("*/*.zarr.zip")
     assert pushed.read_bytes() == store_path(folder).read_bytes()
     store_path(folder).unlink()
-    notes: list[str] = []
-    open_windows(folder, remote, notes=notes).close()
+    open_windows(folder, remote).close()
     assert any("pulled" in note for note in notes)
     assert pushed.read_bytes() == store_path(folder).read_bytes()

@@ -33,7 +33,7 @@ def train(folder: Path, *overrides: str) -> dict[str, Tensor]:
     shutil.rmtree(folder / "runs", ignore_errors=True)
     shutil.copytree(folder / "checkpoints", folder / "runs")
     config = configure(folder, "checkpoint.dir=runs", *SETTINGS, *overrides)
-    run_stage("operator", config, note=lambda text: None)
+    run_stage("operator", config)
     tensors, _ = load_checkpoint(folder / "runs" / "operator.safetensors", kind="operator")
     return tensors
 

@@ -11,10 +11,8 @@ from wandb_runs import Standin
 
 from ups.config.run import WandbConfig
 from ups.data.origins import Origin
-from ups.eval.report import Report
-from ups.eval.report_page import write_report
-from ups.train.send_report import send_report
-from ups.train.wandb_context import WandbContext, context_path
+from ups.eval.report import Report, write_report
+from ups.train.tracking import WandbContext, context_path, send_report
 
 ORIGIN = Origin("operator", "operator", "operator.safetensors", "weights", "ab12")
 
@@ -29,12 +27,12 @@ def report_of(folder: Path) -> Report:
     return replace(report(), config=config, made_from=[ORIGIN])
 
 
-def test_report_lands_in_the_run_of_the_training(tmp_path: Path, wandb: Standin) -> None:
+def test_report_lands_in_the_run_of_the_training(tmp_path: Path, wandb: Standin, notes: list[str]) -> None:
     context = WandbContext.of(WandbConfig(project="waves"), "abc")
     replace(context, step=5).write(context_path(tmp_path))
-    found, notes = report_of(tmp_path), list[str]()
+    found = report_of(tmp_path)
     files = write_report(tmp_path / "small-eval", found)
-    send_report(found, files, name="small-eval", note=notes.append, joins=True)
+    send_report(found, files, name="small-eval", joins=True)
     assert notes == []
     assert [call["id"] for call in wandb.calls("init")] == ["abc"]
     numbers, table, images = wandb.rows
@@ -52,7 +50,6 @@ def test_report_lands_in_the_run_of_the_training(tmp_path: Path, wandb: Standin)
     assert [call["name"] for call in wandb.calls("use_artifact")] == ["operator.safetensors"]
 
 
-def test_report_that_can_not_be_sent_is_a_warning(tmp_path: Path, wandb: Standin) -> None:
-    notes: list[str] = []
-    send_report(replace(report_of(tmp_path), config={}), {}, name="evaluation", note=notes.append)
+def test_report_that_can_not_be_sent_is_a_warning(tmp_path: Path, wandb: Standin, notes: list[str]) -> None:
+    send_report(replace(report_of(tmp_path), config={}), {}, name="evaluation")
     assert notes == ["warning: the report isn't at Weights & Biases: 'logging'"]

@@ -19,6 +19,7 @@ from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate
 from ups.eval.forecasters import Start
 from ups.eval.predict import PredictionRequest, predict_store
+from ups.eval.runs import Run
 from ups.eval.ttc import ConditionedForecaster, conditioned, corrected
 from ups.laws import Laws
 from ups.physics.task_physics import Step, TaskPhysics
@@ -162,7 +163,7 @@ def test_latents_go_on_as_they_were_and_their_fields_are_corrected(
 
 
 def test_evaluation_has_a_row_of_it(data: Path, simulator: Simulator) -> None:
-    report = evaluate(configure(data, corrections=4), simulator, split="val")
+    report = evaluate(configure(data, corrections=4), [Run(simulator)], split="val")
     rows = {row.name: row for row in report.tasks[0].rows}
     assert list(rows)[:2] == ["operator", "operator_ttc"]
     plain, conditioned = (rows[name].scores.metrics["nrmse"].mean for name in ("operator", "operator_ttc"))
@@ -171,15 +172,15 @@ def test_evaluation_has_a_row_of_it(data: Path, simulator: Simulator) -> None:
 
 
 def test_predictions_are_conditioned_where_asked_for(
-    data: Path, simulator: Simulator, tmp_path: Path
+    data: Path, simulator: Simulator, tmp_path: Path, notes: list[str]
 ) -> None:
-    path, notes = tmp_path / "operator.safetensors", list[str]()
+    path = tmp_path / "operator.safetensors"
     save_simulator(path, simulator, config=configure(data).model_dump(mode="json"), report={})
     source = next(data.glob("1D_Burgers*"))
     for ttc in (None, False):
         out = tmp_path / f"{ttc}.zarr.zip"
         request = PredictionRequest(source, path, out, steps=2, split="all", limit=2, device="cpu", ttc=ttc)
-        predict_store(request, note=notes.append)
+        predict_store(request)
     with (
         ups_store.open(tmp_path / "None.zarr.zip") as one,
         ups_store.open(tmp_path / "False.zarr.zip") as two,

@@ -12,6 +12,7 @@ from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate
+from ups.eval.runs import Run
 from ups.pipeline.data_checks import check_data
 from ups.train.physics_priors import check_floors
 
@@ -34,11 +35,13 @@ def double_the_domain() -> None:
         file["x-coordinate"][:] = 2 * file["x-coordinate"][:] - 1
 
 
-def test_floor_of_right_data_is_said_by_the_check_by_training_and_by_the_report(config: RunConfig) -> None:
-    report, notes = check_data(None, GIVEN), list[str]()
+def test_floor_of_right_data_is_said_by_the_check_by_training_and_by_the_report(
+    config: RunConfig, notes: list[str]
+) -> None:
+    report = check_data(None, GIVEN)
     assert report.problems == ()
-    check_floors(config, ["burgers1d"], note=notes.append)
-    (task,) = evaluate(config, make_simulator(config)).tasks
+    check_floors(config, ["burgers1d"])
+    (task,) = evaluate(config, [Run(make_simulator(config))]).tasks
     for text in (*(check.text for check in report.checks[-1:]), *notes, task.protocol):
         assert "True frames miss the equation by" in text
 
@@ -47,5 +50,5 @@ def test_data_that_break_the_law_are_refused_by_the_check_and_by_training(config
     double_the_domain()
     assert [check.kind for check in check_data(None, GIVEN).problems] == ["broken_law"]
     with pytest.raises(ConfigError) as caught:
-        check_floors(config, ["burgers1d"], note=print)
+        check_floors(config, ["burgers1d"])
     assert caught.value.kind == "broken_law"

@@ -234,7 +234,7 @@ def test_ranks_wait_for_each_other_as_long_as_is_said(monkeypatch: pytest.Monkey
     variables = {"RANK": "0", "WORLD_SIZE": "2"}
     with (
         pytest.raises(ConfigError, match="seen"),
-        joined_ranks("cpu", timeout_s=12.5, note=print, variables=variables),
+        joined_ranks("cpu", timeout_s=12.5, variables=variables),
     ):
         pass
     assert told["timeout"] == timedelta(seconds=12.5)

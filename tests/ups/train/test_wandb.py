@@ -14,9 +14,16 @@ from ups.config import RunConfig
 from ups.config.run import WandbConfig
 from ups.data.origins import Origin
 from ups.errors import DivergedError
-from ups.train.numbers import GPU_LOAD, STARTUP_MINUTES
-from ups.train.wandb_context import WandbContext, context_path, forget_run, handing_on
-from ups.train.wandb_sink import WandbSink, open_wandb, promised
+from ups.train.tracking import (
+    GPU_LOAD,
+    STARTUP_MINUTES,
+    WandbContext,
+    WandbSink,
+    context_path,
+    forget_run,
+    handing_on,
+    open_wandb,
+)
 
 
 @pytest.fixture
@@ -30,9 +37,9 @@ def with_wandb(folder: Path, *overrides: str, **settings: Any) -> RunConfig:
     return RunConfig.model_validate(values, context={"tasks": ()})
 
 
-def opened(folder: Path, job: str, notes: list[str], **settings: Any) -> WandbSink:
+def opened(folder: Path, job: str, **settings: Any) -> WandbSink:
     values = WandbConfig(enabled=True, project="waves", **settings)
-    sink = open_wandb(values, folder, job=job, run_config={}, note=notes.append)
+    sink = open_wandb(values, folder, job=job, run_config={})
     assert sink is not None
     return sink
 
@@ -89,7 +96,7 @@ def test_context_that_is_handed_over_says_which_run_it_is(
     handed.write_text(json.dumps({"run_id": "abc", "project": "storms", "step": 7, "other": 1}))
     monkeypatch.setenv("FAST_TO_SOTA_WANDB_INFO", str(info))
     with handing_on(handed):
-        sink = opened(tmp_path / "checkpoints", "evaluation", [])
+        sink = opened(tmp_path / "checkpoints", "evaluation")
         forget_run(tmp_path / "checkpoints")
     sink.log({"evaluation/nrmse": 0.5})
     sink.close(has_failed=False)
@@ -114,7 +121,7 @@ def test_run_from_scratch_is_another_run(tmp_path: Path) -> None:
 
 def test_evaluation_joins_a_run_and_begins_none(tmp_path: Path, wandb: Standin) -> None:
     settings = WandbConfig(enabled=True)
-    options: dict[str, Any] = {"job": "evaluation", "run_config": {}, "note": print, "joins": True}
+    options: dict[str, Any] = {"job": "evaluation", "run_config": {}, "joins": True}
     assert open_wandb(settings, tmp_path, **options) is None
     assert not context_path(tmp_path).exists()
 
@@ -123,7 +130,7 @@ def test_files_name_what_they_were_made_from(tmp_path: Path, wandb: Standin) -> 
     path = tmp_path / "operator.safetensors"
     path.write_bytes(b"weights")
     origin = Origin("training data of waves", "store", "latents/waves train.zarr.zip", "config_hash", "ab12")
-    sink = opened(tmp_path, "operator", [])
+    sink = opened(tmp_path, "operator")
     sink.log_files("operator", kind="model", files=[path], about={"identity": "ff"}, made_from=[origin])
     sink.log_table("operator/errors", columns=["task"], rows=[("waves",)])
     sink.log_images({"operator/errors": (path, "a caption")})
@@ -144,7 +151,7 @@ def test_files_name_what_they_were_made_from(tmp_path: Path, wandb: Standin) -> 
 
 
 def test_missing_wandb_is_one_warning_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.train.wandb_sink.find_spec", lambda name: None)
+    monkeypatch.setattr("ups.train.tracking.find_spec", lambda name: None)
     train(Regression(), with_wandb(tmp_path))
     (warning,) = warnings(tmp_path)
     assert "wandb isn't installed; pip install 'ups-store[wandb]'" in warning
@@ -169,10 +176,11 @@ def test_training_goes_on_whatever_wandb_does(tmp_path: Path, wandb: Standin, fa
     assert sum(says in warning for warning in warnings(tmp_path)) == 1
 
 
-def test_run_that_can_not_begin_online_is_kept_offline(tmp_path: Path, wandb: Standin) -> None:
+def test_run_that_can_not_begin_online_is_kept_offline(
+    tmp_path: Path, wandb: Standin, notes: list[str]
+) -> None:
     wandb.fails("online", "artifact")
-    notes: list[str] = []
-    sink = opened(tmp_path, "operator", notes)
+    sink = opened(tmp_path, "operator")
     sink.log_files("operator", kind="model", files=[], about={}, made_from=[])
     sink.log({"operator/loss": 1.0})
     sink.close(has_failed=False)
@@ -184,17 +192,20 @@ def test_run_that_can_not_begin_online_is_kept_offline(tmp_path: Path, wandb: St
     assert artifact == "warning: Weights & Biases didn't take artifact (artifact is not to be had)"
 
 
-def test_context_that_can_not_be_written_is_a_warning(tmp_path: Path, wandb: Standin) -> None:
-    blocked, notes = tmp_path / "file", list[str]()
+def test_context_that_can_not_be_written_is_a_warning(
+    tmp_path: Path, wandb: Standin, notes: list[str]
+) -> None:
+    blocked = tmp_path / "file"
     blocked.write_text("in the place of the folder")
     settings = WandbConfig(enabled=True)
-    assert open_wandb(settings, blocked, job="operator", run_config={}, note=notes.append) is None
+    assert open_wandb(settings, blocked, job="operator", run_config={}) is None
     assert "nothing goes to Weights & Biases" in notes[0]
 
 
-@pytest.mark.parametrize(
-    ("event", "epoch", "is_there"), [("epoch", 1, True), ("epoch", 2, False), ("step", 1, False)]
-)
-def test_load_of_the_gpu_is_that_of_the_first_epoch(event: str, epoch: int, is_there: bool) -> None:
-    found = promised({"event": event, "epoch": epoch}, {GPU_LOAD: 90.0})
-    assert (GPU_LOAD in found) is is_there
+def test_load_of_the_gpu_is_that_of_the_first_epoch(tmp_path: Path, wandb: Standin) -> None:
+    sink = opened(tmp_path, "operator")
+    for event, epoch in (("step", 1), ("epoch", 1), ("epoch", 2)):
+        sink.write({"event": event, "epoch": epoch, "step": epoch, GPU_LOAD: 90.0})
+    sink.close(has_failed=False)
+    assert [GPU_LOAD in row for row in wandb.rows] == [False, True, False]
+    assert all(row[f"operator/{GPU_LOAD}"] == 90.0 for row in wandb.rows)

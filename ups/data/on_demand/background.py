@@ -16,7 +16,7 @@ from ups.data.on_demand.order import in_turns
 from ups.data.stores import shown_place
 from ups.data.windows import Items
 from ups.errors import UpsError
-from ups.output import Note
+from ups.log import logger
 from ups_store.build import QuietWatcher, Readers, ReadingConfig
 
 _POLL_S = 0.1  # other processes commit too, and don't say so
@@ -67,7 +67,6 @@ class BackgroundBuild:
         jobs: By task.
         stretches: Per task the samples in the order in which they are made; all of this process's share.
         reading: How sources are read.
-        note: Given how it goes; from the thread.
         ahead: Stretches that are made before somebody waits for one that comes later; None for all.
         finished: Called in the thread once all jobs are, while others go on; given what it has to call now
             and then, which ends the thread when this is closed.
@@ -79,14 +78,13 @@ class BackgroundBuild:
         stretches: Mapping[str, Sequence[Items]],
         *,
         reading: ReadingConfig,
-        note: Note,
         ahead: int | None = None,
         finished: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._state = _State()
         self._turns = {turn: number for number, turn in enumerate(in_turns(stretches))}
         self._ahead = ahead
-        work = _Work(dict(jobs), stretches, list(self._turns), reading, note, self._state, finished)
+        work = _Work(dict(jobs), stretches, list(self._turns), reading, self._state, finished)
         self._state.allowed = len(self._turns) if ahead is None else ahead
         self._thread = threading.Thread(target=work.run, name="ups-on-demand", daemon=True)
         # The thread refers to the work only. So it ends with this object, and before the interpreter does.
@@ -175,17 +173,16 @@ class _Work:
         stretches: Mapping[str, Sequence[Items]],
         turns: Sequence[tuple[str, int]],
         reading: ReadingConfig,
-        note: Note,
         state: _State,
         finished: Callable[[Callable[[], None]], None] | None,
     ) -> None:
         self._jobs, self._stretches, self._turns = jobs, stretches, turns
-        self._reading, self._note, self._state = reading, note, state
+        self._reading, self._state = reading, state
         self._finished = finished
 
     def run(self) -> None:
         try:
-            with Readers(self._reading, note=self._note) as readers:
+            with Readers(self._reading, note=logger.info) as readers:
                 self._make_all(readers)
             self._state.is_done = True
             self._state.wake()
@@ -202,7 +199,7 @@ class _Work:
 
     def _make_all(self, readers: Readers) -> None:
         for job in self._jobs.values():
-            job.use(readers, Progress(job, self._note, self._state))
+            job.use(readers, Progress(job, self._state))
         for number, (task, stretch) in enumerate(self._turns):
             while number >= self._state.allowed:
                 self._state.check_not_ending()
@@ -212,7 +209,7 @@ class _Work:
             self._state.wake()
         for job in self._jobs.values():
             if (store := job.finish()) is not None:
-                self._note(f"{job.title}: all {job.num_samples} encoded, {shown_place(store)}")
+                logger.info(f"{job.title}: all {job.num_samples} encoded, {shown_place(store)}")
 
 
 class Progress(QuietWatcher):
@@ -220,12 +217,11 @@ class Progress(QuietWatcher):
 
     Args:
         job: Whose progress.
-        note: Given every few seconds how far it is.
         state: Woken at every commit; and what ends the thread at the next batch.
     """
 
-    def __init__(self, job: TaskBuild, note: Note, state: _State) -> None:
-        super().__init__(note)
+    def __init__(self, job: TaskBuild, state: _State) -> None:
+        super().__init__(logger.info)
         self._job, self._state = job, state
         self._noted_s = time.monotonic()
 
@@ -234,7 +230,7 @@ class Progress(QuietWatcher):
         self._state.wake()
         if time.monotonic() > self._noted_s + _NOTE_S:
             self._noted_s = time.monotonic()
-            self.note(f"{self._job.title}: encoded {self._job.num_there()} of {self._job.num_samples}")
+            logger.info(f"{self._job.title}: encoded {self._job.num_there()} of {self._job.num_samples}")
 
     def waits(self, what: str) -> None:
         """Another part of a batch begins: here the thread can end."""

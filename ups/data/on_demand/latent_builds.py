@@ -17,7 +17,7 @@ from ups.data.splits import open_split
 from ups.data.stores import Store
 from ups.data.windows import Items
 from ups.errors import ConfigError
-from ups.output import Note
+from ups.log import logger
 from ups_store.build import (
     Build,
     BuildConfig,
@@ -38,7 +38,7 @@ _GROUPS_OF_STRETCH = 64  # of the others: what is lost between two of them is li
 
 
 def open_latent_builds(
-    config: BuildConfig, split: str, *, rank: BuildRank, note: Note, saves_digests: bool = True
+    config: BuildConfig, split: str, *, rank: BuildRank, saves_digests: bool = True
 ) -> dict[str, Build]:
     """Open the build of every task's store; reads sources whose digests aren't known yet.
 
@@ -46,7 +46,6 @@ def open_latent_builds(
         config: As `latent_build` gives it.
         split: "train", "val" or "test".
         rank: Place of this process among those that build together.
-        note: Given what the user should know, such as that this takes long.
         saves_digests: Whether digests are kept beside the stores.
     Returns:
         By task.
@@ -55,8 +54,8 @@ def open_latent_builds(
         ConfigError: Kinds "empty_split", "uneven_times".
         CheckpointError: As the encoder.
     """
-    watcher = _LookWatcher(note) if config.data.source_digest == "full" else QuietWatcher(note)
-    with Readers(config.reading, note=note) as readers:
+    watcher = _LookWatcher(logger.info) if config.data.source_digest == "full" else QuietWatcher(logger.info)
+    with Readers(config.reading, note=logger.info) as readers:
         digests = DigestCache(config.cache.dir, readers=readers, save=saves_digests)
         builds = {
             task: open_split(
@@ -83,7 +82,7 @@ class _LookWatcher(QuietWatcher):
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """See `ups_store.build.Watcher.stage`."""
         if unit == "bytes" and total > _LARGE_NBYTES:
-            self.note(f"{name}: looking at {total / 1e9:.1f} GB")
+            logger.info(f"{name}: looking at {total / 1e9:.1f} GB")
 
 
 def arrivals_of(build: Build, *, seed: int) -> list[Items]:
@@ -102,7 +101,7 @@ def arrivals_of(build: Build, *, seed: int) -> list[Items]:
     )
 
 
-def begin_store(build: Build, shared: SharedStores, *, note: Note) -> Build | Store:
+def begin_store(build: Build, shared: SharedStores) -> Build | Store:
     """The finished store, if it is there or in the shared cache; else its build, begun, continued, or joined.
 
     Raises:
@@ -113,28 +112,25 @@ def begin_store(build: Build, shared: SharedStores, *, note: Note) -> Build | St
     build.begin(helps=True)
     if build.is_finished:
         store = build.store
-        note(f"{build.title}: latents reused, {build.config_hash[:12]}, {store.path}")
+        logger.info(f"{build.title}: latents reused, {build.config_hash[:12]}, {store.path}")
         return store
     if (codec := build.plan.codec) != "none":
         later = "`ups-store build` packs the finished store"
-        note(f"{build.title}: cache.codec={codec} has no effect while training makes it: {later}")
+        logger.info(f"{build.title}: cache.codec={codec} has no effect while training makes it: {later}")
     there = f"{build.num_there()} of {build.num_samples} there"
-    note(f"{build.title}: encoding on demand, {there}, {build.path}")
+    logger.info(f"{build.title}: encoding on demand, {there}, {build.path}")
     return build
 
 
-def push_stores(
-    config: BuildConfig, note: Note, builds: Collection[Build], check: Callable[[], None]
-) -> None:
+def push_stores(config: BuildConfig, builds: Collection[Build], check: Callable[[], None]) -> None:
     """Push stores that were made here to the shared cache.
 
     Args:
         config: Says where that is.
-        note: Given what is done, and what failed.
         builds: Finished ones.
         check: Called now and then; what it raises ends this.
     """
-    with SharedStores(config, watcher=_PushWatcher(note, check)) as shared:
+    with SharedStores(config, watcher=_PushWatcher(check)) as shared:
         for build in builds:
             shared.push(build, build.store)
 
@@ -142,8 +138,8 @@ def push_stores(
 class _PushWatcher(QuietWatcher):
     """Has a push end where training does."""
 
-    def __init__(self, note: Note, check: Callable[[], None]) -> None:
-        super().__init__(note)
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__(logger.info)
         self._check = check
 
     def advance(self, num: int) -> None:

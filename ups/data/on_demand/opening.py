@@ -24,7 +24,8 @@ from ups.data.on_demand.sources import FilledStores, UnkeptWindows, WindowSettin
 from ups.data.stores import Store, encoder_of, latent_build, latent_folder, open_latents, place_of, store_path
 from ups.data.windows import TaskWindows, WindowSource, window_data
 from ups.errors import ConfigError
-from ups.output import Note, check_writable
+from ups.log import logger
+from ups.output import check_writable
 from ups.trained.checkpoint import read_document
 from ups.trained.specs import AUTOENCODER, parse_spec
 from ups_store.build import Build, BuildConfig, BuildRank, QuietWatcher, SharedStores
@@ -43,7 +44,6 @@ def open_training_windows(
     horizon: int,
     seed: int,
     device: str,
-    note: Note,
     check_data: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> TrainingData[WindowSource]:
     """Open the latents of all tasks as batches of windows, as `training.cache_mode` says.
@@ -55,7 +55,6 @@ def open_training_windows(
         horizon: Steps of a window.
         seed: Seed of the order.
         device: Where latents are made, and used.
-        note: Given what is done; also from a thread in the background.
         check_data: Given the hashes of the stores by task before any is begun or replaced; raises if it was
             to be another one.
     Raises:
@@ -65,7 +64,7 @@ def open_training_windows(
         StoreError: If a store can't be read, or begun: no room, another identity.
     """
     mode = config.training.cache_mode
-    note(f"latents of {', '.join(config.data.tasks)} ({split}): {_plan_in_words(config, mode)}")
+    logger.info(f"latents of {', '.join(config.data.tasks)} ({split}): {_plan_in_words(config, mode)}")
     training = config.training
     settings = WindowSettings(
         global_batch_size=global_batch_size,
@@ -79,25 +78,25 @@ def open_training_windows(
         laws=config.own_laws,
     )
     if mode == "store" or (mode == "auto" and not _may_be_made(config, split)):
-        return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
+        return _finished(config, split, settings, autoencoder_path=autoencoder_path)
     build = latent_build(config, autoencoder_path=autoencoder_path, device=device)
     if mode == "auto":
         check_writable(build.cache.dir)
     # Every machine makes whole stores: training takes windows from all of a split.
     rank = dataclasses.replace(BuildRank.from_environment(), num_machines=1)
     try:
-        wanted = open_latent_builds(build, split, rank=rank, note=note, saves_digests=mode == "auto")
-        is_part = mode == "auto" and build.data.limit is not None and _are_whole(build, split, rank, note)
+        wanted = open_latent_builds(build, split, rank=rank, saves_digests=mode == "auto")
+        is_part = mode == "auto" and build.data.limit is not None and _are_whole(build, split, rank)
     except SourceError as error:
         if mode != "auto" or not _all_there(config, split):
             raise
-        note(f"the sources can't be compared with the stores: {error}")
+        logger.info(f"the sources can't be compared with the stores: {error}")
         is_part = True
     if is_part:
-        return _finished(config, split, settings, autoencoder_path=autoencoder_path, note=note)
+        return _finished(config, split, settings, autoencoder_path=autoencoder_path)
     if check_data is not None:
         check_data({task: some.config_hash for task, some in wanted.items()})
-    return _live(mode, wanted, settings, rank, build, note)
+    return _live(mode, wanted, settings, rank, build)
 
 
 def _live(
@@ -106,25 +105,28 @@ def _live(
     settings: WindowSettings,
     rank: BuildRank,
     build: BuildConfig,
-    note: Note,
 ) -> TrainingData[WindowSource]:
     if mode == "none":
-        return UnkeptWindows(wanted, settings, reading=build.reading, note=note).data()
-    with ExitStack() as stack, SharedStores(build, watcher=QuietWatcher(note)) as shared:
+        return UnkeptWindows(wanted, settings, reading=build.reading).data()
+    with ExitStack() as stack, SharedStores(build, watcher=QuietWatcher(logger.info)) as shared:
         opened: dict[str, Build | Store] = {}
         for task, some in wanted.items():
             is_kept = mode != "memory"
-            opened[task] = begin_store(some, shared, note=note) if is_kept else begin_in_memory(some)
+            opened[task] = begin_store(some, shared) if is_kept else begin_in_memory(some)
             stack.callback(opened[task].close)
-        finished = partial(push_stores, build, note) if mode == "auto" and build.cache.remote else None
-        options: dict[str, Any] = {"reading": build.reading, "note": note, "finished": finished}
+        finished = partial(push_stores, build) if mode == "auto" and build.cache.remote else None
+        options: dict[str, Any] = {"reading": build.reading, "finished": finished}
         source = FilledStores(wanted, opened, settings, ranks=rank, **options)
         stack.pop_all()
     return source.data()
 
 
 def _finished(
-    config: RunConfig, split: str, settings: WindowSettings, *, autoencoder_path: Path, note: Note
+    config: RunConfig,
+    split: str,
+    settings: WindowSettings,
+    *,
+    autoencoder_path: Path,
 ) -> TrainingData[WindowSource]:
     """Windows of finished stores, whatever made them."""
     windows = {}
@@ -144,7 +146,7 @@ def _finished(
         stride, limit = settings.stride, config.data.limit
         windows[task] = TaskWindows(store, horizon=settings.horizon, stride=stride, limit=limit)
         why = windows[task].preload(settings.preload, device=settings.device)
-        note(f"{task} {split}: latents reused, {store.config_hash[:12]}, {store.path}, {why}")
+        logger.info(f"{task} {split}: latents reused, {store.config_hash[:12]}, {store.path}, {why}")
     return window_data(
         windows,
         global_batch_size=settings.global_batch_size,
@@ -177,11 +179,15 @@ def _is_of_unknown_encoder(path: Path) -> bool:
         return False
 
 
-def _are_whole(build: BuildConfig, split: str, rank: BuildRank, note: Note) -> bool:
+def _are_whole(
+    build: BuildConfig,
+    split: str,
+    rank: BuildRank,
+) -> bool:
     """Whether the finished stores hold the whole split, of which `data.limit` wants the first samples."""
     data = build.data.model_copy(update={"limit": None})
     whole = build.model_copy(update={"data": data})
-    wanted = open_latent_builds(whole, split, rank=rank, note=note)
+    wanted = open_latent_builds(whole, split, rank=rank)
     return all(_hash_of(some.path) == some.config_hash for some in wanted.values())
 
 

@@ -22,7 +22,7 @@ from ups.data.on_demand.unkept import FirstWindows, UnkeptJob, ranges_by_file
 from ups.data.stores import Store, shown_place
 from ups.data.windows import Items, Preload, TaskWindows, WindowBatch, WindowSource
 from ups.laws import Laws, laws_of
-from ups.output import Note
+from ups.log import logger
 from ups_store.build import Build, BuildRank, ReadingConfig
 from ups_store.torch import Allocate
 
@@ -172,7 +172,6 @@ class FilledStores(LiveSource):
         settings: What windows are wanted.
         ranks: Place of this process among those of its machine that fill the stores together.
         reading: How sources are read.
-        note: Called with messages on how it goes.
         finished: Called with each store that was made here, once all are; see `BackgroundBuild`.
     """
 
@@ -184,11 +183,9 @@ class FilledStores(LiveSource):
         *,
         ranks: BuildRank,
         reading: ReadingConfig,
-        note: Note,
         finished: Callable[[Collection[Build], Callable[[], None]], None] | None = None,
     ) -> None:
         super().__init__(wanted, settings)
-        self._note = note
         jobs = {task: some for task, some in opened.items() if isinstance(some, Build)}
         self._jobs = dict(jobs)
         for task, some in opened.items():
@@ -202,7 +199,7 @@ class FilledStores(LiveSource):
         }
         shares = {task: self._arrivals[task].stretches[ranks.local_rank :: ranks.num_local] for task in jobs}
         after = None if finished is None else partial(finished, jobs.values())
-        made = BackgroundBuild(jobs, shares, reading=reading, note=note, finished=after) if jobs else None
+        made = BackgroundBuild(jobs, shares, reading=reading, finished=after) if jobs else None
         self._build = made
         self._ready()
 
@@ -232,7 +229,7 @@ class FilledStores(LiveSource):
     def _preload(self, task: str) -> None:
         windows = self._windows[task]
         why = windows.preload(self._settings.preload, device=self._settings.device)
-        self._note(f"{shown_place(windows.store)}: {len(windows.store)} trajectories, {why}")
+        logger.info(f"{shown_place(windows.store)}: {len(windows.store)} trajectories, {why}")
 
 
 class UnkeptWindows(LiveSource):
@@ -244,10 +241,9 @@ class UnkeptWindows(LiveSource):
         settings: WindowSettings,
         *,
         reading: ReadingConfig,
-        note: Note,
     ) -> None:
         super().__init__(wanted, settings)
-        self._reading, self._note = reading, note
+        self._reading = reading
         self._prepared: PassDraws | None = self._begin(0, 0)  # so that it goes on while the model is made
         self._ready()
 
@@ -297,9 +293,7 @@ class UnkeptWindows(LiveSource):
             task: [stretch[~draws.is_used_up(task, stretch)] for stretch in some.stretches]
             for task, some in self._arrivals.items()
         }
-        self._build = BackgroundBuild(
-            unkept, left, reading=self._reading, note=self._note, ahead=_STRETCHES_AHEAD
-        )
+        self._build = BackgroundBuild(unkept, left, reading=self._reading, ahead=_STRETCHES_AHEAD)
         return draws
 
     def _job(self, task: str, wanted: Build, seed: int) -> UnkeptJob:
