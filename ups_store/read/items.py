@@ -215,7 +215,7 @@ class StoreItems(NumberedSources):
         return values
 
     def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """Path of a source's store, and the samples there that its items are of: for messages."""
+        """Give the path of a source's store, and the samples there that its items are of: for messages."""
         return self.sources[number].where(items, epoch=epoch)
 
     def check(self, indices: Sequence[int] | Samples) -> Samples:
@@ -381,7 +381,7 @@ class StoreSource:
         return self.store.arrays[name].encoding is not None
 
     def row_shape(self, name: str) -> tuple[int | None, ...]:
-        """Shape of a sample of a ragged array, None for its rows."""
+        """Compute the shape of a sample of a ragged array, None for its rows."""
         return (None, *self.store.arrays[name].shape[2:])
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
@@ -391,13 +391,13 @@ class StoreSource:
         return self._dtype if self._dtype is not None and is_floating else stored
 
     def locate(self, items: Samples, *, epoch: int) -> tuple[Samples, Samples]:
-        """Sample and first time step of items, each int64, shape (B,)."""
+        """Give sample and first time step of items, each int64, shape (B,)."""
         if self._trajectories is None:
             return items, np.zeros_like(items)
         return self._trajectories.index.locate(items, epoch=epoch)
 
     def where(self, items: Samples, *, epoch: int) -> Where:
-        """Path of the store, and the samples that items are of: for messages."""
+        """Give the path of the store, and the samples that items are of: for messages."""
         return str(self.store.path), list(dict.fromkeys(self.locate(items, epoch=epoch)[0].tolist()))
 
     def fetch(self, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
@@ -543,7 +543,7 @@ class WindowIndex:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def locate(self, items: Samples, *, epoch: int) -> tuple[Samples, Samples]:
-        """Sample and first time step of items, each int64, shape (B,)."""
+        """Give sample and first time step of items, each int64, shape (B,)."""
         rows = np.searchsorted(self.ends, items, side="right")
         draws, num_windows = self.window.samples_per_trajectory, self.num_windows[rows]
         if draws is None:
@@ -632,7 +632,7 @@ def task_of(store: AnyStore) -> str:
     return store.path.name.removesuffix(".zarr.zip")
 
 
-def split(
+def split_batch(
     batch: Mapping[str, Any], num: int, wrap: Callable[[Array], Any] = lambda array: array
 ) -> list[Any]:
     """Cut a batch into `num` consecutive ones, as views; of as many samples each, not ragged."""
@@ -641,7 +641,7 @@ def split(
         if isinstance(value, np.ndarray):
             return [wrap(part) for part in value.reshape(num, -1, *value.shape[1:])]
         if isinstance(value, Mapping):
-            return split(value, num, wrap)
+            return split_batch(value, num, wrap)
         if isinstance(value, list):  # tasks, where stores are mixed
             size = len(value) // num
             return [one_or_all(value[i : i + size]) for i in range(0, len(value), size)]

@@ -120,7 +120,7 @@ class Store(AnyStore):
         return view
 
     def sample(self, index: int) -> dict[str, Any]:
-        """All arrays of one sample by name, as views of the mapped file; see `AnyStore.sample`."""
+        """Give all arrays of one sample by name, as views of the mapped file; see `AnyStore.sample`."""
         if self.access == "pread":
             return super().sample(index)
         self.check_length()
@@ -321,7 +321,7 @@ class SpoolStore(Store):
         return np.ones(len(self), bool)
 
     def whole(self, name: str) -> Any:
-        """The array as a view, of the samples that are there; see `Store.whole`."""
+        """Give the array as a view, of the samples that are there; see `Store.whole`."""
         array, meta = super().whole(name), self._meta(name)
         return array if meta.is_constant or meta.is_ragged else array[: len(self)]
 

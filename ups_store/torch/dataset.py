@@ -312,7 +312,7 @@ class MixedDataset(NumberedSources):
         return batch_of(values, self.sources[0], arrays)  # all are alike
 
     def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """Path of the first store that items are of, and the samples of theirs that lie there."""
+        """Give the path of the first store that items are of, and the samples of theirs that lie there."""
         return self.where_mixed(items, epoch=epoch)
 
     def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Any) -> dict[str, Any]:
