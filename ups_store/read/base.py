@@ -265,7 +265,7 @@ class AnyStore(ABC):
     def _views_of(
         self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
     ) -> list[Any]:
-        """Give views of a ragged array's samples, all valid; only kinds of store that may have one are asked."""
+        """Give views of a ragged array's samples, all valid; only kinds of store that may have one do."""
         raise NotImplementedError
 
     def sample(self, index: int) -> dict[str, Any]:
