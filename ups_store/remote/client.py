@@ -219,10 +219,10 @@ def list_objects(
 
     def listed() -> list[Any]:
         pages = obstore.list(client_of(folder, deadline_s), prefix=f"{root}{prefix}" or None)
-        return [each for page in pages for each in page]
+        return [entry for page in pages for entry in page]
 
     objects = ask(listed, url=folder, deadline_s=deadline_s)
-    return [(each["path"].removeprefix(root), Version.of(each)) for each in objects]
+    return [(entry["path"].removeprefix(root), Version.of(entry)) for entry in objects]
 
 
 def put_file(

@@ -397,25 +397,25 @@ def choose_stores(cache: SharedCache, words: Sequence[str]) -> list[SharedStore]
         return stores
     for word in words:
         first, slash, name = word.rpartition("/")
-        named = [each for each in stores if each.name == _with_suffix(name)]
+        named = [entry for entry in stores if entry.name == _with_suffix(name)]
         if slash:
-            meant = [each for each in named if each.config_hash.startswith(first)]
+            meant = [entry for entry in named if entry.config_hash.startswith(first)]
         else:
             is_hash = _HASH.fullmatch(word)
-            meant = named or [each for each in stores if is_hash and each.config_hash.startswith(word)]
+            meant = named or [entry for entry in stores if is_hash and entry.config_hash.startswith(word)]
         if not meant:
             raise _not_there(cache, word, stores)
-        hashes = sorted({each.config_hash for each in meant})
+        hashes = sorted({entry.config_hash for entry in meant})
         if len(hashes) > 1:
             raise SpecError(
                 f"{word} is the name of {len(hashes)} stores",
                 kind="ambiguous",
                 path=cache.location,
                 expected="one",
-                found=", ".join(each[:12] for each in hashes[:_SHOWN]),
+                found=", ".join(entry[:12] for entry in hashes[:_SHOWN]),
                 hint="say which one, as HASH/NAME",
             )
-        chosen |= {(each.config_hash, each.name): each for each in meant}
+        chosen |= {(entry.config_hash, entry.name): entry for entry in meant}
     return list(chosen.values())
 
 
@@ -425,8 +425,8 @@ def _with_suffix(name: str) -> str:
 
 def _not_there(cache: SharedCache, word: str, stores: Sequence[SharedStore]) -> StoreNotFoundError:
     names = sorted({store.name.removesuffix(SUFFIX) for store in stores})
-    found, hint = ", ".join(names[:_SHOWN]) or None, "`ups-store ls-remote` lists what there is"
-    return StoreNotFoundError(f"no store {word}", path=cache.location, found=found, hint=hint)
+    listed, hint = ", ".join(names[:_SHOWN]) or None, "`ups-store ls-remote` lists what there is"
+    return StoreNotFoundError(f"no store {word}", path=cache.location, found=listed, hint=hint)
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ _RCLONE = re.compile(r":?[\w.+@-][\w.+@ -]+(?:,[^:/]+)?:(?P<rest>.*)")
 def url_of(path: str | os.PathLike[str]) -> str | None:
     """Give the URL that a path is, also where `pathlib` has made "s3:/bucket/a" of it; None if it is none."""
     text = os.fspath(path)
-    scheme, colon, rest = text.partition(":/")
+    scheme, colon, tail = text.partition(":/")
     if not colon or not _SCHEME.fullmatch(scheme):
         return None
-    if not rest.startswith("/") and os.path.lexists(f"{scheme}:"):  # a folder of that name is meant
+    if not tail.startswith("/") and os.path.lexists(f"{scheme}:"):  # a folder of that name is meant
         return None
     slashes = "///" if scheme.lower() == "file" else "//"
-    return f"{scheme}:{slashes}{rest.lstrip('/')}"
+    return f"{scheme}:{slashes}{tail.lstrip('/')}"
 
 
 def is_remote(path: object) -> bool:
@@ -80,8 +80,8 @@ class UrlPath(PosixPath):
     """A URL as the path of a store: names and suffixes as of any path, and `str` gives the URL again."""
 
     def __str__(self) -> str:
-        scheme, _, rest = super().__str__().partition(":/")
-        return f"{scheme}://{rest}"
+        scheme, _, tail = super().__str__().partition(":/")
+        return f"{scheme}://{tail}"
 
     def __fspath__(self) -> str:
         return str(self)
