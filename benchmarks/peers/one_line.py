@@ -166,27 +166,17 @@ WAYS: dict[str, tuple[str, Callable[[Source, Path], None], Callable[[Path], int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found of one way.
+    """What was found of one way."""
 
-    Attributes:
-        name: Of the way.
-        version: Of its package.
-        lines: Statements of its function, imports left out.
-        per_second: Samples, without syncing: the median of three runs, each in a process of its own.
-        synced_per_second: The same, the files synced afterwards.
-        left: Samples that could be read after the kill; None if nothing could be opened.
-        taken_again: Samples that the same call took when it was run again.
-        reason: Why there are no figures.
-    """
-
-    name: str
-    version: str
-    lines: int = 0
+    name: str  # of the way
+    version: str  # of its package
+    lines: int = 0  # statements of its function, imports left out
+    # Samples, without syncing: the median of three runs, each in a process of its own.
     per_second: float | None = None
-    synced_per_second: float | None = None
-    left: int | None = None
-    taken_again: int | None = None
-    reason: str = ""
+    synced_per_second: float | None = None  # the same, the files synced afterwards
+    left: int | None = None  # samples that could be read after the kill; None if nothing could be opened
+    taken_again: int | None = None  # samples that the same call took when it was run again
+    reason: str = ""  # why there are no figures
 
 
 def main(
