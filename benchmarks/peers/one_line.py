@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,8 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.harness import machine
-from benchmarks.harness.report import write_docs
+from benchmarks.harness.report import RESULTS, describe, write_docs
 from benchmarks.peers.isolated import FailedError, isolated
 
 NUM = 4096
@@ -196,11 +194,10 @@ def main(
                     except FailedError as error:
                         reasons[name] = str(error)[:160]
     outcomes = [_outcome(name, runs[name], reasons.get(name, "")) for name in WAYS]
-    hardware = machine.describe(Path(tempfile.gettempdir()))
-    about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": hardware}
+    about = describe()
     text = markdown(outcomes, about)
     print(text)
-    path = _ROOT / "benchmarks" / "results" / f"{about['date']}-one-line.json"
+    path = RESULTS / f"{about['date']}-one-line.json"
     path.write_text(json.dumps({**about, "ways": [asdict(each) for each in outcomes]}, indent=1) + "\n")
     if docs:
         write_docs(_PAGE, text, begin=BEGIN, end=END)

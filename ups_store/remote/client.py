@@ -41,19 +41,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Version:
-    """What tells one content of an object, or of a file, from another.
+    """What tells one content of an object, or of a file, from another."""
 
-    Attributes:
-        nbytes: Its length.
-        tag: "etag" and a strong ETag, which a request may have as a condition; else a weak one, the time of
-            the last write, or "" where nothing is known.
-        name: What the file is called, if that is known.
-        modified_s: When it was written, seconds since the epoch; 0 where that isn't known.
-    """
-
-    nbytes: int
+    nbytes: int  # its length
+    # "etag" and a strong ETag, which a request may have as a condition; else a weak one, the time of the last
+    # write, or "" where nothing is known.
     tag: str
-    name: str = field(default="", compare=False)
+    name: str = field(default="", compare=False)  # what the file is called, if that is known
+    # When it was written, seconds since the epoch; 0 where that isn't known.
     modified_s: float = field(default=0.0, compare=False)
 
     @classmethod

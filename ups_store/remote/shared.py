@@ -50,17 +50,11 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 @dataclass(frozen=True)
 class SharedFile:
-    """A file in a shared cache: of a store, or whatever else lies there.
+    """A file in a shared cache: of a store, or whatever else lies there."""
 
-    Attributes:
-        key: What it is called in the cache.
-        nbytes: Its length.
-        modified_s: When it was written, in seconds since the epoch.
-    """
-
-    key: str
-    nbytes: int
-    modified_s: float
+    key: str  # what it is called in the cache
+    nbytes: int  # its length
+    modified_s: float  # when it was written, in seconds since the epoch
 
     @property
     def config_hash(self) -> str:

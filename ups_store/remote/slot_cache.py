@@ -40,19 +40,12 @@ _MARK = b"ups-store slots\n"  # the end of a file
 
 @dataclass(frozen=True)
 class Places:
-    """Where the chunks of one array with slots lie.
+    """Where the chunks of one array with slots lie."""
 
-    Attributes:
-        base: Number of the first.
-        count: How many there are.
-        first: First byte of the first.
-        stride: Bytes from one to the next.
-    """
-
-    base: int
-    count: int
-    first: int
-    stride: int
+    base: int  # number of the first
+    count: int  # how many there are
+    first: int  # first byte of the first
+    stride: int  # bytes from one to the next
 
 
 class SlotCache:

@@ -44,21 +44,13 @@ _ALIVE_S = 86_400.0  # a push that is going on writes sooner; there are no locks
 
 @dataclass(frozen=True)
 class Pushed:
-    """What became of one file.
+    """What became of one file."""
 
-    Attributes:
-        path: The file.
-        config_hash: Of the whole store.
-        key: What it is called in the shared cache.
-        nbytes: Its length.
-        is_new: Whether this push has put it there; else it was there.
-    """
-
-    path: Path
-    config_hash: str
-    key: str
-    nbytes: int
-    is_new: bool
+    path: Path  # the file
+    config_hash: str  # of the whole store
+    key: str  # what it is called in the shared cache
+    nbytes: int  # its length
+    is_new: bool  # whether this push has put it there; else it was there
 
 
 def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progress: Progress) -> list[Pushed]:
@@ -326,17 +318,11 @@ class _Paced:
 
 @dataclass(frozen=True)
 class SharedStore:
-    """A store in a shared cache.
+    """A store in a shared cache."""
 
-    Attributes:
-        config_hash: Of its identity, by its key.
-        name: Of the whole, `NAME.zarr.zip`.
-        files: Its file, or all of its partitions, in order.
-    """
-
-    config_hash: str
-    name: str
-    files: tuple[SharedFile, ...]
+    config_hash: str  # of its identity, by its key
+    name: str  # of the whole, `NAME.zarr.zip`
+    files: tuple[SharedFile, ...]  # its file, or all of its partitions, in order
 
     @property
     def nbytes(self) -> int:
@@ -431,20 +417,14 @@ def _not_there(cache: SharedCache, word: str, stores: Sequence[SharedStore]) -> 
 
 @dataclass(frozen=True)
 class RemoteGarbage:
-    """A file that may go from a shared cache.
+    """A file that may go from a shared cache."""
 
-    Attributes:
-        key: What it is called.
-        kind: "temporary": of a push that was killed, or is going on; "incomplete": some of the partitions of
-            a store; "old": of a store, written longer ago than was asked for; "foreign": nothing of ours.
-        nbytes: Its length.
-        age_s: Seconds since it was written.
-    """
-
-    key: str
+    key: str  # what it is called
+    # "temporary": of a push that was killed, or is going on; "incomplete": some of the partitions of a store;
+    # "old": of a store, written longer ago than was asked for; "foreign": nothing of ours.
     kind: Literal["temporary", "incomplete", "old", "foreign"]
-    nbytes: int
-    age_s: float
+    nbytes: int  # its length
+    age_s: float  # seconds since it was written
 
     @property
     def is_removable(self) -> bool:
