@@ -38,7 +38,7 @@ from benchmarks.harness.run import measure
 from benchmarks.peers.formats import Hdf5, Items, Peer, PtFolder, Samples
 from benchmarks.train.inputs import demo
 from ups.data.windows import TaskWindows, WindowBatch, WindowSource
-from ups.train.numbers import GPU_LOAD
+from ups.train.tracking import GPU_LOAD
 from ups.train.trainer import Trainer
 from ups_store.torch import new_tensor
 

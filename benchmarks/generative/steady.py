@@ -22,8 +22,7 @@ from benchmarks.harness.commands import note, show_and_keep, show_progress
 from ups.config import load_config
 from ups.data.solvers import make_dataset
 from ups.data.trajectories import open_trajectories
-from ups.eval.ensemble_scores import ensemble_numbers
-from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
+from ups.eval.ensembles import Climate, ensemble_numbers, roll_out_members, roll_out_point
 from ups.eval.forecasters import PriorForecaster
 from ups.output import with_nulls, write_atomically
 from ups.train.run import run_stage

@@ -10,8 +10,7 @@ import numpy as np
 from benchmarks.generative.questions import CORRECTOR, LABELS, OPERATOR, STUDENTS, Task
 from benchmarks.generative.training import Cost
 from benchmarks.models.table import WORDS, shown_interval
-from ups.eval.ensemble_scores import EnsembleScores, score_ensemble
-from ups.eval.ensembles import EnsembleErrors
+from ups.eval.ensembles import EnsembleErrors, EnsembleScores, score_ensemble
 from ups.eval.generative_gates import corrector_gates, student_gates
 from ups.eval.intervals import Resamples
 from ups.eval.metrics import BANDS

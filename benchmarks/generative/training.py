@@ -34,8 +34,14 @@ from ups.config import load_config
 from ups.data.solvers.burgers1d import random_kicks, solve
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.eval.ensembles import Climate, EnsembleErrors, roll_out_members, roll_out_point
-from ups.eval.forecasters import CorrectedForecaster, Forecaster, OperatorForecaster, Start, has_members
-from ups.eval.rollout import start_of
+from ups.eval.forecasters import (
+    CorrectedForecaster,
+    Forecaster,
+    OperatorForecaster,
+    Start,
+    has_members,
+    start_of,
+)
 from ups.output import appears_whole, write_atomically
 from ups.train.flops import count_flops
 from ups.train.run import run_stage

@@ -24,8 +24,7 @@ from ups.data.solvers import make_datasets
 from ups.data.trajectories import open_trajectories
 from ups.errors import ShapeError
 from ups.eval.baseline_model import load_baseline
-from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, shown_size
-from ups.eval.rollout import roll_out
+from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, roll_out, shown_size
 from ups.output import write_atomically
 from ups.train.budget import ratio_of, step_seconds, with_steps, without_preparing
 from ups.train.run import run_stage

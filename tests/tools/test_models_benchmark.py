@@ -138,8 +138,7 @@ def test_ablations_change_the_configuration_of_their_tasks(tmp_path: Path) -> No
                 beside = ABLATIONS[ablation.against]
                 assert question.name in beside.questions, "nothing to compare with"
                 changed, against = (
-                    load_config(path, overrides=each.of(question).overrides)
-                    for each in (ablation, beside)
+                    load_config(path, overrides=each.of(question).overrides) for each in (ablation, beside)
                 )
                 assert changed != against or ablation.model != beside.model, name
     for factor, tokens, dim in ((2, 32, 2), (4, 32, 1), (8, 16, 1)):
