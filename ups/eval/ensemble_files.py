@@ -8,8 +8,7 @@ from ups.config.after_training import ENSEMBLE_ROWS
 from ups.eval.forecasters import CorrectedForecaster, PriorForecaster, shown_size
 from ups.log import logger
 from ups.trained.checkpoint import hash_tensors, read_any_document
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import candidate_of, load_corrected
+from ups.trained.corrected import CorrectedSimulator, candidate_of, load_corrected
 from ups.trained.loading import missed_gates
 from ups.trained.prior import SteadyPrior, load_prior
 from ups.trained.specs import CORRECTOR, PRIOR_FILE, STUDENT

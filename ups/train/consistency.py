@@ -24,8 +24,8 @@ from ups.nn.layers import Condition
 from ups.train.distillation import StudentStage
 from ups.train.stage import Losses
 from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrector_spec import CorrectorSpec
 from ups.trained.simulator import Simulator
+from ups.trained.specs import CorrectorSpec
 
 _TARGET = "target."  # beginning of the names of the target's weights
 

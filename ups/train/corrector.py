@@ -32,8 +32,7 @@ from ups.data.residuals import ResidualBuild, sigma_by_lead, wanted_residuals
 from ups.data.seams import measure_seams
 from ups.data.stores import Store
 from ups.data.teacher_pairs import PairBuild
-from ups.diffusion.paths import at_time, flow_matching_error
-from ups.diffusion.schedules import FlowTimes, flow_time
+from ups.diffusion.paths import FlowTimes, at_time, flow_matching_error, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.generative_gates import corrector_gates
@@ -46,11 +45,9 @@ from ups.train.meter import startup_phase
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import mean_error, scored
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import load_corrected, save_corrected
-from ups.trained.corrector_spec import CorrectorSpec, Sampling
+from ups.trained.corrected import CorrectedSimulator, load_corrected, save_corrected
 from ups.trained.simulator import Simulator, load_simulator
-from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, check_simulated_task
+from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, CorrectorSpec, Sampling, check_simulated_task
 
 STAGE = "diff_residual"
 VAL_PAIRS = 512  # residuals, or pairs of a teacher, of a task that validation looks at

@@ -29,7 +29,7 @@ from ups.data.residuals import ResidualBuild, wanted_residuals
 from ups.data.teacher_pairs import PairBatch, PairBuild, PairSource, shifted_pairs
 from ups.device import with_compiled
 from ups.diffusion.distillation import own_times
-from ups.diffusion.schedules import LAST_TIME, flow_time
+from ups.diffusion.paths import LAST_TIME, flow_time
 from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.gate_verdicts import GateVerdict
 from ups.eval.generative_gates import corrector_gates, student_gates
@@ -42,10 +42,8 @@ from ups.train.meter import startup_phase
 from ups.train.stage import QUIET_START, StageStart
 from ups.train.validation import mean_error, scored
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import load_corrected
-from ups.trained.corrector_spec import CorrectorSpec, Sampling, Taught
-from ups.trained.specs import STUDENT, STUDENT_FILE, check_simulated_task
+from ups.trained.corrected import CorrectedSimulator, load_corrected
+from ups.trained.specs import STUDENT, STUDENT_FILE, CorrectorSpec, Sampling, Taught, check_simulated_task
 
 STAGE = "consistency_distill"
 # Module and class of each method.

@@ -23,7 +23,7 @@ from ups.output import with_nulls
 from ups.train.best import set_aside
 from ups.trained.card import card_path
 from ups.trained.checkpoint import check_whole, load_checkpoint, read_document, save_checkpoint
-from ups.trained.corrected_files import candidate_of
+from ups.trained.corrected import candidate_of
 from ups.trained.specs import GATES
 
 

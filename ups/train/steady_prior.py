@@ -23,8 +23,7 @@ from ups.data.observations import check_observed, drawn_masks, masks_of_samples
 from ups.data.steady_batches import SolutionBatch, steady_data
 from ups.data.trajectories import Trajectories, open_trajectories
 from ups.data.windows import WindowBatch, augment_windows_of, parameter_table
-from ups.diffusion.paths import at_time, flow_matching_error
-from ups.diffusion.schedules import FlowTimes, flow_time
+from ups.diffusion.paths import FlowTimes, at_time, flow_matching_error, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.eval.ensemble_scores import ensemble_numbers
 from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
@@ -40,8 +39,7 @@ from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import mean_error, scored
 from ups.trained.checkpoint import hash_tensors
 from ups.trained.prior import SteadyPrior, load_prior, save_prior
-from ups.trained.prior_spec import PriorSpec
-from ups.trained.specs import PRIOR, PRIOR_FILE
+from ups.trained.specs import PRIOR, PRIOR_FILE, PriorSpec
 
 STAGE = "steady_prior"
 _VAL_SAMPLES = 256  # solutions of a task that validation looks at
