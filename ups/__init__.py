@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ups.losses import register_loss as register_loss
     from ups.models.operators import States as States
     from ups.models.operators import Step as Step
     from ups.models.operators import operator as operator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Module of each name; imported when it is first asked for.
 _HOMES = {
     "load": "ups.trained.loading",
+    "register_loss": "ups.losses",
     "operator": "ups.models.operators",
     "register_operator": "ups.models.operators",
     "States": "ups.models.operators",
@@ -32,7 +34,7 @@ _HOMES = {
     "key": "ups.section",
     "__version__": "ups_store",
 }
-__all__ = ["Section", "States", "Step", "key", "load", "operator", "register_operator"]
+__all__ = ["Section", "States", "Step", "key", "load", "operator", "register_loss", "register_operator"]
 
 
 def __getattr__(name: str) -> Any:

@@ -185,8 +185,7 @@ def publish(report: Report, folder: Path, *, as_json: bool) -> dict[str, Path]:
     Raises:
         OutputError: None of the files is changed then.
     """
-    from ups.eval.report import show_evaluation
-    from ups.eval.report_page import write_report
+    from ups.eval.report import show_evaluation, write_report
 
     paths = write_report(folder, report)
     if as_json:

@@ -61,8 +61,8 @@ def evaluate(
     phases = parse_numbers("--phase", phase or ())
     with importing():
         from ups.config.seeds import parse_seeds
-        from ups.eval.runs import evaluate_run
-        from ups.train.send_report import send_report
+        from ups.eval.evaluate import evaluate_run
+        from ups.train.tracking import send_report
     report = evaluate_run(
         checkpoint,
         config_path=config,

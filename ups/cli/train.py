@@ -163,9 +163,9 @@ def _train(
         from ups.train.profile import profiling
         from ups.train.run import run_stage, train_unless_valid
         from ups.train.stalls import listening_to_stalls
+        from ups.train.tracking import CONTEXT_FILE, forget_run, handing_on
         from ups.train.train_baselines import train_stage_of_baselines
         from ups.train.unused import unused_in_one_stage
-        from ups.train.wandb_context import CONTEXT_FILE, forget_run, handing_on
     if unshared := not_shared_note():
         note(f"warning: {unshared}")
     folder = resolved.checkpoint.dir

@@ -30,6 +30,10 @@ class EvaluationConfig(Section):
         strict=True,
         ge=2,
     )
+    metrics: tuple[str, ...] = key(
+        (),
+        "metrics of your own beside those that every report has: registered names, or module:function",
+    )
     baseline_flops: Positive | None = key(
         None, "counted operations for which FNO and U-Net of each task are trained beside it"
     )
@@ -58,6 +62,11 @@ ENSEMBLE_ROWS = {
     "student": ("consistency_distill", STUDENT_FILE),
     "prior": ("steady_prior", PRIOR_FILE),
 }
+
+
+def own_name(entry: str) -> str:
+    """The name in reports of an entry of `evaluation.metrics`: module:function, or a registered name."""
+    return entry.rpartition(":")[2].rpartition(".")[2]
 
 
 def _known(name: str, known: Collection[str], what: str) -> str:

@@ -76,6 +76,8 @@ def later_checks(
         yield "stages", lambda: check_no_inverse_losses(config)
     if has_operator or first == "joint":
         yield "architecture", lambda: _check_operator_size(config)
+    if config.training.losses:
+        yield "hyperparameters", lambda: _check_losses(config)
     if config.trains_prior:
         yield "stages", lambda: check_steady_task(config)
     if config.trains_corrector or config.trains_prior:
@@ -97,6 +99,12 @@ def tried(check: Callable[[], object]) -> Iterator[UpsError | StoreError]:
         check()
     except (UpsError, StoreError) as error:
         yield error
+
+
+def _check_losses(config: RunConfig) -> None:
+    from ups.losses import check_losses  # which needs torch
+
+    check_losses(config.training)
 
 
 def _check_split(config: RunConfig) -> None:

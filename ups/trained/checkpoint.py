@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ups.errors import CheckpointError, OtherTensorsError, OutputError
 from ups.output import write_atomically, write_together
 from ups.trained.card import KINDS, card_path, model_card
-from ups_store.system.urls import check_local
+from ups_store.system.paths import check_local
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -17,7 +17,7 @@ from ups.diffusion.paths import (
     velocity_of_datum,
 )
 from ups.diffusion.samplers import euler
-from ups.eval.ensemble_metrics import fair_energy_score
+from ups.eval.ensembles import fair_energy_score
 
 torch.set_num_threads(1)
 DIM, STD = 16, 0.3

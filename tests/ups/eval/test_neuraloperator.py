@@ -13,8 +13,7 @@ from torch import Tensor
 from trained_baselines import train
 
 from ups.data.trajectories import open_trajectories
-from ups.eval.forecasters import Persistence
-from ups.eval.rollout import roll_out
+from ups.eval.forecasters import Persistence, roll_out
 from ups.models.grid_networks import FourierNeuralOperator, NeuraloperatorFNO, neuraloperator_modes
 from ups.nn.spectral import SpectralConv
 
