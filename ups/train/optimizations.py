@@ -203,8 +203,8 @@ def validate_optimizations(
     about |= {"steps": steps, "warm_up_steps": warm_up, "memory": _memory_of(device), "gates": asdict(gates)}
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
-        rows = [rows_of_step(variant, stage) for variant in variants]
-        lengths = [warm_up + round((steps - warm_up) * rows[0] / own) for own in rows]
+        sizes = [rows_of_step(variant, stage) for variant in variants]
+        lengths = [warm_up + round((steps - warm_up) * sizes[0] / own) for own in sizes]
         if least := [n for n in lengths if n <= warm_up]:
             found, expected = f"{least[0]} of the largest batch", f"more than {warm_up} of warm-up"
             raise ConfigError("steps of the comparison", kind="steps", expected=expected, found=found)
