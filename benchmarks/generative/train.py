@@ -33,7 +33,7 @@ from benchmarks.models.questions import TEST, Question
 from ups.config import RunConfig, load_config
 from ups.data.solvers.burgers1d import random_kicks, solve
 from ups.data.trajectories import Trajectories, open_trajectories
-from ups.eval.ensembles import Climate, EnsembleErrors, roll_out_members, roll_out_point
+from ups.eval.ensembles import Climate, EnsembleErrors, roll_out_members
 from ups.eval.forecasters import (
     CorrectedForecaster,
     Forecaster,
@@ -140,10 +140,8 @@ def _measured(
     if not path.exists():
         note(f"{checkpoints.parent.name}: measures {name}")
         forecaster, climate = make(), Climate.of(trajectories)
-        if has_members(forecaster):
-            rollout = roll_out_members(forecaster, trajectories, climate, members=MEMBERS, seed=MEMBER_SEED)
-        else:
-            rollout = roll_out_point(forecaster, trajectories, climate)
+        members = MEMBERS if has_members(forecaster) else None
+        rollout = roll_out_members(forecaster, trajectories, climate, members=members, seed=MEMBER_SEED)
         _save(rollout.errors, path)
     return _load(path)
 

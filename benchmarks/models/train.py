@@ -129,8 +129,8 @@ def _scores_of_sets(
         yield (
             name,
             {
-                "nrmse": _values(errors.nrmse.flatten(1).mean(1)),
-                "first_step": _values(errors.nrmse[:, 0].flatten(1).mean(1)),
+                "nrmse": _values(errors["nrmse"].flatten(1).mean(1)),
+                "first_step": _values(errors["nrmse"][:, 0].flatten(1).mean(1)),
             },
         )
 
