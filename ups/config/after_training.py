@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ups.config.section import Count, Positive, Section, key
 from ups.config.stages import STAGE_NAMES
 from ups.errors import did_you_mean, needs
+from ups.section import Count, Positive, Section, key
 from ups.trained.specs import CORRECTOR_FILE, PRIOR_FILE, STUDENT_FILE
 from ups_store.sources import LocalPath
 

@@ -383,7 +383,10 @@ def operator_note(run: Run) -> str:
 
 
 def _architecture(spec: SimulatorSpec) -> str:
-    """Levels, what mixes their tokens, and how far attention reaches in the finest."""
+    """Its name; or levels, what mixes their tokens, and how far attention reaches in the finest."""
+    if "name" in spec.operator:
+        settings = ", ".join(f"{key} {value}" for key, value in spec.operator["config"].items())
+        return " with ".join(filter(None, (spec.operator["name"], settings)))
     size = OperatorSize.from_json(spec.operator)
     mixers = [size.mixer(level) for level in range(len(size.depths))]
     kinds = [name for name, before in zip(mixers, [None, *mixers], strict=False) if name != before]

@@ -39,12 +39,11 @@ from ups.train.distributed import check_num_ranks, joined_ranks
 from ups.train.launched import EARLIER_SECONDS, launched_at, of_stores, with_stores
 from ups.train.run import train_unless_valid
 from ups.train.saved_state import check_interrupted
-from ups.train.send_report import send_report
 from ups.train.stage import ALL
 from ups.train.switches import check_switches
+from ups.train.tracking import CONTEXT_FILE, context_path, handing_on, send_report
 from ups.train.train_baselines import train_configured_baselines
 from ups.train.unused import unused_in_all_stages
-from ups.train.wandb_context import CONTEXT_FILE, context_path, handing_on
 from ups_store.launch import rank_of
 
 

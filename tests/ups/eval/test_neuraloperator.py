@@ -13,9 +13,8 @@ from torch import Tensor
 from trained_baselines import train
 
 from ups.data.trajectories import open_trajectories
-from ups.eval.baselines import FourierNeuralOperator
 from ups.eval.forecasters import Persistence, roll_out
-from ups.eval.neuraloperator import NeuraloperatorFNO, neuraloperator_modes
+from ups.models.grid_networks import FourierNeuralOperator, NeuraloperatorFNO, neuraloperator_modes
 from ups.nn.spectral import SpectralConv
 
 pytest.importorskip("neuralop")
@@ -164,5 +163,5 @@ def test_neuraloperator_baseline_trains_repeats_and_is_kept_in_a_file(tmp_path: 
     assert one.note.startswith("144 k parameters;")  # a complex weight counts twice
     test = open_trajectories(configure(root).build, "burgers1d", "test")
     better = train(root, tmp_path / "better", "fno_neuraloperator", steps=120)
-    errors = [roll_out(model, test).errors.nrmse.mean() for model in (better, Persistence())]
+    errors = [roll_out(model, test).errors["nrmse"].mean() for model in (better, Persistence())]
     assert errors[0] < 0.5 * errors[1]

@@ -32,11 +32,10 @@ from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster, kind_o
 from ups.eval.runs import find_corrected
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.nodes import training_nodes
-from ups.train.consistency import ConsistencyStage
-from ups.train.distillation import StudentStage, make_student_stage
-from ups.train.ensemble_validation import Measured
+from ups.train.flow import Measured
 from ups.train.run import run_stage, train_unless_valid
 from ups.train.stage import StageStart
+from ups.train.student import ConsistencyStage, StudentStage, make_student_stage
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
 from ups.trained.corrected import CorrectedSimulator
@@ -355,14 +354,12 @@ def test_collapsed_student_misses_the_gate_that_it_should(
     become, expected = STUDENTS[name]
     stage = make_stage("diffusion.export_anyway=false")
 
-    class Ensembles:
-        def members_of(self, forecaster: CorrectedForecaster) -> Measured:
-            return measured(DRAWN if forecaster.model is stage._teacher else become(DRAWN))
-
-        def forecasts_of(self, forecaster: OperatorForecaster) -> Measured:
+    def measure(forecaster: CorrectedForecaster | OperatorForecaster) -> Measured:
+        if isinstance(forecaster, OperatorForecaster):
             return measured(torch.zeros(NUM, STEPS, 1, POINTS, 1))
+        return measured(DRAWN if forecaster.model is stage._teacher else become(DRAWN))
 
-    monkeypatch.setattr(stage, "ensembles", Ensembles)
+    monkeypatch.setattr(stage, "measure", measure)
     stage.export({"score": 0.0}, stage.model.state_dict())
     if not expected:
         assert stage.finish()["gates_missed"] == []
