@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size, student_size
 from ups.config.operator_size import operator_size
-from ups.grid import FIELDS, GridSpec, TokenGrid, cut_grid
+from ups.grid import FIELDS, GridSpec, TokenGrid, cut_grid, halved_axes, window_size
 from ups.models.operator_size import NORMALISED, OperatorSize
-from ups.nn.token_axes import halved_axes, window_size
 from ups.pipeline.planned_ranks import PlannedRanks
 from ups.stages import BASELINES, STAGES
 

@@ -13,13 +13,13 @@ from ups.errors import ConfigError
 from ups.stages import CORRECTOR_MODEL, OPERATOR_MODEL
 from ups.train.saved_state import state_path
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing, read_document
-from ups.trained.corrector_spec import parse_specs
 from ups.trained.specs import (
     CORRECTOR,
     OPERATOR,
     SimulatorSpec,
     check_simulated_task,
     parse_simulator_spec,
+    parse_specs,
 )
 
 OTHER_OPERATOR = "other_operator"
