@@ -12,7 +12,7 @@ from ups.config import RunConfig
 from ups.config.checks import check_optimizer
 from ups.data.splits import are_there
 from ups.device import compile_cache, free_memory, matmul_precision
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError, ConfigError, check_installed
 from ups.locks import TRAINING_LOCK, locked
 from ups.log import logger
 from ups.train.budget import within_budget
@@ -22,11 +22,10 @@ from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
 from ups.train.lost_export import LOST_WEIGHTS
 from ups.train.memory import saying_what_takes_memory
-from ups.train.meter import StartupClock, measuring
+from ups.train.meter import StartupClock
 from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import StageStart, make_stage
 from ups.train.switches import check_switches
-from ups.train.tensorboard_sink import check_tensorboard
 from ups.train.trainer import Trainer
 from ups.train.untrained import is_untrained, run_untrained
 from ups.train.unused import unused_settings
@@ -66,7 +65,7 @@ def run_stage(
         raise ConfigError(f"stages.{name}.epochs = 0 leaves the stage out", kind="no_epochs", hint=hint)
     check_optimizer(settings.optimizer, stage=name)
     if config.logging.tensorboard.enabled:
-        check_tensorboard()  # before minutes of opening data
+        check_installed("tensorboard", extra="tensorboard")  # before minutes of opening data
     before = {**_of_cache(config, name), **(before_stage(began) if began else {}), **(startup or {})}
     clock = StartupClock(began=launched_at(began) if began else None, before=before)
     training = config.training
@@ -74,7 +73,6 @@ def run_stage(
         joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
         matmul_precision(training.matmul_precision),
         compile_cache(training.compile_cache),
-        measuring(clock),
         saying_what_takes_memory(name, settings),
         ExitStack() as stack,
     ):
@@ -88,13 +86,13 @@ def run_stage(
         saved = state_path(config, name)
         with clock.phase("budget"), before_steps(name, saved, restart=restart):
             config = within_budget(name, config, device=device, ranks=ranks, is_continued=not restart)
-        expected = StageStart()
+        expected = StageStart(phase=clock.phase)
         if saved.exists() and not restart:
             state = SavedState.read(saved)
             state.check_config(config, stage=name)
             for text in state.changes(config, stage=name) if ranks.is_first else ():
                 logger.info(text)
-            expected = StageStart(state.check_data)  # before a store is replaced
+            expected = StageStart(state.check_data, clock.phase)  # before a store is replaced
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from

@@ -17,7 +17,7 @@ from ups_store.remote.shared import check_location
 from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration, local_path
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
-from ups_store.system.urls import instead_of_rclone, is_remote
+from ups_store.system.paths import instead_of_rclone, is_remote
 
 with needs("hdf5"):
     from pydantic import (

@@ -19,7 +19,7 @@ from ups_store.errors import ConfigError, needs
 from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import with_present_names
 from ups_store.system.files import opened_text
-from ups_store.system.urls import check_local, is_remote
+from ups_store.system.paths import check_local, is_remote
 
 with needs("hdf5"):
     import yaml

@@ -45,7 +45,7 @@ from ups_store.sources.source_files import (
 )
 from ups_store.sources.tasks import Task
 from ups_store.system import files
-from ups_store.system.urls import Url, instead_of_rclone, is_remote
+from ups_store.system.paths import Url, instead_of_rclone, is_remote
 
 MAX_PARALLEL = 4  # copies at a time: more share the same network
 _NUM_SLOTS = 64  # requests that a reader may have before it

@@ -31,8 +31,7 @@ from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
-from ups_store.system.paths import is_pattern, named_partitions
-from ups_store.system.urls import is_remote, shown_url
+from ups_store.system.paths import is_pattern, is_remote, named_partitions, shown_url
 
 if TYPE_CHECKING:
     from ups_store.check.doctor import Diagnosis

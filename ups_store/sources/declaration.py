@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from ups_store.errors import ConfigError, SpecError, needs
 from ups_store.format.metadata import is_name
-from ups_store.system.urls import check_local
+from ups_store.system.paths import check_local
 
 with needs("hdf5"):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator

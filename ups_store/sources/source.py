@@ -45,7 +45,7 @@ from ups_store.sources.hdf5 import (
 from ups_store.sources.regions import DatasetExtent, chunk_length, read_hyperslabs
 from ups_store.sources.tasks import Task
 from ups_store.sources.values import CastLoss, CfEncoding
-from ups_store.system.urls import check_local
+from ups_store.system.paths import check_local
 
 _MAX_WALKED = 1000  # groups of samples whose links are looked at when the file is opened
 

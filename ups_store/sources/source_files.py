@@ -17,7 +17,7 @@ from typing import Literal
 
 from ups_store.errors import ConfigError, SourceError, did_you_mean
 from ups_store.sources.tasks import Task
-from ups_store.system.urls import check_local
+from ups_store.system.paths import check_local
 
 _SUFFIXES = (".h5", ".hdf5")
 _MAX_DEPTH = 4  # PDEBench's own tree is 1D/CFD/Test/ShockTube
