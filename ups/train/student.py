@@ -38,8 +38,6 @@ from ups.diffusion.samplers import Velocity
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import (
     CorrectedForecaster,
-    EnsembleForecaster,
-    Forecaster,
     OperatorForecaster,
 )
 from ups.eval.gate_verdicts import GateVerdict
@@ -195,7 +193,7 @@ class StudentStage(CorrectorStage):
         """Hashes of what decides the pairs, teacher included, by task and part."""
         return identity_of(self._lesson.wanted_pairs)
 
-    def rows_of(self, model: CorrectedSimulator) -> dict[str, EnsembleForecaster | Forecaster]:
+    def rows_of(self, model: CorrectedSimulator) -> dict[str, CorrectedForecaster | OperatorForecaster]:
         """The student beside its teacher, with the same noise, and the operator."""
         return {
             "student": CorrectedForecaster(model),
@@ -214,6 +212,7 @@ class StudentStage(CorrectorStage):
     def checked_errors(self, task: str, numbers: Items) -> Tensor:
         """Distances of the student's residuals from the teacher's, from the same noise, shape (B,)."""
         batch = self._checked.read(task, numbers)
+        assert isinstance(batch, PairBatch)
         states, noise, parameters, dt = self._moved(batch.states, batch.noise, batch.parameters, batch.dt)
         given_BLD, predicted_BLD, taught_BLD = states.unbind(1)
         spec, given = self.model.corrector_spec, (given_BLD, predicted_BLD)
