@@ -32,8 +32,7 @@ from ups.data.stores import Store
 from ups.data.teacher_pairs import PairBuild
 from ups.data.trajectories import Trajectories, times_of
 from ups.data.windows import evenly_spread
-from ups.diffusion.paths import at_time, flow_matching_error
-from ups.diffusion.schedules import FlowTimes, flow_time
+from ups.diffusion.paths import FlowTimes, at_time, flow_matching_error, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.errors import CheckpointError, GateMissedError
 from ups.eval.ensembles import Climate, EnsembleErrors, ensemble_numbers, roll_out_members
@@ -56,12 +55,10 @@ from ups.trained.checkpoint import (
     read_document,
     save_checkpoint,
 )
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import candidate_of, load_corrected, save_corrected
-from ups.trained.corrector_spec import CorrectorSpec, Sampling
+from ups.trained.corrected import CorrectedSimulator, candidate_of, load_corrected, save_corrected
 from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator, load_simulator
-from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, GATES, check_simulated_task
+from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, GATES, CorrectorSpec, Sampling, check_simulated_task
 
 STAGE = "diff_residual"
 VAL_PAIRS = 512  # residuals, or pairs of a teacher, of a task that validation looks at

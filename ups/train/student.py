@@ -33,9 +33,8 @@ from ups.diffusion.distillation import (
     consistency_target,
     own_times,
 )
-from ups.diffusion.paths import at_time
+from ups.diffusion.paths import LAST_TIME, at_time, flow_time
 from ups.diffusion.samplers import Velocity
-from ups.diffusion.schedules import LAST_TIME, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import (
     CorrectedForecaster,
@@ -57,11 +56,9 @@ from ups.train.flow import (
 from ups.train.given_models import HOW_TO_HAVE_TEACHER, check_same_operator
 from ups.train.stage import QUIET_START, Losses, StageStart
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import load_corrected
-from ups.trained.corrector_spec import CorrectorSpec, Sampling, Taught
+from ups.trained.corrected import CorrectedSimulator, load_corrected
 from ups.trained.simulator import Simulator
-from ups.trained.specs import STUDENT, STUDENT_FILE, check_simulated_task
+from ups.trained.specs import STUDENT, STUDENT_FILE, CorrectorSpec, Sampling, Taught, check_simulated_task
 
 STAGE = "consistency_distill"
 _TARGET = "target."  # beginning of the names of the target's weights
