@@ -45,7 +45,7 @@ from ups.eval.forecasters import (
 from ups.output import appears_whole, write_atomically
 from ups.train.flops import count_flops
 from ups.train.run import run_stage
-from ups.trained.corrected_files import load_corrected
+from ups.trained.corrected import load_corrected
 from ups.trained.simulator import load_simulator
 
 
