@@ -108,8 +108,8 @@ def train_and_score(
     model = ups.load(report["checkpoint"])
     trajectories = open_trajectories(config.build, TASK, SPLIT)
     climate, forecaster = Climate.of(trajectories), PriorForecaster(model, seed=0)  # type: ignore[arg-type]
-    members = MEMBERS if method == "flow" else None
-    rolled = roll_out_members(forecaster, trajectories, climate, members=members, seed=0)
+    num = MEMBERS if method == "flow" else None
+    rolled = roll_out_members(forecaster, trajectories, climate, members=num, seed=0)
     return {
         **ensemble_numbers(rolled.errors),
         "parameters": report["parameters"],

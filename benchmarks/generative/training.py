@@ -45,7 +45,7 @@ from ups.eval.forecasters import (
 from ups.output import appears_whole, write_atomically
 from ups.train.flops import count_flops
 from ups.train.run import run_stage
-from ups.trained.corrected_files import load_corrected
+from ups.trained.corrected import load_corrected
 from ups.trained.simulator import load_simulator
 
 
@@ -108,9 +108,9 @@ def _measured(seed: Trained, name: str) -> EnsembleErrors:
     if not path.exists():
         note(f"{seed.checkpoints.parent.name}: measures {name}")
         forecaster, climate = seed.makers[name](), Climate.of(seed.trajectories)
-        options: dict[str, Any] = {"members": MEMBERS if has_members(forecaster) else None}
-        options["seed"] = MEMBER_SEED
-        errors = roll_out_members(forecaster, seed.trajectories, climate, **options).errors
+        num = MEMBERS if has_members(forecaster) else None
+        rolled = roll_out_members(forecaster, seed.trajectories, climate, members=num, seed=MEMBER_SEED)
+        errors = rolled.errors
         arrays = {key: value.numpy() for key, value in errors.tensors().items()}
         with appears_whole(path) as unfinished, unfinished.open("wb") as file:
             np.savez(file, num_members=errors.num_members, **arrays)

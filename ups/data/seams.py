@@ -24,7 +24,7 @@ from ups.data.held_out import Items
 from ups.data.residuals import OF_STATISTICS, PREDICTED, RESIDUAL
 from ups.data.stores import Store
 from ups.data.windows import evenly_spread
-from ups.nn.neighbours import NeighbourMap, with_neighbours
+from ups.nn.patches import NeighbourMap, with_neighbours
 from ups.trained.simulator import Simulator
 
 _AT_ONCE = 128  # residuals

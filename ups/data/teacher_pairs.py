@@ -31,7 +31,7 @@ from ups.data.residuals import DT, GIVEN, PARAMETERS, PREDICTED, RESIDUAL, Resid
 from ups.data.stores import Store, open_as
 from ups.log import logger
 from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrector_spec import Sampling
+from ups.trained.specs import Sampling
 from ups_store.torch import Allocate, new_tensor
 
 NOISE = "noise"

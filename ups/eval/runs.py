@@ -17,8 +17,7 @@ from ups.eval.forecasters import missed_by
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.log import logger, prefixed, quiet
 from ups.trained.checkpoint import hash_tensors, missing_checkpoint, read_document
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import candidate_of, load_corrected
+from ups.trained.corrected import CorrectedSimulator, candidate_of, load_corrected
 from ups.trained.prior import SteadyPrior, load_prior
 from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import CORRECTOR, OPERATOR, OPERATOR_FILE, PRIOR_FILE, STUDENT

@@ -26,8 +26,8 @@ from ups.eval.forecasters import Start
 from ups.eval.physics import physics_of
 from ups.grid import FIELDS
 from ups.laws import Prior
+from ups.physics.priors import Step, TaskPhysics
 from ups.physics.residual import LINE_EQUATIONS
-from ups.physics.task_physics import Step, TaskPhysics
 from ups.trained.rollout_inputs import (
     Numbers,
     check_room,

@@ -22,7 +22,7 @@ from ups.eval.predict import PredictionRequest, predict_store
 from ups.eval.runs import Run
 from ups.eval.ttc import ConditionedForecaster, conditioned, corrected
 from ups.laws import Laws
-from ups.physics.task_physics import Step, TaskPhysics
+from ups.physics.priors import Step, TaskPhysics
 from ups.trained.simulator import Simulator, save_simulator
 
 TASK = "burgers1d"
