@@ -32,7 +32,6 @@ from ups.stages import STAGES, Model
 from ups.train.budget import seconds_of_step, within_budget
 from ups.train.stage import Stage, StageStart, make_stage
 from ups.train.trainer import Trainer
-from ups.train.untrained import is_untrained
 from ups_store.build import QuietWatcher, build_all
 
 with needs("train"):
@@ -211,7 +210,7 @@ def _measured(
     stage: Stage, config: RunConfig, ranks: PlannedRanks, *, device: torch.device, num_steps: int
 ) -> Measured:
     weights = _nbytes(stage.model.state_dict())
-    if is_untrained(stage):
+    if stage.is_untrained:
         return Measured(0.0, 0.0, _peak(device), weights)
     trainer = Trainer(stage, config, device=device, restart=True)
     grows = bool(stage.curriculum.share)  # rollouts do, over the training: then steps are spread over it

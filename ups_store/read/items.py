@@ -110,14 +110,18 @@ class NumberedSources(ShowsFacts):
         return interleave(batches, rows, allocate, first.padded)
 
     def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Allocate) -> dict[str, Any]:
-        """Copy items of one source, with `index` and `task`."""
-        raise NotImplementedError
+        """Copy items of one source, and say of which task they are."""
+        values = self.sources[number].fetch(items, epoch=epoch, allocate=allocate)
+        values["task"] = self.sources[number].task
+        return values
 
-    def where_mixed(self, items: Samples, *, epoch: int) -> Where:
-        """Path of the first store that items, numbered through, are of, and the samples of theirs there."""
+    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
+        """Find the first store that items are of, counted from a source's first, and their samples there."""
+        items = items + self._firsts[number]
         number = self._number_of(items[0])
         mine = items[np.searchsorted(self._ends, items, side="right") == number] - self._firsts[number]
-        return self.sources[number].where(mine, epoch=epoch)
+        samples, _ = self.sources[number].locate(mine, epoch=epoch)
+        return str(self.sources[number].store.path), list(dict.fromkeys(samples.tolist()))
 
 
 class StoreItems(NumberedSources):
@@ -164,6 +168,8 @@ class StoreItems(NumberedSources):
 
     def _open(self, stores: Iterable[AnyStore]) -> None:
         self._set_sources(StoreSource(store, **self._options) for store in stores)
+        for source, first in zip(self.sources, self._firsts, strict=True):
+            source.first = first
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -205,18 +211,7 @@ class StoreItems(NumberedSources):
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
         """Copy a batch of one source; called by several threads at a time."""
-        values = self.sources[number].fetch(items, epoch=epoch, allocate=allocate)
-        values["index"] = items + self._firsts[number]
-        return values
-
-    def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Allocate) -> dict[str, Any]:
-        values = StoreItems.fetch(self, number, items, epoch=epoch, allocate=allocate)
-        values["task"] = self.sources[number].task
-        return values
-
-    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """Give the path of a source's store, and the samples there that its items are of: for messages."""
-        return self.sources[number].where(items, epoch=epoch)
+        return self.sources[number].fetch(items, epoch=epoch, allocate=allocate)
 
     def check(self, indices: Sequence[int] | Samples) -> Samples:
         """Validate numbers of items, at least one; negative ones count from the end."""
@@ -262,6 +257,7 @@ class StoreSource:
         lambda source, target: np.copyto(target, source, casting="unsafe")
     )
     num_threads: Callable[[], int | None] = staticmethod(lambda: 1)
+    first = 0  # number of its first item in the dataset
 
     def __init__(
         self,
@@ -396,10 +392,6 @@ class StoreSource:
             return items, np.zeros_like(items)
         return self._trajectories.index.locate(items, epoch=epoch)
 
-    def where(self, items: Samples, *, epoch: int) -> Where:
-        """Give the path of the store, and the samples that items are of: for messages."""
-        return str(self.store.path), list(dict.fromkeys(self.locate(items, epoch=epoch)[0].tolist()))
-
     def fetch(self, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
         """Copy items, all valid, into arrays (B, ...) that `allocate` provides; by key."""
         samples, starts = items, None
@@ -419,6 +411,7 @@ class StoreSource:
             field.put(values, array)
         for name in self.ragged:
             values |= self._fetch_ragged(name, samples, allocate)
+        values["index"] = items + self.first
         return values
 
     def _copy(self, field: Field, samples: Samples, starts: Samples | None, out: Array) -> None:
