@@ -150,7 +150,13 @@ def _export_untrained(stage: Stage, config: RunConfig, *, ranks: Ranks) -> dict[
     if ranks.is_first:
         remove_state(state_path(config, stage.name))
     ranks.tell()  # the others read what was exported
-    no_steps: dict[str, Any] = {"steps": 0, "resumed_at": 0, "best_step": None, "data_wait_share": 0.0, "startup": {}}
+    no_steps: dict[str, Any] = {
+        "steps": 0,
+        "resumed_at": 0,
+        "best_step": None,
+        "data_wait_share": 0.0,
+        "startup": {},
+    }
     return {**stage.finish(), "start_score": metrics["score"], **no_steps}
 
 
