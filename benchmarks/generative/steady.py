@@ -24,7 +24,7 @@ from benchmarks.harness import machine
 from benchmarks.harness.report import write_docs
 from ups.config import load_config
 from ups.data.solvers import make_dataset
-from ups.data.trajectories import open_trajectories
+from ups.data.splits import open_trajectories
 from ups.eval.ensemble_scores import ensemble_numbers
 from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
 from ups.eval.forecasters import PriorForecaster

@@ -32,7 +32,8 @@ from benchmarks.models.data import hash_of, make_all_data, run_values
 from benchmarks.models.questions import TEST, Question
 from ups.config import RunConfig, load_config
 from ups.data.solvers.burgers1d import random_kicks, solve
-from ups.data.trajectories import Trajectories, open_trajectories
+from ups.data.splits import open_trajectories
+from ups.data.windows import Trajectories
 from ups.eval.ensembles import Climate, EnsembleErrors, roll_out_members, roll_out_point
 from ups.eval.forecasters import (
     CorrectedForecaster,

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.models.data import remove_training, shifted, training_identity
 from benchmarks.models.questions import TEST, Question
 from ups.config import RunConfig, load_config
-from ups.data.trajectories import open_trajectories
+from ups.data.splits import open_trajectories
 from ups.errors import ShapeError
 from ups.eval.baseline_model import load_baseline
 from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, shown_size

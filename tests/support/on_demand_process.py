@@ -13,7 +13,7 @@ import torch
 from numbered_batches import batch_of
 from on_demand_helpers import open_windows
 
-from ups.data.windows import WindowBatch
+from ups.data.batches import WindowBatch
 from ups.train.distributed import joined_ranks
 
 

@@ -23,12 +23,10 @@ from torch import Tensor
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import Array, ChosenSamples
 from ups.data.held_out import HeldOutPart, Items, check_enough, check_lead_times, divided
 from ups.data.splits import open_fields
 from ups.data.stores import Store, open_as
-from ups.data.trajectories import Trajectories, TrajectoryBatch, times_of
-from ups.data.windows import evenly_spread, parameter_table
+from ups.data.windows import Array, Trajectories, TrajectoryBatch, evenly_spread, parameter_table, times_of
 from ups.grid import FIELDS
 from ups.output import Note
 from ups.trained.simulator import Simulator
@@ -55,7 +53,7 @@ def held_out(config: RunConfig, task: str) -> dict[HeldOutPart, Trajectories]:
     stored_t, stride = times_of(fields), config.training.stride
     return {
         part: Trajectories(
-            ChosenSamples(fields, chosen, called=f"{len(chosen)} of its samples"),
+            fields.chosen(chosen, called=f"{len(chosen)} of its samples"),
             stored_t=stored_t,
             stride=stride,
         )

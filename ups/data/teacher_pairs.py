@@ -23,12 +23,12 @@ from torch import Tensor
 
 import ups_store
 from ups.data.batches import seed_of
-from ups.data.fields import Array
 from ups.data.held_out import HeldOutPart
 from ups.data.identities import hash_of
 from ups.data.residual_batches import ResidualBatch, ResidualSource, shifted
 from ups.data.residuals import DT, GIVEN, PARAMETERS, PREDICTED, RESIDUAL, ResidualBuild
 from ups.data.stores import Store, open_as
+from ups.data.windows import Array
 from ups.output import Note
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrector_spec import Sampling

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ups.config.architecture import BaselinesConfig, FnoConfig, UnetConfig
-from ups.data.fields import FieldsInfo
 from ups.data.statistics import measure_statistics
-from ups.data.trajectories import Trajectories, given_array
+from ups.data.windows import FieldsInfo, Trajectories, given_array
 from ups.errors import ConfigError, needs
 from ups.eval.baselines import GROUPS
 from ups.eval.neuraloperator import check_neuraloperator

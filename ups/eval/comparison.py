@@ -15,10 +15,8 @@ from typing import Literal
 import torch
 
 from ups.config import RunConfig
-from ups.data.fields import Fields
-from ups.data.latent_trajectories import open_latent_fields, open_latent_trajectories
-from ups.data.splits import open_fields
-from ups.data.trajectories import Trajectories, open_trajectories
+from ups.data.splits import open_fields, open_latent_fields, open_latent_trajectories, open_trajectories
+from ups.data.windows import Fields, Trajectories
 from ups.errors import ConfigError
 from ups.eval.baseline_model import Baseline
 from ups.eval.ensemble_files import corrected_forecaster, prior_forecaster

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.trajectories import Trajectories
+from ups.data.windows import Trajectories
 from ups.eval.ensembles import seed_of
 from ups.eval.field_figures import points_along
 from ups.eval.figure_style import ONE_COLUMN, TWO_COLUMNS, Column, Drawing, line_of, with_unit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ups.data.trajectories import Trajectories
+from ups.data.windows import Trajectories
 from ups.eval.ensemble_example import fan_figure, make_example, spaghetti_figure
 from ups.eval.ensemble_metrics import expected_rank_shares
 from ups.eval.ensemble_scores import EnsembleScores

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ups.data.trajectories import Trajectories
+from ups.data.windows import Trajectories
 from ups.eval.comparison import ComparedModel, Comparison
 from ups.eval.ensemble_scores import score_ensemble
 from ups.eval.ensembles import (

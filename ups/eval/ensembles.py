@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.trajectories import Trajectories, TrajectoryBatch
+from ups.data.windows import Trajectories, TrajectoryBatch
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import ConfigError, ShapeError
 from ups.eval import ensemble_metrics

@@ -15,7 +15,7 @@ from ups.config import RunConfig
 from ups.data.origins import Origin, is_of_other_data, origin_of_checkpoint, origins_of_data
 from ups.data.splits import Split
 from ups.data.stores import latent_folder
-from ups.data.trajectories import Trajectories
+from ups.data.windows import Trajectories
 from ups.eval.baseline_model import BASELINE, Baseline
 from ups.eval.comparison import (
     ComparedModel,

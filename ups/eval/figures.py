@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ups.data.trajectories import Trajectories
+from ups.data.windows import Trajectories
 from ups.eval.baseline_model import Baseline
 from ups.eval.field_figures import Trajectory, fields_figure, points_along
 from ups.eval.figure_style import (

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.data.fields import Fields
 from ups.data.observations import masks_of_samples
 from ups.data.statistics import frame_items
-from ups.data.windows import evenly_spread, parameter_table
+from ups.data.windows import Fields, evenly_spread, parameter_table
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
 from ups.trained.autoencoder import Autoencoder

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ups.data.trajectories import Trajectories, TrajectoryBatch
+from ups.data.windows import Trajectories, TrajectoryBatch
 from ups.errors import ShapeError
 from ups.eval.forecasters import AutoencoderFloor, Forecaster, Start
 from ups.eval.metrics import shell_energy

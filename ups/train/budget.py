@@ -24,9 +24,7 @@ from ups.config import RunConfig, StageConfig
 from ups.config.checks import check_countable
 from ups.config.stages import BudgetConfig
 from ups.config.training import QuerySamplingConfig
-from ups.data.batches import DataOrder, endless
-from ups.data.field_batches import FrameBatch
-from ups.data.windows import WindowBatch
+from ups.data.batches import DataOrder, FrameBatch, WindowBatch, endless
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import CheckpointError
 from ups.output import Note, discard

@@ -267,10 +267,6 @@ class CorrectorStage(Stage):
             "members": self._config.diffusion.val_members,
         }
 
-    def close(self) -> None:
-        """Release the stores; closing twice is allowed."""
-        self._data.close()
-
     def _training_data(self) -> TrainingData[ResidualSource]:
         return residual_data(
             {task: parts["fit"] for task, parts in self._stores.items()},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ups.data.trajectories import Trajectories, times_of
+from ups.data.windows import Trajectories, times_of
 from ups.distributed.ranks import ALONE, Ranks
 from ups.eval.ensemble_scores import ensemble_numbers
 from ups.eval.ensembles import Climate, EnsembleErrors, EnsembleRollout, roll_out_members, roll_out_point

@@ -12,9 +12,8 @@ import torch
 
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
-from ups.data.fields import Fields, parameter_names
 from ups.data.statistics import latent_statistics, measure_statistics
-from ups.data.windows import evenly_spread, parameter_table
+from ups.data.windows import Fields, evenly_spread, parameter_names, parameter_table
 from ups.train.operator_spec import boundary_of, spec_of_states, tokens_of
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import SimulatedTask, SimulatorSpec

@@ -10,7 +10,9 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.checks import check_optimizer
+from ups.data.latents import make_latents
 from ups.data.splits import are_there
+from ups.data.stores import Store
 from ups.device import compile_cache, free_memory, matmul_precision
 from ups.errors import CheckpointError, ConfigError
 from ups.locks import TRAINING_LOCK, locked
@@ -23,6 +25,7 @@ from ups.train.launched import before_stage, launched_at, of_stores
 from ups.train.lost_export import LOST_WEIGHTS
 from ups.train.memory import saying_what_takes_memory
 from ups.train.meter import StartupClock, measuring
+from ups.train.numbers import CACHE_MINUTES
 from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import StageStart, make_stage
 from ups.train.switches import check_switches
@@ -70,7 +73,18 @@ def run_stage(
         check_tensorboard()  # before minutes of opening data
     before = {**_of_cache(config, name), **(before_stage(began) if began else {}), **(startup or {})}
     clock = StartupClock(began=launched_at(began) if began else None, before=before)
-    training = config.training
+    training, saved = config.training, state_path(config, name)
+    is_continued = saved.exists() and not restart
+    latents: dict[str, Store] | None = None
+    if name == "operator" and config.operator.state == "latent":
+        # Before ranks join: none waits in a collective for one that encodes, dies or hangs.
+        check_data = SavedState.read(saved).check_data if is_continued else None
+        places: dict[str, Any] = {"autoencoder_path": config.autoencoder_path, "device": training.device}
+        built_s = time.perf_counter()
+        with clock.phase("cache"), before_steps(name, saved, restart=restart):
+            latents = make_latents(config, check_data=check_data, **places)
+        built_s = time.perf_counter() - built_s
+        clock.take({CACHE_MINUTES: clock.metrics[CACHE_MINUTES] + built_s / 60})
     with (
         joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
         matmul_precision(training.matmul_precision, note=note),
@@ -86,18 +100,17 @@ def run_stage(
             note(f"warning: {text}")
         if ranks.is_first:
             stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, note=note, is_nested=True))
-        saved = state_path(config, name)
         with clock.phase("budget"), before_steps(name, saved, restart=restart):
             config = within_budget(
                 name, config, device=device, ranks=ranks, is_continued=not restart, note=note
             )
-        expected = StageStart(note)
-        if saved.exists() and not restart:
+        expected = StageStart(note, latents=latents)
+        if is_continued:
             state = SavedState.read(saved)
             state.check_config(config, stage=name)
             for text in state.changes(config, stage=name) if ranks.is_first else ():
                 note(text)
-            expected = StageStart(note, state.check_data)  # before a store is replaced
+            expected = StageStart(note, state.check_data, latents)
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from

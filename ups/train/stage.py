@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ups.config import OptimizerConfig, RunConfig
 from ups.data.batches import Loader
+from ups.data.stores import Store
 from ups.device import with_compiled, with_compiled_blocks
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import ShardedPart, blocks_of, is_sharded, shard_part
@@ -54,12 +55,14 @@ class StageStart:
 
     Attributes:
         note: Called with what people should know, such as that a store is built; also from a thread.
+        latents: Stores in memory that `make_latents` gave; None where nobody has called it.
         check_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
             replaced; raises CheckpointError if the run was begun on other data.
     """
 
     note: Note = discard
     check_data: Callable[[Mapping[str, Any]], None] = lambda identity: None
+    latents: Mapping[str, Store] | None = None
 
 
 QUIET_START = StageStart()

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.batches import batch_size_of
+from ups.data.batches import SolutionBatch, WindowBatch, augment_windows_of, batch_size_of, window_data
 from ups.data.observations import check_observed, drawn_masks, masks_of_samples
-from ups.data.steady_batches import SolutionBatch, steady_data
-from ups.data.trajectories import Trajectories, open_trajectories
-from ups.data.windows import WindowBatch, augment_windows_of, parameter_table
+from ups.data.splits import open_trajectories
+from ups.data.windows import Trajectories, Windows, parameter_table
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart
@@ -118,13 +117,13 @@ class SteadyPriorStage(Stage):
         if len(model.spec.tasks) == 1:
             self.gradients = "all" if model.uses_all_weights else "the same"
         self._times = FlowTimes(**config.training.tau_distribution.model_dump())
-        self._data = steady_data(
-            train,
+        batches = window_data(
+            {task: Windows(some.fields) for task, some in train.items()},
             parameters=model.spec.parameters,
             global_batch_size=batch_size_of(config.stage(self.name)),
             seed=config.seed,
         )
-        self.loader = self._data.loader(config, device, prepare=self._prepare)
+        self.loader = batches.loader(config, device, prepare=self._prepare)
         self.path = config.checkpoint.dir / PRIOR_FILE
 
     def losses(self, forward: Callable[..., Tensor], batch: SolutionBatch) -> Losses:
@@ -165,10 +164,6 @@ class SteadyPriorStage(Stage):
             "members": self._config.diffusion.val_members if self._is_flow else 1,
             "scores": {task: self._scores(model, some) for task, some in self._val.items()},
         }
-
-    def close(self) -> None:
-        """Release the data; closing twice is allowed."""
-        self._data.close()
 
     def _scores(self, model: SteadyPrior, val: Trajectories) -> dict[str, float]:
         forecaster, climate = PriorForecaster(model, seed=self._config.seed), Climate.of(val)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
-from ups.data.latent_trajectories import open_latent_trajectories
-from ups.data.trajectories import Trajectories, open_trajectories
-from ups.data.windows import Items, evenly_spread
+from ups.data.splits import open_latent_trajectories, open_trajectories
+from ups.data.windows import Items, Trajectories, evenly_spread
 from ups.distributed.ranks import ALONE, Ranks
 from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence
 from ups.eval.metrics import DefinedErrors, mean_of_defined

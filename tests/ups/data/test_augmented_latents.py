@@ -10,9 +10,9 @@ import pytest
 import torch
 from numbered_batches import batch_of
 from on_demand_helpers import BURGERS, checkpoint, make_folder, make_steady_folder, open_windows
-
 from ups.data.on_demand.augmented import AugmentingEncoder
-from ups.data.windows import WindowBatch
+
+from ups.data.batches import WindowBatch
 from ups.laws import LAWS
 from ups.trained.autoencoder import load_autoencoder
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
 from ups.data.on_demand.order import batch_ends, count_batches
+
 from ups.data.statistics import frame_items, spread_frames
 from ups.data.windows import evenly_spread
 

@@ -27,16 +27,15 @@ from on_demand_helpers import (
     make_steady_folder,
     open_windows,
 )
-
-import ups_store
-from ups.data.batches import TrainingData
 from ups.data.on_demand import sources as all_sources
 from ups.data.on_demand.background import BuildEndedError
 from ups.data.on_demand.sources import LiveSource
 from ups.data.on_demand.unkept import UnkeptJob
+
+import ups_store
+from ups.data.batches import TrainingData, WindowBatch, WindowSource
 from ups.data.statistics import measure_state_statistics
 from ups.data.stores import latent_build
-from ups.data.windows import WindowBatch, WindowSource
 from ups.errors import ConfigError
 from ups.trained.encoder import LatentEncoder
 from ups_store.building.config import load_config as load_build_config

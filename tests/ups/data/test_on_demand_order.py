@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from ups.data.on_demand.order import (
     FIRST_AHEAD,
     Arrivals,

@@ -11,10 +11,9 @@ import pytest
 import torch
 from numbered_batches import batch_of
 from on_demand_helpers import BURGERS, NUM_TRAIN, NUM_WINDOWS, N, T, X, build, make_folder, open_windows
-
-from ups.data.batches import TrainingData
 from ups.data.on_demand.sources import LiveSource
-from ups.data.windows import WindowBatch, WindowSource
+
+from ups.data.batches import TrainingData, WindowBatch, WindowSource
 from ups.errors import ConfigError
 
 

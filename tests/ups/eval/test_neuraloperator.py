@@ -12,7 +12,7 @@ from small_simulators import configure, make_data
 from torch import Tensor
 from trained_baselines import train
 
-from ups.data.trajectories import open_trajectories
+from ups.data.splits import open_trajectories
 from ups.eval.baselines import FourierNeuralOperator
 from ups.eval.forecasters import Persistence
 from ups.eval.neuraloperator import NeuraloperatorFNO, neuraloperator_modes

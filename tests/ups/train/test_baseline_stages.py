@@ -16,8 +16,7 @@ from small_simulators import configure
 from trained_baselines import small_config, train
 
 from ups.data.solvers import make_dataset
-from ups.data.splits import open_fields
-from ups.data.trajectories import open_trajectories
+from ups.data.splits import open_fields, open_trajectories
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baseline_files import baseline_folder, baseline_path
 from ups.eval.baseline_model import load_baseline

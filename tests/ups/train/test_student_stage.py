@@ -23,7 +23,7 @@ import ups_store
 from ups.config import RunConfig, load_config
 from ups.data.residuals import held_out
 from ups.data.solvers import make_dataset
-from ups.data.trajectories import TrajectoryBatch
+from ups.data.windows import TrajectoryBatch
 from ups.errors import CheckpointError, ConfigError, GateMissedError, MissedGatesWarning
 from ups.eval.ensemble_files import corrected_forecaster, find_corrected, kind_of
 from ups.eval.ensemble_scores import ensemble_numbers
