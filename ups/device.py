@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import ups_store
 from ups.errors import ConfigError, needs
-from ups.output import Note
+from ups.log import logger
 
 with needs("train"):
     import torch
@@ -39,12 +39,11 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def choose_device(name: str, *, note: Note, key: str = "training.device") -> torch.device:
+def choose_device(name: str, *, key: str = "training.device") -> torch.device:
     """The device of a name; "auto" is a GPU where there is one.
 
     Args:
         name: "auto", "cpu", "cuda", "cuda:1", ...
-        note: Called if a GPU was asked for and there is none: then it is the CPU.
         key: Where the name comes from, for messages.
 
     Raises:
@@ -59,7 +58,7 @@ def choose_device(name: str, *, note: Note, key: str = "training.device") -> tor
     if device.type not in ("cpu", "cuda"):
         raise _unknown(name, key)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        note(f"there is no {name}; the CPU is used instead")
+        logger.info(f"there is no {name}; the CPU is used instead")
         return torch.device("cpu")
     return device
 
@@ -102,16 +101,15 @@ def _unknown(name: str, key: str) -> ConfigError:
 
 
 @contextmanager
-def matmul_precision(precision: MatmulPrecision, *, note: Note) -> Iterator[None]:
+def matmul_precision(precision: MatmulPrecision) -> Iterator[None]:
     """Inside, float32 matrix products have this precision, in the whole process.
 
     Args:
         precision: As `training.matmul_precision`.
-        note: Called unless they are products of float32.
     """
     before = torch.get_float32_matmul_precision()
     if precision != "highest":
-        note(f"float32 matrix products are made in {precision} precision (training.matmul_precision)")
+        logger.info(f"float32 matrix products are made in {precision} precision (training.matmul_precision)")
     torch.set_float32_matmul_precision(precision)
     try:
         yield
@@ -120,21 +118,18 @@ def matmul_precision(precision: MatmulPrecision, *, note: Note) -> Iterator[None
 
 
 @contextmanager
-def compile_cache(
-    folder: Path | None, *, note: Note, variables: MutableMapping[str, str] = os.environ
-) -> Iterator[None]:
+def compile_cache(folder: Path | None, *, variables: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Inside, what is compiled is kept in a folder, from which the next run takes it.
 
     It holds machine code and pickles of Inductor's: a folder that others can't write to.
 
     Args:
         folder: As `training.compile_cache`; None for Inductor's own, which is below the temporary folder.
-        note: Called if the environment names another one, which is used then.
     """
     named = variables.get(_CACHE_VARIABLE)
     if folder is None or named is not None:
         if folder is not None and Path(named or "") != folder.absolute():
-            note(f"{_CACHE_VARIABLE}={named} is used, not training.compile_cache = {folder}")
+            logger.info(f"{_CACHE_VARIABLE}={named} is used, not training.compile_cache = {folder}")
         yield
         return
     variables[_CACHE_VARIABLE] = str(folder.absolute())
@@ -144,22 +139,21 @@ def compile_cache(
         del variables[_CACHE_VARIABLE]
 
 
-def with_compiled(model: Module, methods: Iterable[str], *, note: Note, **options: Any) -> Module:
+def with_compiled(model: Module, methods: Iterable[str], **options: Any) -> Module:
     """The same model, weights and buffers shared, some of whose methods are compiled.
 
     Args:
         model: Stays as it is.
         methods: Their names. What else a method does with the model isn't compiled, such as a loop of steps.
-        note: Called at a failure, once.
         **options: As `torch.compile` has them.
     """
     compiled = copy.copy(model)
     for name in methods:
-        setattr(compiled, name, _compiled_for_each_kind(getattr(model, name), note=note, **options))
+        setattr(compiled, name, _compiled_for_each_kind(getattr(model, name), **options))
     return compiled
 
 
-def with_compiled_blocks(model: Module, blocks: Iterable[nn.Module], *, note: Note, **options: Any) -> Module:
+def with_compiled_blocks(model: Module, blocks: Iterable[nn.Module], **options: Any) -> Module:
     """The same model, weights and buffers shared, some of whose blocks are compiled, each kind once.
 
     Blocks of one class whose parameters have the same shapes share what is compiled, which is why it takes
@@ -168,22 +162,16 @@ def with_compiled_blocks(model: Module, blocks: Iterable[nn.Module], *, note: No
     Args:
         model: Stays as it is.
         blocks: Modules in it that are called as such.
-        note: Called at a failure, once for each reason.
         **options: As `torch.compile` has them.
     """
-    said, kinds = set[str](), dict[Any, Callable[..., Any]]()
-
-    def note_once(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            note(text)
+    failures, kinds = set[str](), dict[Any, Callable[..., Any]]()
 
     twins = dict[nn.Module, nn.Module]()
     for block in blocks:
         kind = (type(block), *(weight.shape for weight in block.parameters()))
         if kind not in kinds:
             forward = _with_own_code(type(block).forward)
-            kinds[kind] = compiled_or_eager(forward, note=note_once, **options)
+            kinds[kind] = compiled_or_eager(forward, said=failures, **options)
         twins[block] = copy.copy(block)
         setattr(twins[block], "forward", partial(kinds[kind], block))  # noqa: B010  # mypy: a method
     return cast("Module", _with_twins(model, twins))
@@ -201,7 +189,7 @@ def _with_twins(module: nn.Module, twins: Mapping[nn.Module, nn.Module]) -> nn.M
     return twin
 
 
-def _compiled_for_each_kind(method: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
+def _compiled_for_each_kind(method: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Compile a method for each kind of calls by itself: for each task, say, or array.
 
     A kind is the texts that are given by name. So many kinds don't make a method reach the compiler's
@@ -212,13 +200,15 @@ def _compiled_for_each_kind(method: Callable[..., Any], *, note: Note, **options
     def call(*args: Any, **kwargs: Any) -> Any:
         kind = tuple(sorted((name, value) for name, value in kwargs.items() if isinstance(value, str)))
         if kind not in kinds:
-            kinds[kind] = compiled_or_eager(with_own_code(method), note=note, **options)
+            kinds[kind] = compiled_or_eager(with_own_code(method), **options)
         return kinds[kind](*args, **kwargs)
 
     return call
 
 
-def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: Any) -> Callable[..., Any]:
+def compiled_or_eager(
+    function: Callable[..., Any], *, said: set[str] | None = None, **options: Any
+) -> Callable[..., Any]:
     """Compile a model or function; if the compiler fails, say so and call it as it is from then on.
 
     Compilation happens in the first calls, so that is where it fails. When the compiler has made as many
@@ -226,10 +216,11 @@ def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: An
 
     Args:
         function: What is compiled; a model's parameters stay its own.
-        note: Called at a failure, once, and when that limit is reached.
+        said: Sentences that aren't repeated, of the blocks of one model.
         **options: As `torch.compile` has them.
     """
     failures, limit_reached = _failures()
+    said = set() if said is None else said
     _expect_warnings()
     chosen: list[Callable[..., Any]] = [torch.compile(function, **options)]
     is_limited = False
@@ -243,14 +234,20 @@ def compiled_or_eager(function: Callable[..., Any], *, note: Note, **options: An
         except limit_reached:
             is_limited = True
             name = getattr(function, "__qualname__", type(function).__name__)
-            note(f"warning: torch.compile reached its limit of forms of {name}: others aren't compiled")
+            text = f"torch.compile reached its limit of forms of {name}: others aren't compiled"
+            if text not in said:
+                logger.warning(text)
+            said.add(text)
             return tried(*args, **kwargs)
         except failures as error:
             if tried is function:
                 raise
             if chosen[0] is tried:  # no other thread was first
                 chosen[0] = function
-                note(f"torch.compile failed, going on without: {_first_line(error)}")
+                text = f"torch.compile failed, going on without: {_first_line(error)}"
+                if text not in said:
+                    logger.info(text)
+                said.add(text)
             return function(*args, **kwargs)
 
     return call

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ups.errors import OutputError, UpsError
-from ups.output import Note
+from ups.log import logger
 from ups_store.system.locks import close_on_fork, is_locked, try_lock
 
 TRAINING_LOCK = ".lock"  # in checkpoint.dir
@@ -29,14 +29,13 @@ _held: dict[Path, _Holder] = {}  # by the file itself, under whatever names
 
 
 @contextmanager
-def locked(path: Path, *, note: Note, timeout_s: float = 1.0, is_nested: bool = False) -> Iterator[int]:
+def locked(path: Path, *, timeout_s: float = 1.0, is_nested: bool = False) -> Iterator[int]:
     """Hold a lock inside; gives its descriptor, or -1 where this process holds it already.
 
     Commands that are given the descriptor hold the lock as long as they live, whatever becomes of this one.
 
     Args:
         path: The file; its folder is made if missing.
-        note: Called once if it has to be waited for, and where the file system has no locks.
         timeout_s: How long it is waited for.
         is_nested: Whether this process may hold it already.
 
@@ -55,7 +54,7 @@ def locked(path: Path, *, note: Note, timeout_s: float = 1.0, is_nested: bool = 
         raise OutputError.of(error, path) from error
     holder = _Holder(fd)
     try:
-        _take(fd, path, note=note, timeout_s=timeout_s)
+        _take(fd, path, timeout_s=timeout_s)
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} of {os.uname().nodename}\n".encode(), 0)
@@ -85,7 +84,7 @@ def holder_of(path: Path) -> str | None:
         os.close(fd)
 
 
-def _take(fd: int, path: Path, *, note: Note, timeout_s: float) -> None:
+def _take(fd: int, path: Path, *, timeout_s: float) -> None:
     deadline, is_told = time.monotonic() + timeout_s, False
     while True:
         try:
@@ -93,7 +92,7 @@ def _take(fd: int, path: Path, *, note: Note, timeout_s: float) -> None:
                 return
         except OSError as error:
             why = os.strerror(error.errno or 0).lower()
-            note(f"warning: {path}: the file system has no locks ({why}); begin nothing else here")
+            logger.warning(f"{path}: the file system has no locks ({why}); begin nothing else here")
             return
         if time.monotonic() >= deadline:
             raise UpsError(
@@ -104,7 +103,7 @@ def _take(fd: int, path: Path, *, note: Note, timeout_s: float) -> None:
             )
         if not is_told:
             who = f"{_signature(fd)}, or what it started, still works here"
-            note(f"{path}: {who}; waiting for at most {timeout_s:g} s")
+            logger.info(f"{path}: {who}; waiting for at most {timeout_s:g} s")
             is_told = True
         time.sleep(_POLL_S)
 

@@ -19,8 +19,6 @@ from ups_store.system.files import create_replacement, real_place, take_over_per
 if TYPE_CHECKING:
     from rich.console import Console
 
-Note = Callable[[str], None]  # takes one sentence, without a line break at its end
-
 
 def check_writable(folder: Path) -> None:
     """Fail before the work, and not after it, where no file can be made in a folder; leaves nothing behind.
@@ -137,22 +135,6 @@ def json_document(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
-
-
-def discard(text: str) -> None:
-    """A `Note` that drops what is said."""
-
-
-def each_once(note: Note) -> Note:
-    """Passes each sentence on once; for those that several parts of a run find alike."""
-    said: set[str] = set()
-
-    def once(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            note(text)
-
-    return once
 
 
 def terminal() -> Console:

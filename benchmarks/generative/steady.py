@@ -132,7 +132,7 @@ def train_and_score(
     config_path = folder / "run.yaml"
     config_path.write_text(json.dumps(settings))  # JSON is YAML
     config = load_config(config_path)
-    report = run_stage("steady_prior", config, note=console.print)
+    report = run_stage("steady_prior", config)
     model = ups.load(report["checkpoint"])
     trajectories = open_trajectories(config.build, TASK, SPLIT)
     climate, forecaster = Climate.of(trajectories), PriorForecaster(model, seed=0)  # type: ignore[arg-type]

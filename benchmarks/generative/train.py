@@ -28,7 +28,7 @@ from benchmarks.generative.questions import (
     TRUTH,
     Task,
 )
-from benchmarks.models.data import hash_of, make_all_data, run_values
+from benchmarks.models.data import Note, hash_of, make_all_data, run_values
 from benchmarks.models.questions import TEST, Question
 from ups.config import RunConfig, load_config
 from ups.data.solvers.burgers1d import random_kicks, solve
@@ -43,7 +43,7 @@ from ups.eval.forecasters import (
     has_members,
 )
 from ups.eval.rollout import start_of
-from ups.output import Note, appears_whole, discard, write_atomically
+from ups.output import appears_whole, write_atomically
 from ups.train.flops import count_flops
 from ups.train.run import run_stage
 from ups.trained.corrected_files import load_corrected
@@ -67,7 +67,7 @@ def measure(task: Task, seed: int, folder: Path, *, note: Note) -> dict[str, Ens
         report = checkpoints / f"{stage}.report.json"
         if not report.exists():
             note(f"{task.question.name}: {stage}, seed {seed}")
-            found = run_stage(stage, config, note=note)
+            found = run_stage(stage, config)
             write_atomically(report, json.dumps(found, indent=1, default=str).encode())
     trajectories = _test_trajectories(task, config)
     makes = _makes(task, checkpoints)
@@ -85,7 +85,7 @@ def reports_of(task: Task, seed: int, folder: Path) -> dict[str, Mapping[str, An
 def forecasters_of(task: Task, seed: int, folder: Path) -> tuple[dict[str, Forecaster], Trajectories]:
     """The trained rows, without the truth, and the test trajectories: for measuring costs."""
     makes = _makes(task, _checkpoints(task, seed, folder))
-    trajectories = _test_trajectories(task, _config(task, seed, folder, note=discard))
+    trajectories = _test_trajectories(task, _config(task, seed, folder, note=lambda text: None))
     return {name: make() for name, make in makes.items() if name != TRUTH}, trajectories
 
 
@@ -106,7 +106,7 @@ def _config(task: Task, seed: int, folder: Path, *, note: Note) -> RunConfig:
     path = make_all_data(task.question, folder / task.question.name, note=note)
     place = json.dumps(str(_checkpoints(task, seed, folder)))
     chosen = [*task.question.overrides, *task.overrides, f"seed={seed}", f"checkpoint.dir={place}"]
-    return load_config(path, overrides=chosen, note=note)
+    return load_config(path, overrides=chosen)
 
 
 def _test_trajectories(task: Task, config: RunConfig) -> Trajectories:

@@ -30,7 +30,7 @@ from benchmarks.models.timed import Timed, ratio_of_times
 from benchmarks.models.train import known_scores, train_and_score
 from ups.config import RunConfig, load_config
 from ups.eval.intervals import Paired, Resamples, compare
-from ups.output import discard, write_atomically
+from ups.output import write_atomically
 
 _HERE = Path(__file__).resolve().parent
 SEEDS = (0, 1, 2)
@@ -234,7 +234,7 @@ def _train(name: str, question: Question, seed: int, folder: Path) -> None:
         seed,
         config_path=path,
         folder=folder,
-        note=discard,
+        note=lambda text: None,
         variant=name,
         stages=tuple(ablation.stages),
         steps=None if name == BASE else functools.partial(_steps, name, question, folder),
@@ -250,7 +250,7 @@ def _steps(name: str, question: Question, folder: Path, stage: str, config: RunC
     trained = known_scores(base, MODEL, config.seed, folder, variant=BASE)
     assert trained is not None, "the base is trained first"
     path = folder / question.name / "run.yaml"
-    unit = Timed(MODEL, load_config(path, overrides=[*base.overrides, f"seed={config.seed}"], note=discard))
+    unit = Timed(MODEL, load_config(path, overrides=[*base.overrides, f"seed={config.seed}"]))
     identity = training_identity(ablation.of(question))
     ratio = ratio_of_times(
         Timed(stage, config, ablation.patched),

@@ -23,7 +23,7 @@ from benchmarks.models.table import LABELS, PEERS, WORDS, Row, rows_of, shown_in
 from benchmarks.models.timed import Timed, ratio_of_times
 from benchmarks.models.train import MODELS, known_scores, train_and_score
 from ups.config import load_config
-from ups.output import discard, write_atomically
+from ups.output import write_atomically
 
 _HERE = Path(__file__).resolve().parent
 SHARE = 0.25  # of the benchmark's counted operations, for FNO
@@ -65,7 +65,7 @@ def scores_of(
     """Scores of a question by limit, of FNO and of the models beside it."""
     config_path = make_all_data(question, folder / question.name, note=_note)
     unit = {seed: _trained(question, UNIT, seed, config_path, folder) for seed in seeds}
-    config = load_config(config_path, overrides=question.overrides, note=discard)
+    config = load_config(config_path, overrides=question.overrides)
     identity = training_identity(question)
     found: dict[str, Scores] = {limit: {UNIT: unit} for limit in LIMITS}
     for model in models:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import yaml
 from benchmarks.models.questions import TEST, TRAIN, VAL, Question, hash_of
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_datasets
-from ups.output import Note, write_atomically
+from ups.output import write_atomically
 from ups_store.build import QuietWatcher, build_all
+
+Note = Callable[[str], None]  # takes one sentence
 
 DONE = "done"
 
@@ -59,7 +62,7 @@ def make_all_data(question: Question, folder: Path, *, note: Note) -> Path:
     homes = {name: make_data(question, name, folder, note=note) for name in question.sets}
     path = folder / "run.yaml"
     write_atomically(path, yaml.safe_dump(run_values(question, homes[TRAIN]), sort_keys=False).encode())
-    build_all(load_config(path, note=note).build, watcher=QuietWatcher())
+    build_all(load_config(path).build, watcher=QuietWatcher())
     return path
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.models.data import remove_training, shifted, training_identity
+from benchmarks.models.data import Note, remove_training, shifted, training_identity
 from benchmarks.models.questions import TEST, Question
 from ups.config import RunConfig, load_config
 from ups.data.splits import open_trajectories
@@ -20,7 +20,7 @@ from ups.errors import ShapeError
 from ups.eval.baseline_model import load_baseline
 from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, shown_size
 from ups.eval.rollout import roll_out
-from ups.output import Note, write_atomically
+from ups.output import write_atomically
 from ups.train.budget import with_steps
 from ups.train.run import run_stage
 from ups.trained.simulator import load_simulator
@@ -76,12 +76,12 @@ def train_and_score(
     home = folder / question.name
     checkpoints = home / _named(variant, model, str(seed), training_identity(question))
     paths = [f"checkpoint.dir={json.dumps(str(checkpoints))}"]
-    config = load_config(config_path, overrides=[*question.overrides, f"seed={seed}", *paths], note=note)
+    config = load_config(config_path, overrides=[*question.overrides, f"seed={seed}", *paths])
     began, trained = time.perf_counter(), []
     for stage in () if model == PERSISTENCE else stages or (model,):
         own = config if steps is None else with_steps(config, stage, steps(stage, config))
         with patched():
-            trained.append(run_stage(stage, own, note=note))
+            trained.append(run_stage(stage, own))
     with patched():
         forecaster, size = _load(model, checkpoints)
     scores = {

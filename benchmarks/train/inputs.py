@@ -14,7 +14,6 @@ import yaml
 from benchmarks.harness.inputs import Folder
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
-from ups.output import discard
 from ups.train.stage import make_stage
 from ups.train.trainer import Trainer
 
@@ -69,7 +68,7 @@ class Demo:
     def config(self, *overrides: str) -> RunConfig:
         """Its configuration, without a budget."""
         given = ["stages.operator.budget=null", *overrides]
-        return load_config(self.path, overrides=given, note=discard)
+        return load_config(self.path, overrides=given)
 
     def trainer(self, *overrides: str, device: torch.device = CPU) -> Trainer:
         """A new training of it."""

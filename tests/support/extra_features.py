@@ -150,15 +150,16 @@ def figure() -> None:
 
 
 def wandb() -> None:
+    from noted import noted
+
     from ups.config.run import WandbConfig
     from ups.train.wandb_sink import open_wandb
 
-    def refuse(warning: str) -> None:
-        raise CommandError(warning)
-
-    sink = open_wandb(WandbConfig(enabled=True), here, job="feature", run_config={}, note=refuse)
-    if sink is not None:
-        sink.close(has_failed=False)
+    with noted() as notes:
+        sink = open_wandb(WandbConfig(enabled=True), here, job="feature", run_config={})
+    if sink is None:
+        raise CommandError(notes[0])
+    sink.close(has_failed=False)
 
 
 def tensorboard() -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
-from ups.output import Note
+from ups.log import logger
 from ups.train.run import run_stage
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 from ups_store.building.command import app as build_command
@@ -93,7 +93,7 @@ def prepare(folder: Path) -> None:
     make_dataset("advection1d", folder / "data", **small)
     make_dataset("darcy2d", folder / "data", num_samples=20, points=16)
     (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS))
-    run_stage("autoencoder", configure(folder), note=lambda text: None)
+    run_stage("autoencoder", configure(folder))
     for overrides in ([], ["latent.encoder=none"]):
         build(folder, *overrides)
 
@@ -112,10 +112,10 @@ def build(folder: Path, *overrides: str) -> list[bool]:
     return [result.to_json()["reused"] for result in report.stores]
 
 
-def build_here(command: list[str], *, note: Note) -> None:
+def build_here(command: list[str]) -> None:
     """Stands in for `build_stores._run`: the same command in this process, which has torch already."""
     assert command[1:3] == ["-m", "ups_store.build"]
-    note(" ".join(["$ python", *command[1:]]))
+    logger.info(" ".join(["$ python", *command[1:]]))
     done = CliRunner().invoke(build_command, command[3:])
     assert done.exit_code == 0, f"{done.output}{done.exception!r}"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import on_demand_helpers
+import cache_runs
 import torch
 from rank_training import OPERATOR, Waves
 from torch import Tensor, nn
@@ -59,11 +59,11 @@ BETWEEN, STEPS = 2, 4  # optimiser steps before the state is saved, and in all
 
 
 def stage_of(name: str, folder: Path, ranks: Ranks) -> Stage:
-    """A stage on the sources of `on_demand_helpers`, all weights changed so that no output is zero."""
+    """A stage on the sources of `cache_runs`, all weights changed so that no output is zero."""
     if name == "waves":
         return Waves()
     tasks = ["data.tasks=[burgers1d]"] if name in BASELINES else []
-    config = on_demand_helpers.configure(folder, *SETTINGS, *tasks, f"cache.dir={folder / 'fields'}")
+    config = cache_runs.configure(folder, *SETTINGS, *tasks, f"cache.dir={folder / 'fields'}")
     stage = make_stage(name, config, device=CPU)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def measure(stage: Stage) -> dict[str, Any]:
     """What the stage says of its weights, and of what it exports of them."""
     stage.model.eval()
     metrics = stage.validate()
-    export(stage, metrics, ranks=stage.ranks, earlier=None, note=print)
+    export(stage, metrics, ranks=stage.ranks, earlier=None)
     stage.ranks.tell()  # it is written
     return {"metrics": metrics, "report": stage.finish()}
 
@@ -201,6 +201,6 @@ CASES: dict[str, Callable[[str, Path, Ranks], dict[str, Any]]] = {
 def main(case: str, name: str, folder: Path) -> None:
     """Do it; what a rank has to say goes to `rank<number>.json`."""
     torch.set_num_threads(1)
-    with joined_ranks("cpu", timeout_s=60, note=print) as (ranks, _):
+    with joined_ranks("cpu", timeout_s=60) as (ranks, _):
         said = CASES[case](name, folder, ranks)
     (folder / f"rank{os.environ.get('RANK', 0)}.json").write_text(json.dumps(said))

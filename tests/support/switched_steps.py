@@ -137,7 +137,7 @@ def steps_on_ranks(folder: Path, cases: Iterable[tuple[str, ...]], *, world_size
 def _main(folder: Path, cases: list[str]) -> None:
     torch.set_num_threads(1)
     found = dict[str, Tensor]()
-    with joined_ranks("cpu", timeout_s=200, note=print) as (ranks, _):
+    with joined_ranks("cpu", timeout_s=200) as (ranks, _):
         for case in cases:
             with traced():
                 found[case] = step_of(folder / case, case.split(","), ranks=ranks)

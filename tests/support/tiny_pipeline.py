@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from noted import noted
+
 from ups.config import load_config
 from ups.data.identities import file_identity
 from ups.pipeline import run as module
@@ -44,16 +46,16 @@ def make_graph(*, seconds: float = 0.0, extra: tuple[Node, ...] = ()) -> Graph:
 
 def execute(graph: Graph, **options: Any) -> list[str]:
     """Run a graph; returns what was noted."""
-    notes: list[str] = []
-    result(graph, notes, **options)
+    with noted() as notes:
+        result(graph, **options)
     return notes
 
 
-def result(graph: Graph, notes: list[str], **options: Any) -> dict[str, Any]:
+def result(graph: Graph, **options: Any) -> dict[str, Any]:
     """Run a graph; returns what `run_pipeline` does."""
     before, module.declare_graph = module.declare_graph, lambda run: graph
     try:
-        return run_pipeline(tiny_run(), Options(**options), note=notes.append)
+        return run_pipeline(tiny_run(), Options(**options))
     finally:
         module.declare_graph = before
 

@@ -12,7 +12,6 @@ from ups.data.splits import open_trajectories
 from ups.eval.baseline_files import baseline_path
 from ups.eval.baseline_model import Baseline, Effort, load_baseline
 from ups.eval.baseline_spec import Kind, make_spec
-from ups.output import discard
 from ups.train.run import run_stage
 from ups.train.train_baselines import config_of_baseline
 
@@ -45,5 +44,5 @@ def train(
     """Train one for some steps, validated twice."""
     own = {f"stages.{kind}.steps": steps, f"stages.{kind}.epochs": 2, **options}
     config = small_config(root, folder, task, **own)
-    run_stage(kind, config_of_baseline(config, kind, task), note=discard)
+    run_stage(kind, config_of_baseline(config, kind, task))
     return load_baseline(baseline_path(config, kind, task, "steps"))

@@ -23,7 +23,6 @@ from ups.data.solvers import SOLVERS
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import OperatorSize, TokenAxis
 from ups.nn.layers import Condition
-from ups.output import discard
 
 TINY = dataclasses.replace(
     BURGERS,
@@ -158,10 +157,10 @@ def test_ablation_changes_the_configuration_of_its_tasks_or_the_model(name: str,
     for question in map(QUESTIONS.__getitem__, ablation.questions):
         path = tmp_path / f"{question.name}.yaml"
         path.write_text(yaml.safe_dump(run_values(question, tmp_path)))
-        changed = load_config(path, overrides=ablation.of(question).overrides, note=discard)
+        changed = load_config(path, overrides=ablation.of(question).overrides)
         beside = ABLATIONS[ablation.against]
         assert question.name in beside.questions, "nothing to compare with"
-        same = load_config(path, overrides=beside.of(question).overrides, note=discard) == changed
+        same = load_config(path, overrides=beside.of(question).overrides) == changed
         if name != ablation.against:
             assert not same or ablation.patched != beside.patched or ablation.model != beside.model
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from inline_readers import in_this_process
+from noted import noted
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +17,13 @@ def _repeatable_and_alone() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """Sentences that are said while the test runs, as commands show them."""
+    with noted() as lines:
+        yield lines
 
 
 @pytest.fixture(autouse=True, scope="module")

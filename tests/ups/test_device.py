@@ -9,20 +9,21 @@ from ups.device import MatmulPrecision, choose_device, device_of_rank, matmul_pr
 from ups.errors import ConfigError
 
 
-def test_missing_gpu_is_replaced_by_the_cpu_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_replaced_by_the_cpu_and_told(
+    monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    notes: list[str] = []
-    assert choose_device("cuda:1", note=notes.append) == torch.device("cuda", 1)
-    assert choose_device("cpu", note=notes.append) == torch.device("cpu")
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("cpu") == torch.device("cpu")
     assert notes == []
-    assert choose_device("cuda:2", note=notes.append) == torch.device("cpu")
+    assert choose_device("cuda:2") == torch.device("cpu")
     assert notes == ["there is no cuda:2; the CPU is used instead"]
 
 
 @pytest.mark.parametrize("name", ["abacus", "mps", "meta", ""])
 def test_device_that_nobody_knows_is_refused_by_its_key(name: str) -> None:
     with pytest.raises(ConfigError, match=r"latent\.device: expected auto, cpu, cuda or cuda:N"):
-        choose_device(name, note=lambda note: None, key="latent.device")
+        choose_device(name, key="latent.device")
 
 
 def test_every_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,9 +37,11 @@ def test_every_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_precision_of_products_is_the_one_that_is_said_while_inside(precision: MatmulPrecision) -> None:
-    before, notes = torch.get_float32_matmul_precision(), list[str]()
-    with matmul_precision(precision, note=notes.append):
+def test_precision_of_products_is_the_one_that_is_said_while_inside(
+    precision: MatmulPrecision, notes: list[str]
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    with matmul_precision(precision):
         assert torch.get_float32_matmul_precision() == precision
     assert torch.get_float32_matmul_precision() == before
     assert len(notes) == (precision != "highest")
@@ -47,6 +50,6 @@ def test_precision_of_products_is_the_one_that_is_said_while_inside(precision: M
 
 def test_precision_of_products_is_as_before_after_an_error() -> None:
     before = torch.get_float32_matmul_precision()
-    with pytest.raises(ConfigError), matmul_precision("medium", note=lambda note: None):
+    with pytest.raises(ConfigError), matmul_precision("medium"):
         raise ConfigError("anything")
     assert torch.get_float32_matmul_precision() == before

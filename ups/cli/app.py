@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ups.cli.common import STORE_IS_SOURCE, UNREADABLE_STORE
+from ups.cli.common import STORE_IS_SOURCE, UNREADABLE_STORE, showing_notes
 from ups.cli.compare import compare
 from ups.cli.configs import app as configs
 from ups.cli.demo import demo
@@ -71,7 +71,8 @@ def _common(
 def run_verb(words: Sequence[str]) -> Any:
     """Parse and run; errors pass, each with its exit code."""
     try:
-        return app(words, prog_name="ups", standalone_mode=False)
+        with showing_notes():
+            return app(words, prog_name="ups", standalone_mode=False)
     except UNREADABLE_STORE as error:
         error.exit_code = STORE_IS_SOURCE
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ups.errors import ConfigError, InterruptedTrainingError, UpsError
+from ups.log import logger
 from ups_store.build import shipped_configs
 from ups_store.command_line import completing
 from ups_store.console import log, print_json, print_lines, results
@@ -61,6 +63,28 @@ ExportAnyway = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout")]
+
+
+class _Lines(logging.Handler):
+    """Shows what a run says on stderr; what ranks find alike, the first one says."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if rank_of() == 0:
+            prefix = "warning: " if record.levelno >= logging.WARNING else ""
+            note(f"{prefix}{record.getMessage()}")
+
+
+@contextmanager
+def showing_notes() -> Iterator[None]:
+    """Inside, what `ups.log.logger` is told appears on stderr."""
+    handler, level = _Lines(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def note(text: str, *, is_last: bool = False) -> None:

@@ -18,7 +18,6 @@ from ups.cli.common import (
     Seeds,
     Split,
     ending,
-    note,
     publish,
 )
 from ups.output import check_writable
@@ -67,6 +66,5 @@ def compare(
             amounts={"flops": budget_flops, "samples": budget_samples, "seconds": budget_seconds},
             also=also or (),
             restart=restart,
-            note=note,
         )
     publish(report, out, as_json=as_json)

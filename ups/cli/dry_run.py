@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.common import AsJson, Config, note
+from ups.cli.common import AsJson, Config
 from ups.cli.validate import Words, split_words
 from ups_store.console import importing, print_json, results
 
@@ -25,7 +25,7 @@ def dry_run(
     with importing():
         from ups.pipeline.dry_run import dry_run as plan_run
     path, overrides = split_words(words, config)
-    plan = plan_run(path, overrides, price_per_hour=price_per_hour, num_steps=steps, note=note)
+    plan = plan_run(path, overrides, price_per_hour=price_per_hour, num_steps=steps)
     if as_json:
         print_json(plan.to_json())
     else:

@@ -15,7 +15,6 @@ from ups.cli.common import (
     Overrides,
     Seeds,
     Split,
-    note,
     parse_numbers,
     publish,
 )
@@ -75,7 +74,6 @@ def evaluate(
         best=best,
         phases=phases,
         title=title,
-        note=note,
     )
     files = publish(report, out, as_json=as_json)
-    send_report(report, files, name=out.name, note=note, joins=True)
+    send_report(report, files, name=out.name, joins=True)

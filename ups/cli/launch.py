@@ -108,7 +108,6 @@ def vast(
         installs=True,
         shuts_down=auto_shutdown,
         max_hours=max_hours,
-        note=note,
     )
     if package is None:
         expected = "what pip installs there: a wheel's URL, git+https://...; '' if it is there"
@@ -133,12 +132,10 @@ def _rent(wish: Wish, job: Job, script: str, *, out: Path, wait_s: float, as_jso
     offers = market.offers(wish)
     write_atomically(out, script.encode())
     instance, offer = market.create(
-        offers,
-        lambda offer: request(wish, job, script, environment(job, price=offer.price)),
-        note=note,
+        offers, lambda offer: request(wish, job, script, environment(job, price=offer.price))
     )
     note(f"instance {instance}, {_cost(offer, job)}; `vastai destroy instance {instance}` ends it")
-    market.wait(instance, seconds=wait_s, destroys=job.shuts_down, note=note)
+    market.wait(instance, seconds=wait_s, destroys=job.shuts_down)
     if as_json:
         print_json({"instance": instance, **_price_json(offer, job), "script": str(out)})
         return
@@ -235,7 +232,6 @@ def slurm(
         results=results,
         requeues=True,
         max_hours=max_hours,
-        note=note,
     )
     script = job_script(job, header=_slurm_header(job.name, job.num_gpus, asked))
     if dry_run:

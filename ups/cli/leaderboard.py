@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups.cli.common import AsJson, note
+from ups.cli.common import AsJson
 from ups_store.console import importing, print_json, results
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def leaderboard(
 
         from ups.output import with_nulls, write_atomically
         from ups.pipeline.leaderboard import read_rows, to_csv
-    rows = read_rows(folder, metric=metric, price_per_hour=price_per_hour, note=note)
+    rows = read_rows(folder, metric=metric, price_per_hour=price_per_hour)
     if csv is not None:
         write_atomically(csv, to_csv(rows).encode())
     if as_json:

@@ -48,14 +48,13 @@ def begin(config: Path | None, overrides: Sequence[str]) -> Callable[[BuildRepor
     settings = _wandb(values["logging"], config, overrides)
     if not settings.enabled:
         return None
-    from ups.cli.common import note
     from ups.train.launched import of_stores
     from ups.train.wandb_sink import open_wandb
 
     folder = Path((values.get("checkpoint") or {}).get("dir") or "checkpoints")
 
     def log(report: BuildReport) -> None:
-        sink = open_wandb(settings, folder, job=_JOB, run_config=values, note=note)
+        sink = open_wandb(settings, folder, job=_JOB, run_config=values)
         if sink is not None:
             startup = report.startup
             promised = of_stores(startup.seconds["total"], is_reused=startup.reused)

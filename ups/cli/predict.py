@@ -11,7 +11,7 @@ from typing import Annotated
 import click
 import typer
 
-from ups.cli.common import AsJson, note, parse_numbers
+from ups.cli.common import AsJson, parse_numbers
 from ups.output import progress_bar
 from ups_store.console import importing, print_json, print_lines
 
@@ -89,7 +89,7 @@ def predict(
             begun[0](done / total)
 
         ask = _ask_split if sys.stdin.isatty() and sys.stderr.isatty() else None
-        written = predict_store(request, note=note, ask=ask, progress=progress)
+        written = predict_store(request, ask=ask, progress=progress)
     if as_json:
         print_json(written)
     else:

@@ -15,7 +15,6 @@ from ups.cli.common import (
     ExportAnyway,
     columns,
     exporting_anyway,
-    note,
     parse_numbers,
 )
 from ups.cli.notify import Notify, notifying
@@ -98,15 +97,11 @@ def run(
     with notifying(None if dry_run else notify) as notice:
         path, overrides = _configuration(words, config)
         given = [*overrides, *exporting_anyway(export_anyway)]
-        opened = open_run(path, given, phases=phases, note=note)
+        opened = open_run(path, given, phases=phases)
         notice.run = opened.folder
         runs = open_seeds(opened, wanted, config_path=path, overrides=given)
         try:
-            found = (
-                run_seeds(opened, runs, options, note=note)
-                if runs
-                else run_pipeline(opened, options, note=note)
-            )
+            found = run_seeds(opened, runs, options) if runs else run_pipeline(opened, options)
         except GateMissedError:
             print_lines(str(opened.folder))  # what was found lies there
             raise

@@ -21,7 +21,7 @@ from ups.cli.common import (
 )
 from ups.cli.notify import Notice, Notify, notifying
 from ups.errors import ConfigError
-from ups.output import discard
+from ups.log import logger, quiet
 from ups_store.command_line import completing
 from ups_store.console import importing, print_lines, results
 from ups_store.launch import not_shared_note, rank_of
@@ -94,10 +94,11 @@ def train(
         wanted = parse_seeds(seeds) if seeds is not None else ()
         _check_processes(wanted)
         given = [*(overrides or ()), *_flags(seed, allow_unknown_encoder, export_anyway)]
-        resolved = load_config(config, overrides=given, note=_note_once)
+        resolved = load_config(config, overrides=given)
         if epochs is not None:
             given += [f"stages.{name}.epochs={epochs}" for name in _stages_of(stage, resolved)]
-            resolved = load_config(config, overrides=given, note=discard)  # it was said already
+            with quiet():  # it was said already
+                resolved = load_config(config, overrides=given)
         if print_config:
             print_lines(*without_secrets(dump_config(resolved)).splitlines())
             return
@@ -169,7 +170,7 @@ def _train(
     if restart and rank_of() == 0:
         for each in [seed_folder(folder, seed) for seed in seeds] or [folder]:
             forget_run(each)
-    common: dict[str, Any] = {"note": note, "restart": restart, "began": process_began()}
+    common: dict[str, Any] = {"restart": restart, "began": process_began()}
     with listening_to_stalls(notice.failed), profiling(profiled_steps):
         if stage == ALL and seeds:
             return run_all_seeds(resolved, seeds, config_path=config, overrides=overrides, **common)
@@ -178,7 +179,7 @@ def _train(
         if unless_valid and stage not in BASELINES and not seeds:  # a node of a run
             return train_unless_valid(stage, resolved, **common)
         for text in unused_in_one_stage(resolved):
-            _note_once(f"warning: {text}")
+            logger.warning(text)
         train_one = train_stage_of_baselines if stage in BASELINES else run_stage
         if not seeds:
             return train_one(stage, resolved, **common)
@@ -196,9 +197,3 @@ def _show(report: dict[str, Any], *, as_json: bool) -> None:
         print_lines(*report_json(report).splitlines())
     else:
         show_report(report, results())
-
-
-def _note_once(text: str) -> None:
-    """What all ranks find alike, the first one says."""
-    if rank_of() == 0:
-        note(text)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.common import AsJson, Config, Kinds, Overrides, Restart, Seeds, ending, note
+from ups.cli.common import AsJson, Config, Kinds, Overrides, Restart, Seeds, ending
 from ups_store.console import importing, print_json, print_lines
 
 
@@ -36,8 +36,8 @@ def train_baselines(
             from ups.config.seeds import parse_seeds
             from ups.train.train_baselines import train_baselines_of_run, train_configured_baselines
         if configured:
-            resolved = load_config(config, overrides=overrides or (), note=note)
-            train_configured_baselines(resolved, restart=restart, note=note)
+            resolved = load_config(config, overrides=overrides or ())
+            train_configured_baselines(resolved, restart=restart)
             return
         trained = train_baselines_of_run(
             config,
@@ -46,7 +46,6 @@ def train_baselines(
             kinds=kinds,
             amounts={"flops": budget_flops, "samples": budget_samples, "seconds": budget_seconds},
             restart=restart,
-            note=note,
         )
     if as_json:
         print_json(trained)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.common import AsJson, Config, Overrides, ending, note
+from ups.cli.common import AsJson, Config, Overrides, ending
 from ups_store.command_line import completing
 from ups_store.console import importing, print_json, print_lines
 
@@ -43,7 +43,6 @@ def tune(
             num_trials=trials,
             amounts={"flops": budget_flops, "samples": budget_samples, "seconds": budget_seconds},
             restart=restart,
-            note=note,
         )
     if as_json:
         print_json(report)

@@ -70,7 +70,6 @@ def optimizations(
             only_optimized=only_optimized or (),
             warm_up=warm_up,
             gates=Gates(min_speedup, max_loss_difference, max_nrmse_increase, max_memory_gb),
-            note=note,
         )
     except KeyboardInterrupt:
         note("stopped at once: nothing is reported", is_last=True)

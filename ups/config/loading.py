@@ -21,7 +21,7 @@ from ups.config.run import RunConfig
 from ups.config.stage_keys import OF_STAGES
 from ups.config.stages import BASELINES, BUDGETS
 from ups.errors import ConfigError, ConfigWarning, needs
-from ups.output import Note
+from ups.log import logger
 from ups_store.build import config_errors, read_config
 from ups_store.errors import ConfigError as StoreConfigError
 from ups_store.old_names import with_present_names as with_present_names
@@ -58,7 +58,6 @@ def load_config(
     *,
     overrides: Sequence[str] = (),
     name: str | None = None,
-    note: Note | None = None,
 ) -> RunConfig:
     """Read a configuration; later sources win: included files, the file, dotted overrides.
 
@@ -72,18 +71,15 @@ def load_config(
             checkpoint, or None.
         overrides: `key=value` with dotted keys.
         name: What errors call the source; by default its path.
-        note: Takes warnings as "warning: ..."; by default they are a `ConfigWarning` each.
 
     Raises:
         ConfigError: Names each wrong key, what was found, what is expected, and the nearest known key.
     """
-    if note is None:
-        return _load(source, overrides, name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConfigWarning)
         config = _load(source, overrides, name)
     for warning in caught:
-        note(f"warning: {warning.message}")
+        logger.warning(str(warning.message))
     return config
 
 

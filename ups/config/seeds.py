@@ -15,7 +15,7 @@ from ups.config.loading import load_config
 from ups.config.run import RunConfig
 from ups.config.stage_keys import flat_keys
 from ups.errors import ConfigError
-from ups.output import discard
+from ups.log import quiet
 from ups.trained.specs import OPERATOR_FILE
 
 _PREFIX = "seed-"
@@ -86,10 +86,10 @@ def with_seeds(
     Args:
         config: What the file and the overrides say.
     """
-    return [
-        load_config(config_path, overrides=[*overrides, *seed_overrides(config, seed)], note=discard)
-        for seed in seeds
-    ] or [config]
+    with quiet():
+        return [
+            load_config(config_path, overrides=[*overrides, *seed_overrides(config, seed)]) for seed in seeds
+        ] or [config]
 
 
 def family_of(config: RunConfig) -> str:

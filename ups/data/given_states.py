@@ -20,7 +20,7 @@ from ups.conditions import condition_of, conditions_among
 from ups.data.windows import CONSTANT_FIELDS, STEP_TOLERANCE
 from ups.errors import ConfigError
 from ups.grid import FIELDS, axis_names
-from ups.output import Note, discard
+from ups.log import logger
 from ups_store.build import BuildConfig, Readers
 from ups_store.sources import Selection, samples_by_split
 
@@ -103,7 +103,6 @@ def read_given(
     *,
     config: BuildConfig,
     ask: AskSplit | None = None,
-    note: Note = discard,
 ) -> GivenStates:
     """Read states out of a store (`.zarr.zip`) or an HDF5 file.
 
@@ -111,7 +110,6 @@ def read_given(
         where: Which states.
         config: Of the training: how files are shared out, and reduced where nothing says their time steps.
         ask: Asked for the split of an HDF5 file that has samples of several, if none is named.
-        note: Called with what was reduced, and which split was taken.
 
     Raises:
         ConfigError: Kinds "no_array", "no_start", "empty_split", "other_task", "other_grid", "other_split",
@@ -119,11 +117,11 @@ def read_given(
         ups_store.StoreError: If the file can't be read, or isn't of the task.
     """
     if path.suffix in (".h5", ".hdf5"):
-        arrays, constants, attrs, reduction = _from_hdf5(path, task, where, config, ask, note)
+        arrays, constants, attrs, reduction = _from_hdf5(path, task, where, config, ask)
     else:
         arrays, constants, attrs, reduction = _from_store(path, task, where, config)
     if reduction.is_any:
-        note(f"{path.name}: reduced as the training data were: {reduction}")
+        logger.info(f"{path.name}: reduced as the training data were: {reduction}")
     if where.array not in arrays:
         found = ", ".join(sorted(arrays))
         problem = f"there is no {where.array!r} to start from"
@@ -209,13 +207,17 @@ def _from_store(path: Path, task: str, where: Where, config: BuildConfig) -> _Re
 
 
 def _from_hdf5(
-    path: Path, task: str, where: Where, config: BuildConfig, ask: AskSplit | None, note: Note
+    path: Path,
+    task: str,
+    where: Where,
+    config: BuildConfig,
+    ask: AskSplit | None,
 ) -> _Read:
     known, follow = config.get_task(task), config.data.follow_external
-    with Readers(config.reading.model_copy(update={"on_error": "fail"})) as readers:
+    with Readers(config.reading.model_copy(update={"on_error": "fail"}), note=logger.info) as readers:
         info = readers.describe(path, known, follow=follow)
         splits = samples_by_split(path, info.num_samples, task=known, fractions=config.data.fractions)
-        samples = _samples(path, splits, info.num_samples, where.split, ask, note)[: where.limit]
+        samples = _samples(path, splits, info.num_samples, where.split, ask)[: where.limit]
         steps, *points, _ = info.arrays[FIELDS].shape
         usual = config.data.reduce_time
         reduction = _reduction(tuple(points), steps, info.constants.get("t"), where, path, otherwise=usual)
@@ -233,7 +235,6 @@ def _samples(
     num_samples: int,
     wanted: str | None,
     ask: AskSplit | None,
-    note: Note,
 ) -> range:
     """Numbers of the samples of the split that is wanted, or the only one that the file has."""
     counts = {split: len(samples) for split, samples in splits.items()}
@@ -253,7 +254,7 @@ def _samples(
     if wanted not in splits:
         found = " and ".join(counts) or "none"
         raise ConfigError("--split", kind="other_split", path=path, expected=found, found=wanted)
-    note(f"{path.name}: {counts[wanted]} of {num_samples} samples are of {wanted}")
+    logger.info(f"{path.name}: {counts[wanted]} of {num_samples} samples are of {wanted}")
     return splits[wanted]
 
 

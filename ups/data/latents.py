@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from ups.data.splits import open_fields, open_split
 from ups.data.stores import Store, encoder_of, latent_build, latent_folder, open_latents, place_of, store_path
 from ups.data.windows import EncodedWindows, Windows
 from ups.errors import ConfigError, UpsError
+from ups.log import logger
 from ups.output import check_writable
 from ups.trained.checkpoint import read_document
 from ups.trained.encode_loop import make_encoder
@@ -44,7 +44,7 @@ from ups_store.errors import BuildLockedError, SourceError, StoreError
 if TYPE_CHECKING:
     from ups.config import RunConfig
 
-_log = logging.getLogger(__name__)
+
 _NOTE_S = 5.0  # between two lines about one store
 _POLL_S = 1.0  # from one look at a store that another process builds to the next
 _MEETING_S = 300.0  # that a rank waits for the first one of its machine to begin a store in memory
@@ -109,7 +109,7 @@ def make_latents(
     except SourceError as error:
         if mode == "memory" or error.kind == "empty_split" or not all(map(place_of, paths)):
             raise
-        _log.info("the sources can't be compared with the stores: %s", error)
+        logger.info(f"the sources can't be compared with the stores: {error}")
         return {}
     is_waiting = False
     while True:
@@ -118,7 +118,7 @@ def make_latents(
             return {}
         except BuildLockedError as error:  # another run of the same; should it end, this one goes on
             if not is_waiting:
-                _log.info("%s builds %s, too: waiting for it", error.found, error.path)
+                logger.info(f"{error.found} builds {error.path}, too: waiting for it")
             is_waiting = True
             time.sleep(_POLL_S)
 
@@ -165,13 +165,13 @@ def open_latent_windows(
             fields = open_fields(config.build, task, split, source=training.field_source)
             build = latent_build(config, autoencoder_path=autoencoder_path, device=device)
             windows[task] = EncodedWindows(fields, _encoder(build, task), **taken)
-            _log.info("%s %s: encoded in each step, fields of %s", task, split, fields.origin)
+            logger.info(f"{task} {split}: encoded in each step, fields of {fields.origin}")
             continue
         store = made[task] if task in made else _opened(config, task, split, autoencoder_path)
         windows[task] = Windows(store, limit=limit, **taken)
         why = windows[task].preload(training.preload, device=device)
         place = "in memory" if task in made else str(store.path)
-        _log.info("%s %s: latents %s, %s, %s", task, split, store.config_hash[:12], place, why)
+        logger.info(f"{task} {split}: latents {store.config_hash[:12]}, {place}, {why}")
     return window_data(windows, global_batch_size=global_batch_size, seed=seed, parameters=parameters)
 
 
@@ -238,7 +238,7 @@ class _Progress(QuietWatcher):
     """Logs what a build notes, and every few seconds how far it is."""
 
     def __init__(self) -> None:
-        super().__init__(lambda message: _log.info("%s", message))
+        super().__init__(logger.info)
         self._name, self._done, self._total, self._logged_s = "", 0, 0, 0.0
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
@@ -250,7 +250,7 @@ class _Progress(QuietWatcher):
         self._done += num
         if time.monotonic() > self._logged_s + _NOTE_S:
             self._logged_s = time.monotonic()
-            _log.info("%s: %s of %s", self._name, f"{self._done:,}", f"{self._total:,}")
+            logger.info(f"{self._name}: {self._done:,} of {self._total:,}")
 
 
 def _built_in_memory(build: Build, rank: BuildRank) -> Store:

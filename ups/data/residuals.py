@@ -28,7 +28,7 @@ from ups.data.splits import open_fields
 from ups.data.stores import Store, open_as
 from ups.data.windows import Array, Trajectories, TrajectoryBatch, evenly_spread, parameter_table, times_of
 from ups.grid import FIELDS
-from ups.output import Note
+from ups.log import logger
 from ups.trained.simulator import Simulator
 from ups.trained.specs import check_known_encoder
 
@@ -122,9 +122,9 @@ class ResidualBuild:
         """The store that is there, if it is the one that is wanted."""
         return open_as(self.path, self.identity)
 
-    def make(self, simulator: Simulator, *, note: Note) -> None:
+    def make(self, simulator: Simulator) -> None:
         """Build the store, or continue to; one that is there is replaced."""
-        note(f"{self.path}: residuals of {len(self.trajectories)} trajectories are computed")
+        logger.info(f"{self.path}: residuals of {len(self.trajectories)} trajectories are computed")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         writer = ups_store.create(
             self.path,
@@ -132,7 +132,7 @@ class ResidualBuild:
             identity=self.identity,
             attrs={"task": self.trajectories.info.task},
             on_mismatch="restart",
-            note=note,
+            note=logger.info,
         )
         with writer:
             missing = writer.missing()

@@ -26,8 +26,8 @@ from ups.data.stores import (
 from ups.data.windows import Fields, FieldsInfo, Trajectories, info_of, times_of
 from ups.errors import ConfigError, UpsError
 from ups.grid import FIELDS, LATENT
+from ups.log import logger
 from ups_store.build import Build, BuildConfig, DataConfig, DigestCache, Readers, open_build
-from ups_store.printable import printable
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def describe_fields(config: BuildConfig, task: str, split: str = "train") -> tup
     if store is not None:
         with store:
             return info_of(store), len(store)
-    with Readers(config.reading, note=lambda text: _log.info(printable(text))) as readers:
+    with Readers(config.reading, note=logger.info) as readers:
         build = open_split(config, task, split, readers=readers)
         return info_of(build.plan), build.num_samples
 
@@ -206,7 +206,7 @@ def read_split(config: BuildConfig, task: str, split: str) -> Fields:
             "data": config.data.model_copy(update={"source_digest": "sampled"}),
         }
     )
-    with Readers(config.reading, note=lambda text: _log.info(printable(text))) as readers:
+    with Readers(config.reading, note=logger.info) as readers:
         digests = DigestCache(config.cache.dir, readers=readers, save=False)
         build = open_split(config, task, split, readers=readers, digests=digests)
         check_room(build)

@@ -29,7 +29,7 @@ from ups.data.residual_batches import ResidualBatch, ResidualSource, shifted
 from ups.data.residuals import DT, GIVEN, PARAMETERS, PREDICTED, RESIDUAL, ResidualBuild
 from ups.data.stores import Store, open_as
 from ups.data.windows import Array
-from ups.output import Note
+from ups.log import logger
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrector_spec import Sampling
 from ups_store.torch import Allocate, new_tensor
@@ -105,14 +105,14 @@ class PairBuild:
         """The store that is there, if it is the one that is wanted."""
         return open_as(self.path, self.identity)
 
-    def make(self, teacher: CorrectedSimulator, residuals: Store, *, note: Note) -> None:
+    def make(self, teacher: CorrectedSimulator, residuals: Store) -> None:
         """Build the store, or continue to; one that is there is replaced.
 
         Args:
             teacher: In evaluation mode.
             residuals: The store whose conditions it takes.
         """
-        note(f"{self.path}: the teacher draws {self.num_pairs} residuals, {_shown(self.sampling)}")
+        logger.info(f"{self.path}: the teacher draws {self.num_pairs} residuals, {_shown(self.sampling)}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         writer = ups_store.create(
             self.path,
@@ -120,7 +120,7 @@ class PairBuild:
             identity=self.identity,
             attrs={"task": self.task},
             on_mismatch="restart",
-            note=note,
+            note=logger.info,
         )
         with writer:
             missing = writer.missing()

@@ -428,7 +428,7 @@ class EncodedWindows(Windows):
         self.encoder = encoder
 
     def encoded(self, states: Tensor, parameters: Mapping[str, Array], items: Items) -> Tensor:
-        """Encode windows of these numbers, perhaps cut and augmented: latents (B, K' + 1, L, D) on the CPU."""
+        """Encode windows of these numbers, perhaps cut or augmented, to (B, K' + 1, L, D) on the CPU."""
         samples, starts = self.locate(items)
         if self.input_array is not None:
             frames = [

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ups.device import choose_device
 from ups.errors import ConfigError
-from ups.output import Note
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,14 @@ class Ranks:
         """Whether this rank logs and writes."""
         return self.rank == 0
 
-    def device(self, name: str, *, note: Note) -> torch.device:
+    def device(self, name: str) -> torch.device:
         """The device of this rank: with "auto" and "cuda" the GPU of its local number.
 
         Raises:
             ConfigError: Kind "too_many_ranks", if there are more ranks than GPUs on a machine.
         """
         if self.world_size == 1 or not (name.startswith("cuda") or name == "auto"):
-            return choose_device(name, note=note)
+            return choose_device(name)
         num_gpus = torch.cuda.device_count()
         if name == "auto" and num_gpus == 0:
             return torch.device("cpu")

@@ -24,7 +24,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ups.device import compiled_or_eager, with_own_code
 from ups.distributed.ranks import Ranks
-from ups.output import Note, each_once
 
 # What has no forward pass of its own.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -66,19 +65,18 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def compile_blocks(part: ShardedPart, *, note: Note, **options: Any) -> None:
+def compile_blocks(part: ShardedPart, **options: Any) -> None:
     """Compile the forward pass of each block of a part in place, before it is sharded.
 
     Weights are gathered and given back around it, uncompiled.
 
     Args:
         part: Which module.
-        note: Called once if the compiler fails; then it is called as it is.
         **options: As `torch.compile` has them.
     """
-    once = each_once(note)
+    failures: set[str] = set()
     for block in blocks_of(part.module):
-        compiled = compiled_or_eager(with_own_code(block.forward), note=once, **options)
+        compiled = compiled_or_eager(with_own_code(block.forward), said=failures, **options)
         setattr(block, "forward", compiled)  # noqa: B010  # mypy: a method
 
 

@@ -12,7 +12,7 @@ from ups.config import RunConfig
 from ups.config.stages import BASELINES
 from ups.errors import ConfigError, MissingExtraError
 from ups.eval.baseline_model import Baseline, load_baseline
-from ups.output import Note
+from ups.log import logger
 from ups.trained.simulator import Simulator
 
 _FOLDER = "baselines"  # in the folder of the checkpoints
@@ -28,7 +28,7 @@ def baseline_path(config: RunConfig, kind: str, task: str, limit: str) -> Path:
     return baseline_folder(config, kind, task, limit) / f"{kind}.safetensors"
 
 
-def find_baselines(config: RunConfig, simulator: Simulator, *, note: Note) -> list[Baseline]:
+def find_baselines(config: RunConfig, simulator: Simulator) -> list[Baseline]:
     """The baselines of a run that predict what the simulator does; others are named.
 
     Raises:
@@ -36,16 +36,16 @@ def find_baselines(config: RunConfig, simulator: Simulator, *, note: Note) -> li
     """
     folder, found = config.checkpoint.dir / _FOLDER, []
     for path in sorted(folder.glob("*.safetensors")):
-        note(f"{path} is left out: an earlier version made it; train it again")
+        logger.info(f"{path} is left out: an earlier version made it; train it again")
     for path in sorted(path for kind in BASELINES for path in folder.glob(f"*/{kind}.safetensors")):
         try:
             model = load_baseline(path, device=str(simulator.device))
         except (ConfigError, MissingExtraError) as error:  # another machine may have had the package
             error.path = None
-            note(f"{path} is left out: {error}")
+            logger.info(f"{path} is left out: {error}")
             continue
         if problem := _mismatch(model, config, simulator):
-            note(f"{path} is left out: {problem}")
+            logger.info(f"{path} is left out: {problem}")
         else:
             found.append(model)
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ups.config.after_training import ENSEMBLE_ROWS
 from ups.eval.forecasters import CorrectedForecaster, PriorForecaster, shown_size
-from ups.output import Note
+from ups.log import logger
 from ups.trained.checkpoint import hash_tensors, read_any_document
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.corrected_files import candidate_of, load_corrected
@@ -17,12 +17,15 @@ from ups.trained.specs import CORRECTOR, PRIOR_FILE, STUDENT
 _NAMES = {CORRECTOR: "corrected", STUDENT: "student"}  # of rows
 
 
-def find_corrected(operator: Path, *, device: str, note: Note) -> list[CorrectedSimulator]:
+def find_corrected(
+    operator: Path,
+    *,
+    device: str,
+) -> list[CorrectedSimulator]:
     """What was trained to correct an operator, from the files in its folder; others are named.
 
     Args:
         operator: The operator's checkpoint.
-        note: Called with what is left out, and why, and with gates that were missed.
 
     Raises:
         CheckpointError: If one can't be read.
@@ -33,15 +36,15 @@ def find_corrected(operator: Path, *, device: str, note: Note) -> list[Corrected
         path = operator.with_name(file)
         if not path.exists():
             if (candidate := candidate_of(path)).exists():
-                note(f"warning: {path} isn't there, so it isn't evaluated: {_why_not(stage, candidate)}")
+                logger.warning(f"{path} isn't there, so it isn't evaluated: {_why_not(stage, candidate)}")
             continue
         model = load_corrected(path, device=device, kind=kind)
         if model.corrector_spec.operator_sha256 == digest:
             found.append(model)
             if missed := _missed(model):
-                note(f"warning: {path} was {missed}")
+                logger.warning(f"{path} was {missed}")
         else:
-            note(f"{path} is left out: it corrects another operator; train it again")
+            logger.info(f"{path} is left out: it corrects another operator; train it again")
     return found
 
 

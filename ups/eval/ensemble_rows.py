@@ -19,7 +19,7 @@ from ups.eval.ensembles import (
 from ups.eval.forecasters import has_members
 from ups.eval.intervals import Resamples
 from ups.eval.report import Row
-from ups.output import Note
+from ups.log import logger
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ class EnsembleRequest:
 
 
 def with_ensembles(
-    rows: Sequence[Row], comparison: Comparison, wanted: EnsembleRequest, *, resamples: Resamples, note: Note
+    rows: Sequence[Row],
+    comparison: Comparison,
+    wanted: EnsembleRequest,
+    *,
+    resamples: Resamples,
 ) -> tuple[list[Row], dict[str, EnsembleErrors]]:
     """Score every row as an ensemble, too.
 
@@ -58,11 +62,11 @@ def with_ensembles(
     """
     climate = Climate.of(comparison.trajectories)
     if not any(map(_is_ensemble, comparison.entries)):
-        note("warning: no model has members, so all are scored as point forecasts")
+        logger.warning("no model has members, so all are scored as point forecasts")
     found: list[Row] = []
     errors: dict[str, EnsembleErrors] = {}
     for row, entry in zip(rows, comparison.entries, strict=True):
-        rollouts = _roll_out(entry, comparison.trajectories, climate, wanted, note=note)
+        rollouts = _roll_out(entry, comparison.trajectories, climate, wanted)
         errors[row.name] = rollouts[0].errors
         scores = score_ensemble(
             [rollout.errors for rollout in rollouts],
@@ -83,14 +87,14 @@ def _is_ensemble(entry: ComparedModel) -> bool:
 
 
 def _roll_out(
-    entry: ComparedModel, trajectories: Trajectories, climate: Climate, wanted: EnsembleRequest, *, note: Note
+    entry: ComparedModel, trajectories: Trajectories, climate: Climate, wanted: EnsembleRequest
 ) -> list[EnsembleRollout]:
     """The members of the model of each training seed, or its forecasts."""
     rollouts = []
     for number, model in enumerate(entry.members):
         if _is_ensemble(entry) and has_members(model):
             of_seed = f" (seed {entry.seeds[number]})" if len(entry.members) > 1 else ""
-            note(f"{trajectories.info.task}: {wanted.members} members of {model.label}{of_seed}")
+            logger.info(f"{trajectories.info.task}: {wanted.members} members of {model.label}{of_seed}")
             found = roll_out_members(model, trajectories, climate, members=wanted.members, seed=wanted.seed)
         else:
             found = roll_out_point(model, trajectories, climate)

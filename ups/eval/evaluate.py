@@ -36,7 +36,7 @@ from ups.eval.report import Report, Row, TaskReport
 from ups.eval.rollout import Rollout, roll_out
 from ups.eval.scores import LATENT_METRICS, score
 from ups.eval.training_logs import StageLog, data_wait_share, read_stage_logs
-from ups.output import Note
+from ups.log import logger
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator
@@ -60,7 +60,6 @@ def evaluate(
     logs: Sequence[StageLog] | None = None,
     other_seeds: Sequence[TrainedRun] = (),
     phases: Mapping[str, float] | None = None,
-    note: Note = lambda text: None,
 ) -> Report:
     """Roll a simulator and its baselines out on a split, task by task.
 
@@ -90,7 +89,7 @@ def evaluate(
     horizon = config.evaluation.horizon if horizon is None else horizon
     members = config.evaluation.members if members is None else members
     wanted = None if members is None else EnsembleRequest(members, seed)
-    logs = read_stage_logs(config, note=note) if logs is None else logs
+    logs = read_stage_logs(config) if logs is None else logs
     runs = [TrainedRun(simulator, config.seed, baselines, logs, corrected, prior), *other_seeds]
     others = [*([entry_of_best(best)] if best else []), *entries_of(also, simulator)]
     origins, tasks = list(_checkpoints(runs, [*([best] if best else []), *also])), []
@@ -100,8 +99,8 @@ def evaluate(
         origins += origins_of_data(fields.identity, role=f"{split} split of {task}", path=fields.origin)
         warning = _of_other_data(comparison, config, runs, split)
         if warning:
-            note(f"warning: {task}: {warning}")
-        report = _evaluate_task(comparison, config, split, wanted, note)
+            logger.warning(f"{task}: {warning}")
+        report = _evaluate_task(comparison, config, split, wanted)
         tasks.append(replace(report, protocol=" ".join(filter(None, (report.protocol, warning)))))
     return Report(
         title=f"{', '.join(config.data.tasks)}: evaluation on {split}",
@@ -159,7 +158,10 @@ def _checkpoints(runs: Sequence[TrainedRun], others: Sequence[OtherOperator]) ->
 
 
 def _evaluate_task(
-    comparison: Comparison, config: RunConfig, split: Split, wanted: EnsembleRequest | None, note: Note
+    comparison: Comparison,
+    config: RunConfig,
+    split: Split,
+    wanted: EnsembleRequest | None,
 ) -> TaskReport:
     trajectories, models = comparison.trajectories, {one.name: one.members[0] for one in comparison.entries}
     task, t = trajectories.info.task, torch.from_numpy(trajectories.t)
@@ -167,7 +169,7 @@ def _evaluate_task(
     rows: list[Row] = []
     rollouts: dict[str, Rollout] = {}
     for entry in comparison.entries:
-        row, rollouts[entry.name] = _evaluate_entry(entry, comparison, resamples, t=t, note=note)
+        row, rollouts[entry.name] = _evaluate_entry(entry, comparison, resamples, t=t)
         is_contest = bool(rows) and not row.sees_truth
         rows.append(replace(row, paired=row.scores.paired(rows[0].scores)) if is_contest else row)
     if comparison.space == "fields":
@@ -175,9 +177,9 @@ def _evaluate_task(
     else:
         figures = errors_in_time(rows, trajectories)
     if wanted is not None and comparison.space == "latent":
-        note(f"warning: {task}: no ensembles, as nothing decodes these latents")
+        logger.warning(f"{task}: no ensembles, as nothing decodes these latents")
     elif wanted is not None:
-        rows, errors = with_ensembles(rows, comparison, wanted, resamples=resamples, note=note)
+        rows, errors = with_ensembles(rows, comparison, wanted, resamples=resamples)
         figures += ensemble_figures(rows, errors, models, trajectories, seed=wanted.seed)
     undefined = next(iter(rollouts.values())).errors.undefined
     protocol, left_out = _protocol(trajectories, split, comparison.space), int(undefined.sum())
@@ -201,13 +203,17 @@ def _evaluate_task(
 
 
 def _evaluate_entry(
-    entry: ComparedModel, comparison: Comparison, resamples: Resamples, *, t: Tensor, note: Note
+    entry: ComparedModel,
+    comparison: Comparison,
+    resamples: Resamples,
+    *,
+    t: Tensor,
 ) -> tuple[Row, Rollout]:
     """A row, and the rollout of its first seed for the pictures."""
     trajectories, rollouts = comparison.trajectories, []
     for number, member in enumerate(entry.members):
         of_seed = f" (seed {entry.seeds[number]})" if len(entry.members) > 1 else ""
-        note(f"{trajectories.info.task}: {member.label}{of_seed}, {_shown_amount(trajectories)}")
+        logger.info(f"{trajectories.info.task}: {member.label}{of_seed}, {_shown_amount(trajectories)}")
         rollouts.append(roll_out(member, trajectories))
     errors = [rollout.errors for rollout in rollouts]
     scores = score(errors, t=t, resamples=resamples, row=entry.name)

@@ -26,7 +26,8 @@ from ups.eval.figure_style import IMAGES
 from ups.eval.runs import config_of
 from ups.eval.ttc import ConditionedForecaster
 from ups.grid import FIELDS, directed_lengths
-from ups.output import Note, check_writable, write_atomically
+from ups.log import logger
+from ups.output import check_writable, write_atomically
 from ups.trained.checkpoint import missing_checkpoint, read_any_document
 from ups.trained.loading import Loaded
 from ups.trained.prior import SteadyPrior
@@ -89,7 +90,6 @@ class PredictionRequest:
 def predict_store(
     request: PredictionRequest,
     *,
-    note: Note,
     ask: AskSplit | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
@@ -97,7 +97,6 @@ def predict_store(
 
     Args:
         request: What, with what, and where to.
-        note: Takes warnings, what was reduced, and what is begun.
         ask: Asked for the split, if the source has samples of several and none is named.
         progress: Called after every batch with the number of samples that are done, and of all.
 
@@ -123,8 +122,8 @@ def predict_store(
     if not request.checkpoint.exists():
         raise missing_checkpoint(request.checkpoint, hint="train it with `ups train`")
     kind, _ = read_any_document(request.checkpoint)
-    config = config_of(request.checkpoint, (), note=note, kind=kind)
-    device = choose_device(request.device, note=note, key="--device")
+    config = config_of(request.checkpoint, (), kind=kind)
+    device = choose_device(request.device, key="--device")
     simulator = ups.load(request.checkpoint, device=str(device))
     name = check_simulated_task(simulator.spec, request.task)
     task = simulator.spec.tasks[name]
@@ -139,15 +138,15 @@ def predict_store(
         split=check_split_or_all(request.split),
         limit=request.limit,
     )
-    source = read_given(request.source, name, where, config=config.build, ask=ask, note=note)
+    source = read_given(request.source, name, where, config=config.build, ask=ask)
     given = source.with_parameters({**_only_values(task, source), **request.parameters})
     mask = _observed(simulator, given, task, request)
     if mask is not None:
         given = given.known_at(mask)
     dt = None if task.steady else request.dt or task.dt
-    note(f"{name}: {len(given.values)} samples of {given.origin}, {request.steps} steps")
+    logger.info(f"{name}: {len(given.values)} samples of {given.origin}, {request.steps} steps")
     operator = origin_of_checkpoint(request.checkpoint, role=kind, kind=kind)
-    rollout, chosen = _what_predicts(simulator, config, name, given, request, note=note)
+    rollout, chosen = _what_predicts(simulator, config, name, given, request)
     if mask is not None:
         chosen = {**chosen, "observed": hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()}
     # Mistakes are found before a file is begun.
@@ -163,7 +162,7 @@ def predict_store(
     check_within_training(task, given.parameters, request.dt, extrapolate=request.extrapolate)
     if outside := outside_training(task, given.parameters, request.dt):
         chosen = {**chosen, "extrapolated": outside}
-        note(f"warning: outside the training: {'; '.join(outside)}")
+        logger.warning(f"outside the training: {'; '.join(outside)}")
     store = PredictionStore(
         request.out,
         given,
@@ -188,13 +187,7 @@ def predict_store(
 
 
 def _what_predicts(
-    simulator: Loaded,
-    config: RunConfig,
-    name: str,
-    given: GivenStates,
-    request: PredictionRequest,
-    *,
-    note: Note,
+    simulator: Loaded, config: RunConfig, name: str, given: GivenStates, request: PredictionRequest
 ) -> tuple[Rollout, dict[str, Any]]:
     """What is called as `Simulator.rollout`, and what decides its predictions besides the checkpoint."""
     is_conditioned = config.ttc.enabled if request.ttc is None else request.ttc
@@ -211,7 +204,7 @@ def _what_predicts(
             hint="say --no-ttc, or take operator.safetensors",
         )
     conditioned = ConditionedForecaster(simulator, config, lengths={name: _domain_lengths(given)})
-    note(f"test-time conditioning: {conditioned.note}")
+    logger.info(f"test-time conditioning: {conditioned.note}")
     settings = {**config.ttc.model_dump(mode="json", exclude={"enabled"}), "seed": config.seed}
     return conditioned.rollout, {"ttc": settings}
 

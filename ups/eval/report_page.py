@@ -23,7 +23,8 @@ from ups.eval.report import Report, Row, TaskReport
 from ups.eval.scores import COMPAT_BATCH_SIZE, MORE_IS_BETTER, NO_CONTEST
 from ups.eval.training_logs import StageLog
 from ups.locks import locked
-from ups.output import discard, json_document, with_nulls, write_together
+from ups.log import quiet
+from ups.output import json_document, with_nulls, write_together
 from ups_store.printable import json_text, printable
 
 _WRITING_S = 60.0  # how long another process may write a report of the same folder
@@ -334,7 +335,7 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
     }
     files |= {path: texts[suffix].encode() for suffix, path in paths.items()}
     stale = _figures_of_report(folder) - files.keys()
-    with locked(folder / ".lock", note=discard, timeout_s=_WRITING_S):
+    with quiet(), locked(folder / ".lock", timeout_s=_WRITING_S):
         try:
             write_together(files)
             for path in stale:

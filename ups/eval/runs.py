@@ -17,7 +17,8 @@ from ups.eval.evaluate import evaluate
 from ups.eval.report import Report
 from ups.eval.split_uses import check_split, count_test_uses, daily_split, record_test_use
 from ups.eval.training_logs import StageLog, read_stage_logs
-from ups.output import Note, check_writable, discard
+from ups.log import logger, prefixed, quiet
+from ups.output import check_writable
 from ups.trained.checkpoint import missing_checkpoint, read_document
 from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import CORRECTOR, OPERATOR, OPERATOR_FILE, STUDENT
@@ -54,7 +55,6 @@ def evaluate_run(
     best: Path | None = None,
     phases: Mapping[str, float] | None = None,
     title: str | None = None,
-    note: Note,
 ) -> Report:
     """Evaluate a run's operator, with all its seeds, beside the baselines that lie with it.
 
@@ -75,17 +75,17 @@ def evaluate_run(
         UpsError: As `open_runs`, `open_others` and `evaluate`; if a use of the test split can't be counted.
         ups_store.StoreError: If the data can't be read.
     """
-    runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds, note=note)
+    runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds)
     first = runs[0]
     is_test = split is not None and check_split(split) == "test"
-    which = "test" if is_test else daily_split(split, first.config.evaluation.split, note=note)
+    which = "test" if is_test else daily_split(split, first.config.evaluation.split)
     if is_test:
         check_writable(first.folder)
-    others = open_others(also, first.config, first.simulator, note=note)
-    rival = open_others([best] if best else [], first.config, first.simulator, note=note)
+    others = open_others(also, first.config, first.simulator)
+    rival = open_others([best] if best else [], first.config, first.simulator)
     has_members = (first.config.evaluation.members if members is None else members) is not None
-    trained = [with_others(run, has_members=has_members, note=note) for run in runs]
-    trained, others = join_alike(trained, others, first, note=note)
+    trained = [with_others(run, has_members=has_members) for run in runs]
+    trained, others = join_alike(trained, others, first)
     report = evaluate(
         first.config,
         first.simulator,
@@ -101,7 +101,6 @@ def evaluate_run(
         logs=trained[0].logs,
         other_seeds=trained[1:],
         phases=phases,
-        note=note,
     )
     if is_test:
         paths = [*(run.path for run in runs), *_operators([*also, *([best] if best else [])])]
@@ -110,31 +109,35 @@ def evaluate_run(
     return replace(report, title=title) if title else report
 
 
-def with_others(run: OpenedRun, *, has_members: bool, note: Note) -> TrainedRun:
+def with_others(
+    run: OpenedRun,
+    *,
+    has_members: bool,
+) -> TrainedRun:
     """A run, the baselines that lie with it, and where ensembles are asked for what makes them.
 
     Args:
         run: With its operator.
         has_members: Whether ensembles are asked for.
-        note: Called with what is left out, and why.
     """
     device = str(run.simulator.device)
     return TrainedRun(
         run.simulator,
         run.config.seed,
-        find_baselines(run.config, run.simulator, note=note),
-        _logs_of(run.path, run.config, note),
-        find_corrected(run.path, device=device, note=note) if has_members else (),
+        find_baselines(run.config, run.simulator),
+        _logs_of(run.path, run.config),
+        find_corrected(run.path, device=device) if has_members else (),
         find_prior(run.path, device=device) if has_members else None,
     )
 
 
 def join_alike(
-    trained: Sequence[TrainedRun], others: Sequence[OtherOperator], first: OpenedRun, *, note: Note
+    trained: Sequence[TrainedRun], others: Sequence[OtherOperator], first: OpenedRun
 ) -> tuple[list[TrainedRun], list[OtherOperator]]:
     """Other operators that are the run's own, trained with other seeds, join its row."""
     joined, left = list(trained), []
-    family = _trained_with(first.path, note=discard)
+    with quiet():
+        family = _trained_with(first.path)
     for other in others:
         is_alike = family is not None and other.family == family_of(family)
         if is_alike and other.seed not in [run.seed for run in joined]:
@@ -144,7 +147,7 @@ def join_alike(
     return joined, left
 
 
-def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note, kind: str = OPERATOR) -> RunConfig:
+def config_of(checkpoint: Path, overrides: Sequence[str], *, kind: str = OPERATOR) -> RunConfig:
     """The configuration that a checkpoint, by default an operator's, was made with, with overrides.
 
     Raises:
@@ -153,7 +156,7 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, note: Note, kind: s
     """
     document = read_document(checkpoint, kind=kind)
     where = f"the configuration in {checkpoint}"
-    return load_config(dict(document["config"]), overrides=overrides, name=where, note=note)
+    return load_config(dict(document["config"]), overrides=overrides, name=where)
 
 
 def open_runs(
@@ -162,7 +165,6 @@ def open_runs(
     config_path: Path | None,
     overrides: Sequence[str],
     seeds: Sequence[int] = (),
-    note: Note,
 ) -> list[OpenedRun]:
     """A trained simulator and the configuration to use it with; one for each seed.
 
@@ -184,13 +186,13 @@ def open_runs(
     if checkpoint is not None:
         _check_operator(checkpoint)
     if checkpoint is not None and config_path is None:
-        config = config_of(checkpoint, overrides, note=note)
+        config = config_of(checkpoint, overrides)
     else:
-        config = load_config(config_path, overrides=overrides, note=note)
-    device = choose_device(config.training.device, note=note)
+        config = load_config(config_path, overrides=overrides)
+    device = choose_device(config.training.device)
     folder = config.checkpoint.dir
     if checkpoint is None:
-        wanted = seeds or _default_seeds(folder, note=note)
+        wanted = seeds or _default_seeds(folder)
         configs = with_seeds(config, wanted, config_path=config_path, overrides=overrides)
         paths = [own.checkpoint.dir / OPERATOR_FILE for own in configs]
     else:
@@ -199,7 +201,7 @@ def open_runs(
         if checkpoint is None and not path.exists():
             flag = "" if path.parent == folder else " --seeds"
             raise missing_checkpoint(path, hint=f"train it with `ups train{flag}`, or say --checkpoint FILE")
-    _check_alike(paths, note=note)
+    _check_alike(paths)
     return [
         OpenedRun(own, load_simulator(path, device=str(device)), path, folder)
         for own, path in zip(configs, paths, strict=True)
@@ -224,21 +226,23 @@ def _check_operator(path: Path) -> None:
         raise
 
 
-def _default_seeds(folder: Path, *, note: Note) -> tuple[int, ...]:
+def _default_seeds(folder: Path) -> tuple[int, ...]:
     """The seeds that were trained into folders of their own; none where an operator lies beside them."""
     seeds = trained_seeds(folder)
     if seeds and (folder / OPERATOR_FILE).exists():
         flag = f"--seeds {','.join(map(str, seeds))}"
-        note(f"{folder} has an operator, which is evaluated, and seeds beside it: {flag} evaluates them")
+        logger.info(
+            f"{folder} has an operator, which is evaluated, and seeds beside it: {flag} evaluates them"
+        )
         return ()
     return seeds
 
 
-def _check_alike(paths: Sequence[Path], *, note: Note) -> None:
+def _check_alike(paths: Sequence[Path]) -> None:
     """Refuse seeds whose trainings differed otherwise, too: their spread would be of something else."""
     if len(paths) == 1:
         return
-    configs = {path: config_of(path, (), note=note) for path in paths}
+    configs = {path: config_of(path, ()) for path in paths}
     first, *others = paths
     for path in others:
         if family_of(configs[path]) != family_of(configs[first]):
@@ -251,9 +255,7 @@ def _check_alike(paths: Sequence[Path], *, note: Note) -> None:
             )
 
 
-def open_others(
-    paths: Sequence[Path], config: RunConfig, simulator: Simulator, *, note: Note
-) -> list[OtherOperator]:
+def open_others(paths: Sequence[Path], config: RunConfig, simulator: Simulator) -> list[OtherOperator]:
     """Other operators that are to stand in the table of a run.
 
     One whose configuration is none any more is a row all the same, without what its training took.
@@ -270,11 +272,11 @@ def open_others(
     for path in _operators(paths):
         _check_operator(path)
         theirs = load_simulator(path, device=str(simulator.device))
-        trained = _trained_with(path, note=note)
+        trained = _trained_with(path)
         other = OtherOperator(
             theirs,
             path,
-            _logs_of(path, trained, note),
+            _logs_of(path, trained),
             seed=0 if trained is None else trained.seed,
             family=None if trained is None else family_of(trained),
         )
@@ -294,17 +296,21 @@ def _operators(paths: Sequence[Path]) -> Iterator[Path]:
             yield from (seed_folder(path, seed) / OPERATOR_FILE for seed in seeds)
 
 
-def _trained_with(path: Path, *, note: Note) -> RunConfig | None:
+def _trained_with(path: Path) -> RunConfig | None:
     """The configuration in a checkpoint; None for one of an earlier version that is none any more."""
     try:
-        return config_of(path, (), note=lambda text: note(f"{path}: {text}"))
+        with prefixed(f"{path}: "):
+            return config_of(path, ())
     except ConfigError as error:
-        note(f"warning: what its training took isn't known: {error}")
+        logger.warning(f"what its training took isn't known: {error}")
         return None
 
 
-def _logs_of(path: Path, config: RunConfig | None, note: Note) -> list[StageLog]:
+def _logs_of(
+    path: Path,
+    config: RunConfig | None,
+) -> list[StageLog]:
     """Of the run that made a checkpoint, if it lies where that run has left it."""
     if config is None or path.resolve() != (config.checkpoint.dir / OPERATOR_FILE).resolve():
         return []
-    return read_stage_logs(config, note=note)
+    return read_stage_logs(config)

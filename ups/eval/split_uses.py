@@ -17,7 +17,7 @@ from pathlib import Path
 from ups.config import RunConfig
 from ups.data.splits import SPLITS, Split
 from ups.errors import ConfigError, OutputError, did_you_mean
-from ups.output import Note
+from ups.log import logger
 from ups.trained.checkpoint import hash_tensors
 
 FILE = "test_uses.jsonl"
@@ -36,7 +36,7 @@ def check_split(split: str) -> Split:
     return known[split]
 
 
-def daily_split(split: str | None, configured: str, *, note: Note) -> Split:
+def daily_split(split: str | None, configured: str) -> Split:
     """The split of an evaluation that isn't `ups evaluate --split test`: never "test".
 
     Configurations of earlier versions name the test split, as every one did by default: they get "dev".
@@ -44,7 +44,6 @@ def daily_split(split: str | None, configured: str, *, note: Note) -> Split:
     Args:
         split: What the command line says.
         configured: `evaluation.split`.
-        note: Called where the configuration names the test split.
 
     Raises:
         ConfigError: For a name that is no split; kind "test_split", if the command line names that.
@@ -60,7 +59,9 @@ def daily_split(split: str | None, configured: str, *, note: Note) -> Split:
             found="test",
             hint="`ups evaluate --split test` takes it, and counts how often it was used",
         )
-    note("evaluation.split = test is taken as dev: only `ups evaluate --split test` uses the test split")
+    logger.info(
+        "evaluation.split = test is taken as dev: only `ups evaluate --split test` uses the test split"
+    )
     return "dev"
 
 

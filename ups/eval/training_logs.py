@@ -11,7 +11,7 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.stages import STAGE_NAMES
-from ups.output import Note
+from ups.log import logger
 
 _WAIT, _RATE = "training/data_wait_share", "training/samples_per_sec"
 _STARTUP = "startup/total_startup_time_min"  # from the launch of the command
@@ -80,16 +80,15 @@ class StageLog:
         }
 
 
-def read_stage_logs(config: RunConfig, *, note: Note = lambda text: None) -> list[StageLog]:
+def read_stage_logs(config: RunConfig) -> list[StageLog]:
     """The stages of a run that left a log, in the order of training.
 
     Args:
-        note: Called for every line that can't be read, which is left out.
     """
     found = []
     for stage in STAGE_NAMES:  # in the order in which they are trained
         path = log_path(config, stage)
-        if (log := read_stage_log(path, stage, note=note)) is not None:
+        if (log := read_stage_log(path, stage)) is not None:
             found.append(log)
     return found
 
@@ -99,9 +98,9 @@ def log_path(config: RunConfig, stage: str) -> Path:
     return config.training.log_path or config.checkpoint.dir / f"{stage}.jsonl"
 
 
-def read_stage_log(path: Path, stage: str, *, note: Note = lambda text: None) -> StageLog | None:
+def read_stage_log(path: Path, stage: str) -> StageLog | None:
     """What a file says of one stage; None if it isn't there, or says nothing."""
-    records = _last_training(path, stage, note) if path.exists() else []
+    records = _last_training(path, stage) if path.exists() else []
     return _summarise(stage, records) if records else None
 
 
@@ -111,14 +110,17 @@ def data_wait_share(logs: Sequence[StageLog]) -> float | None:
     return sum(log.data_wait_s for log in logs) / seconds if seconds > 0 else None
 
 
-def _last_training(path: Path, stage: str, note: Note) -> list[dict[str, Any]]:
+def _last_training(
+    path: Path,
+    stage: str,
+) -> list[dict[str, Any]]:
     """Records of a stage since it last began from scratch; a line that was cut off is left out."""
     records: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
             record = dict(json.loads(line))
         except (ValueError, TypeError):
-            note(f"warning: {path}: line {number} isn't a whole record and is left out: {_shortened(line)}")
+            logger.warning(f"{path}: line {number} isn't a whole record and is left out: {_shortened(line)}")
             continue
         if record.get("stage") != stage:
             continue

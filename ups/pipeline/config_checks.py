@@ -23,7 +23,7 @@ from ups.data.windows import laws_of_fields, too_short
 from ups.errors import ConfigWarning, UpsError
 from ups.grid import GridSpec
 from ups.laws import check_priors
-from ups.output import discard
+from ups.log import quiet
 from ups.pipeline.cache_checks import FIELD_STORES, LATENTS, check_caches
 from ups.pipeline.gpus import visible_gpus
 from ups.pipeline.machine_checks import check_machine
@@ -90,7 +90,8 @@ def check_config(config_path: Path | None, overrides: Sequence[str] = ()) -> Rep
     checks.refuse("configuration", *loaded.problems)
     if not loaded.problems:
         checks.ok("configuration", f"{config_path or 'overrides'}: all keys and values are known")
-        checks.passes("evaluation", lambda: open_run(config_path, overrides, note=discard))
+        with quiet():
+            checks.passes("evaluation", lambda: open_run(config_path, overrides))
     if loaded.config is not None:
         _check_loaded(loaded, config_path, checks)
     return Report(checks.all_of(GROUPS), time.perf_counter() - began)

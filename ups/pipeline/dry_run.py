@@ -15,7 +15,7 @@ from ups.data.splits import open_split
 from ups.data.stores import latent_build
 from ups.device import choose_device
 from ups.errors import CheckpointError, UpsError, needs
-from ups.output import Note, discard
+from ups.log import logger, quiet
 from ups.pipeline.cache_checks import wanted_stores
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.plan import BUILT, Plan, StagePlan, StorePlan
@@ -45,7 +45,6 @@ def dry_run(
     *,
     price_per_hour: float | None = None,
     num_steps: int = NUM_STEPS,
-    note: Note = discard,
 ) -> Plan:
     """Say what a run would do and what it takes; nothing of the run is written.
 
@@ -55,19 +54,21 @@ def dry_run(
         config_path: YAML file, or the name of a shipped one.
         price_per_hour: Of the machine, in any currency.
         num_steps: Real steps of each stage that are timed; 0 makes none.
-        note: Called with what is done meanwhile.
     """
     began = time.perf_counter()
     report = check_config(config_path, overrides)
     if report.problems:
         return Plan(report.checks, report.seconds)
-    config = load_config(config_path, overrides=overrides, note=discard)
     checks = Checks()
-    device = choose_device(config.training.device, note=lambda text: checks.warn("hardware", text))
+    with quiet():
+        config = load_config(config_path, overrides=overrides)
+        device = choose_device(config.training.device)
+    if config.training.device.startswith("cuda") and device.type == "cpu":
+        checks.warn("hardware", f"there is no {config.training.device}; the CPU is used instead")
     first, ranks = first_stage(config), PlannedRanks.of(config)
     baselines = plan_baselines(config)
     _check_ranks(ranks, device, checks)
-    with Readers(config.reading, note=note) as readers:
+    with Readers(config.reading, note=logger.info) as readers:
         tasks = find_tasks(config, readers)
         stages = _plan_stages(config, trained_stages(config, first), tasks, ranks)
         stores = _plan_stores(config, stages, tasks, readers, checks, first=first)
@@ -76,7 +77,7 @@ def dry_run(
         given: dict[str, Any] = {"config_path": config_path, "overrides": overrides, "tasks": tasks}
         given |= {"ranks": ranks}
         measuring = partial(_measure, baselines=baselines, checks=checks, device=device, num_steps=num_steps)
-        stages = _with_measured(config, stages, given, checks, measuring, device=device, note=note)
+        stages = _with_measured(config, stages, given, checks, measuring, device=device)
     plan = Plan((), 0.0, tuple(stores), tuple(stages), _name_of(device), price_per_hour, ranks)
     _check_disk(config, plan, checks)
     return replace(plan, checks=(*report.checks, *checks.lines), seconds=time.perf_counter() - began)
@@ -193,7 +194,6 @@ def _with_measured(
     measure: Callable[[Scratch, StagePlan], StagePlan],
     *,
     device: torch.device,
-    note: Note,
 ) -> list[StagePlan]:
     """The stages with what their steps take; one that can't be measured is a warning."""
     kept = {stage.name for stage in stages if stage.action == "keep"}
@@ -207,7 +207,7 @@ def _with_measured(
             if stage.name in kept:
                 measured.append(stage)
                 continue
-            note(f"stage {stage.name}: steps on {_name_of(device)}")
+            logger.info(f"stage {stage.name}: steps on {_name_of(device)}")
             measured.append(measure(scratch, stage))
     return measured
 

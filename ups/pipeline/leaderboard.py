@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError
-from ups.output import Note, csv_text
+from ups.log import logger
+from ups.output import csv_text
 from ups.pipeline.metadata import FILE, KIND
 
 # Of a file of something else, one nested too deeply, or with a number too large.
@@ -56,7 +57,10 @@ class LeaderboardRow:
 
 
 def read_rows(
-    folder: Path, *, metric: str, price_per_hour: float | None = None, note: Note
+    folder: Path,
+    *,
+    metric: str,
+    price_per_hour: float | None = None,
 ) -> list[LeaderboardRow]:
     """All runs below a folder, the smallest value first on each task.
 
@@ -64,7 +68,6 @@ def read_rows(
         folder: Where to look.
         metric: Name of a metric in reports.
         price_per_hour: Of the machine, for runs that don't know theirs.
-        note: Called for files that can't be read.
 
     Raises:
         ConfigError: If no run was evaluated by the metric; says which metrics there are.
@@ -86,7 +89,7 @@ def read_rows(
             RecursionError,
             OverflowError,
         ) as error:
-            note(f"warning: {path} is left out: it can't be read ({error})")
+            logger.warning(f"{path} is left out: it can't be read ({error})")
     if not found:
         expected = ", ".join(sorted(metrics)) or f"folders with {FILE} of runs that were evaluated"
         raise ConfigError(f"no run below {folder} has {metric}", expected=expected)

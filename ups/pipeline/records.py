@@ -16,7 +16,7 @@ from typing import Any
 
 from ups.errors import OutputError
 from ups.locks import holder_of, locked
-from ups.output import Note, json_document, write_atomically
+from ups.output import json_document, write_atomically
 from ups.pipeline.graph import Node
 from ups_store.launch import log_origin
 
@@ -35,7 +35,7 @@ class RunFolder:
         self.path, self._siblings = path, tuple(map(RunFolder, siblings))
 
     @contextmanager
-    def locked(self, *, note: Note, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
+    def locked(self, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
         """Inside, no other run works in the folder; gives the descriptor that holds the lock.
 
         Processes that inherit it hold the lock as long as they live, whatever becomes of this one.
@@ -44,7 +44,7 @@ class RunFolder:
             UpsError: Kind "run_locked", with the process that wrote the lock last.
             OutputError: If the folder can't be written.
         """
-        with locked(self.path / "lock", note=note, timeout_s=timeout_s) as fd:
+        with locked(self.path / "lock", timeout_s=timeout_s) as fd:
             yield fd
 
     def is_valid(self, node: Node, key: str) -> bool:

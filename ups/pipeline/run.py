@@ -16,7 +16,8 @@ from typing import Any
 
 from ups.config import RunConfig, dump_config, load_config
 from ups.errors import ConfigError, GateMissedError, InterruptedTrainingError, UpsError
-from ups.output import Note, discard, each_once, write_atomically
+from ups.log import logger, once_each, quiet
+from ups.output import write_atomically
 from ups.pipeline.gates import check_judgeable, gate_missed_by_stage
 from ups.pipeline.graph import Graph, Node
 from ups.pipeline.metadata import write_metadata
@@ -52,7 +53,6 @@ def open_run(
     overrides: Sequence[str],
     *,
     phases: Mapping[str, float] | None = None,
-    note: Note,
 ) -> Run:
     """A run's three configurations, and where it lies.
 
@@ -62,12 +62,11 @@ def open_run(
     Raises:
         ConfigError: If one of them is wrong.
     """
-    config = load_config(config_path, overrides=overrides, note=note)
+    config = load_config(config_path, overrides=overrides)
     folder = config.pipeline.dir or config.checkpoint.dir / "run"
     checks = (config.pipeline.small, config.pipeline.full)
-    small, full = (
-        load_config(config_path, overrides=[*overrides, *check.overrides], note=discard) for check in checks
-    )
+    with quiet():
+        small, full = (load_config(config_path, overrides=[*overrides, *check.overrides]) for check in checks)
     for name, other in (("small", small), ("full", full)):
         _check_same_run(name, other, config)
         check_judgeable(name, config, evaluated=other)
@@ -84,13 +83,17 @@ def _check_same_run(name: str, other: RunConfig, config: RunConfig) -> None:
         )
 
 
-def run_pipeline(run: Run, options: Options, *, siblings: Sequence[Path] = (), note: Note) -> dict[str, Any]:
+def run_pipeline(
+    run: Run,
+    options: Options,
+    *,
+    siblings: Sequence[Path] = (),
+) -> dict[str, Any]:
     """Execute what isn't valid of a run.
 
     Args:
         options: Which nodes, and how.
         siblings: Folders of the same run with other seeds: a node that was done alike there is valid.
-        note: Called with what is done, and what is valid.
 
     Returns:
         As `run_graph`.
@@ -98,9 +101,10 @@ def run_pipeline(run: Run, options: Options, *, siblings: Sequence[Path] = (), n
     Raises:
         UpsError: As `run_graph`.
     """
-    return run_graph(run, declare_graph(run), options, siblings=siblings, note=note)
+    return run_graph(run, declare_graph(run), options, siblings=siblings)
 
 
+@once_each()
 def run_graph(
     run: Run,
     graph: Graph,
@@ -108,7 +112,6 @@ def run_graph(
     *,
     siblings: Sequence[Path] = (),
     of_seeds: Mapping[int, Run] | None = None,
-    note: Note,
 ) -> dict[str, Any]:
     """Execute what isn't valid of a graph.
 
@@ -117,7 +120,6 @@ def run_graph(
         options: Which nodes, and how.
         siblings: See `run_pipeline`.
         of_seeds: Runs with single seeds, if this one is about all of them.
-        note: Called with what is done, and what is valid.
 
     Returns:
         What `metadata.json` holds; {"plan": by node "valid", "run" or "unknown"} of a dry run.
@@ -127,20 +129,20 @@ def run_graph(
         InterruptedTrainingError: On SIGTERM or SIGINT.
         UpsError: Of a node that failed, with its exit code; kind "run_locked", if another run works here.
     """
-    folder, note = RunFolder(run.folder, siblings=siblings), each_once(note)
+    folder = RunFolder(run.folder, siblings=siblings)
     nodes = _chosen(graph, options)
     if options.dry_run:
         return {"plan": _plan(nodes, graph, folder, restart=options.restart)}
-    with folder.locked(note=note) as lock_fd, tracking(run, restart=options.restart) as tracked:
+    with folder.locked() as lock_fd, tracking(run, restart=options.restart) as tracked:
         _write_configs(run)
-        execution = _Execution(run, folder, options, tracked, lock_fd, note)
+        execution = _Execution(run, folder, options, tracked, lock_fd)
         try:
             for node in nodes:
                 execution.advance(node)
         finally:
             metadata = execution.write_metadata(graph, of_seeds or {})
             if execution.has_executed and not isinstance(sys.exception(), InterruptedTrainingError):
-                send_metadata(run, metadata, note=note)
+                send_metadata(run, metadata)
     return metadata
 
 
@@ -179,10 +181,9 @@ class _Execution:
         options: Options,
         tracked: Tracking,
         lock_fd: int,
-        note: Note,
     ) -> None:
         self._run, self._folder, self._options = run, folder, options
-        self._tracked, self._lock_fd, self._note = tracked, lock_fd, note
+        self._tracked, self._lock_fd = tracked, lock_fd
         self.has_executed = False
         self._began, self._in_nodes = time.perf_counter(), 0.0
         self._missed: dict[str, Any] = {}
@@ -191,7 +192,7 @@ class _Execution:
         """Execute a node unless it is valid."""
         key = node.key()
         if not self._options.restart and self._folder.is_valid(node, key):
-            self._note(f"{node.name}: valid")
+            logger.info(f"{node.name}: valid")
             self._tracked.valid(node)
             return
         self.has_executed = True
@@ -210,15 +211,15 @@ class _Execution:
             self._folder.log("end", node.name, seconds=round(seconds, 3), exit_code=code)
         self._folder.write_record(node, key=key, result={"seconds": round(seconds, 3), **result})
         self._tracked.done(node, seconds)
-        self._note(f"{node.name}: done in {seconds:.1f} s")
+        logger.info(f"{node.name}: done in {seconds:.1f} s")
 
     def _execute(self, node: Node) -> Mapping[str, Any]:
         if node.work is not None:
-            self._note(f"{node.name}")
+            logger.info(f"{node.name}")
             return node.work()
         assert node.command is not None
         command = list(node.command(self._options.restart))
-        self._note(f"{node.name}: $ {shlex.join(shown(command))}")
+        logger.info(f"{node.name}: $ {shlex.join(shown(command))}")
         began = time.time()
         try:
             run_process(command, what=node.name, kind="node", lock_fd=self._lock_fd)

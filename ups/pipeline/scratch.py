@@ -25,7 +25,7 @@ from ups.data.held_out import HeldOutPart, Items, divided
 from ups.data.stores import latent_build, latent_folder
 from ups.device import free_memory, matmul_precision
 from ups.errors import needs
-from ups.output import discard
+from ups.log import quiet
 from ups.pipeline.planned_ranks import ALONE, PlannedRanks
 from ups.pipeline.schedule import rollouts_of
 from ups.pipeline.sources import TaskSources
@@ -139,7 +139,8 @@ class Scratch:
             values["latent.checkpoint"] = str(autoencoder)
         values |= _rows_of_rank(config, ranks)
         given = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in values.items())]
-        self.config = load_config(config_path, overrides=given, note=discard)
+        with quiet():
+            self.config = load_config(config_path, overrides=given)
 
     def with_own_paths(self, text: str) -> str:
         """What is said of a file of this folder, as of the one of the run that it stands for."""
@@ -174,9 +175,9 @@ class Scratch:
             torch.OutOfMemoryError: If the device has too little.
         """
         _forget_peak(device)
-        with matmul_precision(self.config.training.matmul_precision, note=discard):
+        with quiet(), matmul_precision(self.config.training.matmul_precision):
             config = within_budget(name, config, device=device, is_continued=False)
-            stage = make_stage(name, config, device=device, start=StageStart(discard))
+            stage = make_stage(name, config, device=device, start=StageStart())
             try:
                 measured = _measured(stage, config, self._ranks, device=device, num_steps=num_steps)
                 if name in _FOR_LATER:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ups.config.seeds import seed_folder, seed_overrides
 from ups.errors import GateMissedError
-from ups.output import Note, discard, each_once
+from ups.log import logger, prefixed, quiet
 from ups.pipeline.graph import Graph, Group, Node
 from ups.pipeline.nodes import Run, evaluation_node
 from ups.pipeline.run import Options, open_run, run_graph, run_pipeline
@@ -31,15 +31,15 @@ def open_seeds(
     Raises:
         ConfigError: As `open_run`.
     """
-    return {
-        seed: open_run(
-            config_path,
-            [*overrides, *seed_overrides(run.config, seed), *_own_folders(run, seed)],
-            phases=run.phases,
-            note=discard,
-        )
-        for seed in seeds
-    }
+    with quiet():
+        return {
+            seed: open_run(
+                config_path,
+                [*overrides, *seed_overrides(run.config, seed), *_own_folders(run, seed)],
+                phases=run.phases,
+            )
+            for seed in seeds
+        }
 
 
 def _own_folders(run: Run, seed: int) -> list[str]:
@@ -48,7 +48,7 @@ def _own_folders(run: Run, seed: int) -> list[str]:
     return [f"pipeline.{key}={seed_folder(path, seed)}" for key, path in named.items() if path is not None]
 
 
-def run_seeds(run: Run, runs: Mapping[int, Run], options: Options, *, note: Note) -> dict[str, Any]:
+def run_seeds(run: Run, runs: Mapping[int, Run], options: Options) -> dict[str, Any]:
     """Execute what isn't valid of each seed's run, one after the other, and evaluate all together.
 
     A seed that misses a gate doesn't keep the others from their turn.
@@ -57,7 +57,6 @@ def run_seeds(run: Run, runs: Mapping[int, Run], options: Options, *, note: Note
         run: The run, whose own seed isn't used.
         runs: Of each seed.
         options: As `run_pipeline`; `first` and `only` are about each seed.
-        note: As `run_pipeline`.
 
     Returns:
         What `metadata.json` of the run holds, under "by_seed" that of each seed; of a dry run {"plan": by
@@ -67,30 +66,27 @@ def run_seeds(run: Run, runs: Mapping[int, Run], options: Options, *, note: Note
         GateMissedError: The first one, once all seeds had their turn.
         UpsError: As `run_pipeline`, at once.
     """
-    note, missed, found = each_once(note), list[GateMissedError](), dict[int, dict[str, Any]]()
+    missed, found = list[GateMissedError](), dict[int, dict[str, Any]]()
     graph = joint_graph(run, runs)
     joint = replace(options, first=None, only=None, skipped=_skipped_of_all(options))
     for seed, own in runs.items():
-        note(f"seed {seed}: {own.folder}")
+        logger.info(f"seed {seed}: {own.folder}")
         others = [other.folder for other in runs.values() if other is not own]
         try:
-            found[seed] = run_pipeline(own, options, siblings=others, note=_with_seed(note, seed))
+            with prefixed(f"seed {seed}: "):
+                found[seed] = run_pipeline(own, options, siblings=others)
         except GateMissedError as error:
             missed.append(error)
-            note(f"warning: seed {seed}: {error}")
+            logger.warning(f"seed {seed}: {error}")
     if options.dry_run:
         plans = {f"seed {seed}": document["plan"] for seed, document in found.items()}
-        return {"plan": {**plans, "all seeds": run_graph(run, graph, joint, note=note)["plan"]}}
+        return {"plan": {**plans, "all seeds": run_graph(run, graph, joint)["plan"]}}
     metadata = {}
     if options.only is None:
-        metadata = run_graph(run, graph, joint, of_seeds=runs, note=note)
+        metadata = run_graph(run, graph, joint, of_seeds=runs)
     if missed:
         raise missed[0]
     return {**metadata, "by_seed": found}
-
-
-def _with_seed(note: Note, seed: int) -> Note:
-    return lambda text: note(f"seed {seed}: {text}")
 
 
 def _skipped_of_all(options: Options) -> list[str]:

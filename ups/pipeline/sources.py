@@ -13,7 +13,6 @@ from ups.data.stores import Store, latent_folder, place_of, store_path
 from ups.data.windows import FieldsInfo, info_of
 from ups.errors import UpsError
 from ups.grid import FIELDS
-from ups.output import discard
 from ups_store.build import Build, DigestCache, Readers
 from ups_store.errors import ReadTimeoutError, StoreError
 from ups_store.sources import SourceFile, find_sources
@@ -61,7 +60,7 @@ def quick_readers(config: RunConfig) -> Readers:
     """What opens sources for checks, which shall not wait as long as a build."""
     reading = config.reading
     limits = {name: min(_TIMEOUT_S, getattr(reading, name)) for name in ("timeout_s", "open_timeout_s")}
-    return Readers(reading.model_copy(update={**limits, "retries": 0}), note=discard)
+    return Readers(reading.model_copy(update={**limits, "retries": 0}))
 
 
 def find_tasks(

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ups.data.stores import are_reused
-from ups.output import Note
 from ups.pipeline.graph import Node
 from ups.pipeline.nodes import FIELD_STORES, LATENT_STORES, Run
 from ups.train.launched import (
@@ -65,7 +64,7 @@ def tracking(run: Run, *, restart: bool) -> Iterator[Tracking]:
         yield Tracking(run)
 
 
-def send_metadata(run: Run, metadata: Mapping[str, Any], *, note: Note) -> None:
+def send_metadata(run: Run, metadata: Mapping[str, Any]) -> None:
     """Send seconds of nodes, costs, results and gates to Weights & Biases, if that is switched on.
 
     Args:
@@ -73,7 +72,7 @@ def send_metadata(run: Run, metadata: Mapping[str, Any], *, note: Note) -> None:
     """
     config = run.config
     run_config = config.model_dump(mode="json")
-    sink = open_wandb(config.logging.wandb, config.checkpoint.dir, job=_JOB, run_config=run_config, note=note)
+    sink = open_wandb(config.logging.wandb, config.checkpoint.dir, job=_JOB, run_config=run_config)
     if sink is None:
         return
     sent = {name: metadata[name] for name in ("seconds", "own_s", "cost", "results")}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ups.eval.report_page import write_report
 from ups.eval.runs import OpenedRun, with_others
 from ups.eval.split_uses import count_test_uses, daily_split
 from ups.locks import TRAINING_LOCK, locked
-from ups.output import Note, discard, each_once
+from ups.log import logger, once_each, quiet
 from ups.pipeline.nodes import FIELD_STORES, LATENT_STORES, build_command, shown, training_nodes
 from ups.pipeline.processes import run_process
 from ups.train.checks import (
@@ -52,12 +52,12 @@ from ups.trained.specs import OPERATOR_FILE
 from ups_store.launch import rank_of
 
 
+@once_each()
 def run_all(
     config: RunConfig,
     *,
     config_path: Path | None,
     overrides: Sequence[str],
-    note: Note,
     restart: bool = False,
     began: float | None = None,
     evaluates: bool = True,
@@ -66,7 +66,6 @@ def run_all(
 
     Args:
         config_path: The file that it was read from, for the build of stores.
-        note: Called with what people should know; what several stages find alike, once.
         restart: Train every stage from scratch.
         began: When the process was started, seconds since 1970.
         evaluates: Whether the run ends evaluated where `evaluation.enabled` says so.
@@ -82,31 +81,30 @@ def run_all(
         OutputError: If the report could not be written.
         UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
     """
-    note = each_once(note)
     first = first_stage(config)
     folder = report_folder(config_path)
     check_nothing_refused_later(config, first, report_folder=folder)
-    train = partial(train_unless_valid, config=config, note=note, restart=restart)
+    train = partial(train_unless_valid, config=config, restart=restart)
     stages: dict[str, Any] = {}
     training, cache, startup = config.training, dict[str, float](), dict[str, float]()
     launched = began and launched_at(began)
     with (
-        joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
+        joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
         handing_on(context_path(config.checkpoint.dir)),
         ExitStack() as stack,
     ):
-        check_num_ranks(training, ranks, note=discard)
+        check_num_ranks(training, ranks)
         for name in trained_stages(config, first):
             check_switches(config, name, device=device, num_ranks=ranks.world_size)
         for text in unused_in_all_stages(config) if ranks.is_first else ():
-            note(f"warning: {text}")
+            logger.warning(f"{text}")
         said: dict[str, Any] = {"config_path": config_path, "overrides": overrides}
-        said |= {"is_first": ranks.is_first, "note": note}
+        said |= {"is_first": ranks.is_first}
         if has_given_encoder(config) and ranks.is_first:
-            note(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
+            logger.info(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
         check_sizes(config, first)
         if ranks.is_first:
-            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, note=note, is_nested=True))
+            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, is_nested=True))
         if not restart:
             check_interrupted(config, trained_stages(config, first))
         for node in training_nodes(config):
@@ -119,21 +117,21 @@ def run_all(
                 stages[node.stage] = train(node.stage, began=began, startup=startup)
                 startup = {EARLIER_SECONDS: time.time() - launched} if launched else {}
         if config.evaluation.enabled:
-            train_configured_baselines(config, restart=restart, note=note)
+            train_configured_baselines(config, restart=restart)
     evaluation = {}
     if config.evaluation.enabled and evaluates and ranks.is_first:
         seconds = {name: report["seconds"] for name, report in stages.items()}
-        evaluation = _evaluate([config], config.checkpoint.dir, seconds, folder=folder, note=note)
+        evaluation = _evaluate([config], config.checkpoint.dir, seconds, folder=folder)
     return {"stage": ALL, "stages": stages, "cache": cache, "evaluation": evaluation}
 
 
+@once_each()
 def run_all_seeds(
     config: RunConfig,
     seeds: Sequence[int],
     *,
     config_path: Path | None,
     overrides: Sequence[str],
-    note: Note,
     restart: bool = False,
     began: float | None = None,
 ) -> dict[str, Any]:
@@ -148,20 +146,19 @@ def run_all_seeds(
     Raises:
         UpsError: As `run_all`.
     """
-    note = each_once(note)
     configs, reports = [], {}
     for seed in seeds:
         given = [*overrides, *seed_overrides(config, seed)]
-        configs.append(own := load_config(config_path, overrides=given, note=discard))
-        note(f"seed {seed}: {own.checkpoint.dir}")
+        configs.append(own := load_config(config_path, overrides=given))
+        logger.info(f"seed {seed}: {own.checkpoint.dir}")
         options: dict[str, Any] = {"restart": restart, "began": began, "evaluates": False}
         with handing_on(own.checkpoint.dir / CONTEXT_FILE):  # each seed is a run of its own
-            reports[seed] = run_all(own, config_path=config_path, overrides=given, note=note, **options)
+            reports[seed] = run_all(own, config_path=config_path, overrides=given, **options)
         began = None
     evaluation = {}
     if config.evaluation.enabled and rank_of() == 0:
         folder = report_folder(config_path)
-        evaluation = _evaluate(configs, config.checkpoint.dir, {}, folder=folder, note=note)
+        evaluation = _evaluate(configs, config.checkpoint.dir, {}, folder=folder)
     return {"stage": ALL, "seeds": reports, "evaluation": evaluation}
 
 
@@ -171,29 +168,27 @@ def _evaluate(
     phases: dict[str, float],
     *,
     folder: Path,
-    note: Note,
 ) -> dict[str, str]:
     """Write the report of `ups evaluate` to a folder."""
     first, runs = configs[0], []
     for config in configs:
-        device, path = choose_device(config.training.device, note=note), config.checkpoint.dir / OPERATOR_FILE
+        device, path = choose_device(config.training.device), config.checkpoint.dir / OPERATOR_FILE
         opened = OpenedRun(config, load_simulator(path, device=str(device)), path, checkpoints)
-        runs.append(with_others(opened, has_members=first.evaluation.members is not None, note=note))
+        runs.append(with_others(opened, has_members=first.evaluation.members is not None))
     report = evaluate(
         first,
         runs[0].simulator,
-        split=daily_split(None, first.evaluation.split, note=note),
+        split=daily_split(None, first.evaluation.split),
         baselines=runs[0].baselines,
         corrected=runs[0].corrected,
         prior=runs[0].prior,
         logs=runs[0].logs,
         other_seeds=runs[1:],
         phases=phases,
-        note=note,
     )
     report = replace(report, test_uses=count_test_uses(checkpoints))
     files = write_report(folder, report)
-    send_report(report, files, name="evaluation", note=note)
+    send_report(report, files, name="evaluation")
     return {kind: str(path) for kind, path in files.items()}
 
 
@@ -203,14 +198,12 @@ def build_latents(
     config_path: Path | None,
     overrides: Sequence[str],
     is_first: bool,
-    note: Note,
 ) -> dict[str, float]:
     """Build the stores of latents that the autoencoder in use makes; valid ones are kept.
 
     Args:
         config_path: The file that it was read from.
         is_first: Whether this is the first rank, which shows the command and writes the manifest.
-        note: Called with the command.
 
     Returns:
         `startup/cache_sec`, the same as `startup/cache_precompute_time_min`, and `startup/cache_reused`, 1 if
@@ -222,31 +215,40 @@ def build_latents(
     """
     command = build_command(config, config_path, *overrides, holds_latents=True)
     manifest = config.checkpoint.dir / "latents.manifest.json"
-    return _timed_build(command, manifest, phase="cache", is_first=is_first, note=note)
+    return _timed_build(command, manifest, phase="cache", is_first=is_first)
 
 
 def build_fields(
-    config: RunConfig, *, config_path: Path | None, overrides: Sequence[str], is_first: bool, note: Note
+    config: RunConfig,
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str],
+    is_first: bool,
 ) -> dict[str, float]:
     """Build stores of the fields themselves; as `build_latents`, with `startup/field_cache_sec`."""
     command = build_command(config, config_path, *overrides, holds_latents=False)
     manifest = config.checkpoint.dir / "fields.manifest.json"
-    return _timed_build(command, manifest, phase="field_cache", is_first=is_first, note=note)
+    return _timed_build(command, manifest, phase="field_cache", is_first=is_first)
 
 
 def _timed_build(
-    command: Sequence[str], manifest: Path, *, phase: str, is_first: bool, note: Note
+    command: Sequence[str],
+    manifest: Path,
+    *,
+    phase: str,
+    is_first: bool,
 ) -> dict[str, float]:
     """Run a build of stores, and give the metrics of a start; of other ranks the manifest is the first's."""
     began = time.perf_counter()
     flags = ["--manifest", str(manifest)] if is_first else []
-    _build([*command, *flags], note=note if is_first else discard)
+    with nullcontext() if is_first else quiet():
+        _build([*command, *flags])
     seconds = time.perf_counter() - began
     is_reused = are_reused(manifest) if is_first else False
     return {f"startup/{phase}_sec": seconds, **of_stores(seconds, is_reused=is_reused)}
 
 
-def _build(command: list[str], *, note: Note) -> None:
+def _build(command: list[str]) -> None:
     """Run a build of stores as a process of its own."""
-    note(f"$ {shlex.join(shown(command))}")
+    logger.info(f"$ {shlex.join(shown(command))}")
     run_process(command, what="the build of stores", kind="build")

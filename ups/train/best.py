@@ -15,8 +15,9 @@ from ups.config.stage_keys import flat_keys
 from ups.distributed.ranks import Ranks
 from ups.distributed.sharding import whole
 from ups.errors import CheckpointError, OutputError
+from ups.log import logger
 from ups.optim import WeightsCopy
-from ups.output import Note, write_atomically
+from ups.output import write_atomically
 from ups.train.stage import Stage
 from ups.trained.checkpoint import read_document, write_card
 
@@ -44,14 +45,12 @@ class BestWeights:
         stage: What is trained, with the weights before the first step.
         validate: Gives the stage's metrics of the present weights; a collective.
         ranks: The processes that train together; the first one exports.
-        note: Called when training made it worse, and when a better checkpoint of an earlier run is set aside.
         is_first_epoch_over: Whether `restore` will be given a state of after the first epoch.
 
     Attributes:
         start: Validation error before the first step, infinite if it isn't finite; None until measured.
         score: The least error; infinite until there is one.
         ranks: As given.
-        note: As given.
         step: Optimiser step after which it was measured, 0 before the first one; None until there is one.
         bad_epochs: Epochs since the best of the epochs, be that one worse than the weights before the first.
     """
@@ -63,14 +62,13 @@ class BestWeights:
         *,
         validate: Callable[[], dict[str, float]],
         ranks: Ranks,
-        note: Note,
         is_first_epoch_over: bool = False,
     ) -> None:
         self.start: float | None = None
         self.score, self.bad_epochs = math.inf, 0
         self.step: int | None = None
         self._best_epoch_score = math.inf
-        self._stage, self._config, self.ranks, self.note = stage, config, ranks, note
+        self._stage, self._config, self.ranks = stage, config, ranks
         self._validate = validate
         self._initial = None if is_first_epoch_over else WeightsCopy(stage.model, device="cpu")
 
@@ -86,7 +84,7 @@ class BestWeights:
         assert self.start is not None
         if score > self.start:
             worse = f"validation error {score:.4g} after step {step}, {self.start:.4g} before the first one"
-            self.note(f"warning: training made it worse: {worse}; lower training.lr")
+            logger.warning(f"training made it worse: {worse}; lower training.lr")
         if score < self.score:
             self._export(metrics, replaces_earlier=before is not None)
             self.score, self.step = score, step
@@ -111,7 +109,7 @@ class BestWeights:
     def export_again(self) -> None:
         """Export the present weights, the best so far, where what was exported is lost; a collective."""
         metrics = {**self._validate(), "score": self.score}  # on another machine the last bits may differ
-        export(self._stage, metrics, ranks=self.ranks, earlier=None, note=self.note, is_again=True)
+        export(self._stage, metrics, ranks=self.ranks, earlier=None, is_again=True)
 
     def forget(self) -> None:
         """What was exported is lost: the next epoch's weights are the best so far."""
@@ -127,7 +125,7 @@ class BestWeights:
 
     def _export(self, metrics: dict[str, float], *, replaces_earlier: bool) -> None:
         earlier = self._config if replaces_earlier else None
-        export(self._stage, metrics, ranks=self.ranks, earlier=earlier, note=self.note)
+        export(self._stage, metrics, ranks=self.ranks, earlier=earlier)
 
 
 def export(
@@ -136,7 +134,6 @@ def export(
     *,
     ranks: Ranks,
     earlier: RunConfig | None,
-    note: Note,
     is_again: bool = False,
 ) -> None:
     """Export a stage's present weights, whole; a collective, of which the first rank writes.
@@ -144,7 +141,6 @@ def export(
     Args:
         metrics: Of these weights.
         earlier: Configuration of the run, where files of an earlier one are replaced, see `set_aside`.
-        note: Called if one of these is kept.
         is_again: Whether they were exported before, see `Stage.export_again`.
 
     Raises:
@@ -155,11 +151,17 @@ def export(
         return
     if earlier is not None:
         for path, kind in stage.exports().items():
-            set_aside(path, kind=kind, metrics=metrics, config=earlier, note=note)
+            set_aside(path, kind=kind, metrics=metrics, config=earlier)
     (stage.export_again if is_again else stage.export)(metrics, weights)
 
 
-def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: RunConfig, note: Note) -> None:
+def set_aside(
+    path: Path,
+    *,
+    kind: str,
+    metrics: Mapping[str, float],
+    config: RunConfig,
+) -> None:
     """Keep a checkpoint of an earlier run that is better than what replaces it as `<name>.previous<suffix>`.
 
     Only like is compared with like: the same metrics of the same tasks, on the same data, validated alike.
@@ -180,15 +182,15 @@ def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: Ru
     better = f"{path} of an earlier run is better than the first epoch of this run {shown}"
     kept = score_of(aside)
     if kept is not None and kept <= score:
-        note(f"{better}; not kept, since {aside} is at least as good ({kept:.4g})")
+        logger.info(f"{better}; not kept, since {aside} is at least as good ({kept:.4g})")
         return
     try:
         _keep_as(aside, path)
         write_card(aside, kind=kind)
     except (OSError, OutputError) as error:
-        note(f"warning: {better}; it can't be kept: {error}")
+        logger.warning(f"{better}; it can't be kept: {error}")
     else:
-        note(f"{better}; kept as {aside}")
+        logger.info(f"{better}; kept as {aside}")
 
 
 def _keep_as(aside: Path, path: Path) -> None:

@@ -25,9 +25,10 @@ from ups.config.checks import check_countable
 from ups.config.stages import BudgetConfig
 from ups.config.training import QuerySamplingConfig
 from ups.data.batches import DataOrder, FrameBatch, WindowBatch, endless
+from ups.data.stores import Store
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import CheckpointError
-from ups.output import Note, discard
+from ups.log import logger
 from ups.train.flops import count_step
 from ups.train.physics_priors import PhysicsBatch
 from ups.train.rollout_batches import Curriculum
@@ -170,7 +171,7 @@ def within_budget(
     device: torch.device,
     ranks: Ranks = ALONE,
     is_continued: bool = True,
-    note: Note = discard,
+    latents: Mapping[str, Store] | None = None,
 ) -> RunConfig:
     """The configuration with a stage's budget as its number of steps; unchanged where there is no budget.
 
@@ -179,7 +180,7 @@ def within_budget(
     Args:
         device: Where it is trained.
         is_continued: Whether a training state that is there is continued from.
-        note: Called with the number of steps.
+        latents: As `StageStart.latents`.
 
     Raises:
         ConfigError: As `make_stage` and `measure_costs`.
@@ -194,7 +195,7 @@ def within_budget(
     own = config
     if settings.budget.seconds is not None:  # a thread that prepares batches would be measured, too
         own = without_preparing(config)
-    stage = make_stage(name, own, device=device, start=StageStart(note))
+    stage = make_stage(name, own, device=device, start=StageStart(latents=latents))
     try:
         if settings.budget.seconds is None:
             costs = measure_costs(stage, config, device=device, ranks=ranks)
@@ -204,7 +205,7 @@ def within_budget(
             steps = ranks.tell(max(1, int(settings.budget.seconds / median(seconds) / ranks.world_size)))
     finally:
         stage.close()
-    note(f"{name}: {settings.budget}: {steps:,} steps")
+    logger.info(f"{name}: {settings.budget}: {steps:,} steps")
     return with_steps(config, name, steps)
 
 

@@ -19,7 +19,8 @@ from ups.data.stores import StoreError, check_stores_replaceable, latent_folder
 from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
 from ups.eval.split_uses import daily_split
 from ups.grid import GridSpec, cut_grid
-from ups.output import check_writable, discard
+from ups.log import quiet
+from ups.output import check_writable
 from ups.train.given_models import check_corrected_operator, check_teacher
 from ups.trained.specs import AUTOENCODER_FILE
 
@@ -64,7 +65,7 @@ def later_checks(
     yield "configuration", lambda: check_installed("safetensors", "scipy", extra="train")
     yield "configuration", lambda: check_installed("matplotlib", extra="plot")
     if config.evaluation.enabled:
-        yield "evaluation", lambda: daily_split(None, config.evaluation.split, note=discard)
+        yield "evaluation", lambda: _check_split(config)
         yield "evaluation", lambda: check_writable(report_folder)
     if config.training.field_source == "store" and config.operator.state == "latent":
         yield "stages", lambda: _check_own_folders(config, "training.field_source=store")
@@ -96,6 +97,11 @@ def tried(check: Callable[[], object]) -> Iterator[UpsError | StoreError]:
         check()
     except (UpsError, StoreError) as error:
         yield error
+
+
+def _check_split(config: RunConfig) -> None:
+    with quiet():
+        daily_split(None, config.evaluation.split)
 
 
 def _check_operator_size(config: RunConfig) -> None:

@@ -23,7 +23,7 @@ from ups.eval.report import Report
 from ups.eval.runs import join_alike, open_others, open_runs
 from ups.eval.split_uses import count_test_uses, daily_split
 from ups.eval.training_logs import StageLog, read_stage_logs
-from ups.output import Note, discard
+from ups.log import logger, quiet
 from ups.train.budget import ROUNDS, ratio_of, step_seconds, without_preparing
 from ups.train.stage import Stage, StageStart, make_stage
 from ups.train.train_baselines import config_of_baseline, obtain_baseline
@@ -43,7 +43,6 @@ def compare_run(
     amounts: Mapping[Limit, float | None],
     also: Sequence[Path] = (),
     restart: bool = False,
-    note: Note,
 ) -> Report:
     """Train baselines with as much as a run's operator took, and evaluate all beside it.
 
@@ -62,11 +61,11 @@ def compare_run(
     """
     check_shared(hint=ONLY_ONCE)
     wanted, limits = check_kinds(kinds), check_limits(by)
-    runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds, note=note)
+    runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds)
     first = runs[0]
-    others = open_others(also, first.config, first.simulator, note=note)
-    which = daily_split(split, first.config.evaluation.split, note=note)
-    tasks, all_logs = first.config.data.tasks, [read_stage_logs(run.config, note=note) for run in runs]
+    others = open_others(also, first.config, first.simulator)
+    which = daily_split(split, first.config.evaluation.split)
+    tasks, all_logs = first.config.data.tasks, [read_stage_logs(run.config) for run in runs]
     given = {limit: amount for limit, amount in amounts.items() if amount is not None}
     budgets = [equal_budgets(logs, num_tasks=len(tasks), by=limits, given=given) for logs in all_logs]
     trained = []
@@ -74,18 +73,14 @@ def compare_run(
         measured = [budget for budget in own_budgets if budget.limit == "seconds" and "seconds" not in given]
         paths = []
         for task, budget in itertools.product(tasks, own_budgets):
-            fair = (
-                _equal_times(run.config, wanted, task, budget, logs, restart, note)
-                if budget in measured
-                else {}
-            )
+            fair = _equal_times(run.config, wanted, task, budget, logs, restart) if budget in measured else {}
             for kind in wanted:
                 own, steps = fair.get(kind, (budget, None))
-                options: dict[str, Any] = {"budget": own, "steps": steps, "restart": restart, "note": note}
+                options: dict[str, Any] = {"budget": own, "steps": steps, "restart": restart}
                 paths.append(obtain_baseline(run.config, kind, task, **options))
         baselines = [load_baseline(path, device=str(run.simulator.device)) for path in paths]
         trained.append(TrainedRun(run.simulator, run.config.seed, baselines, logs))
-    trained, others = join_alike(trained, others, first, note=note)
+    trained, others = join_alike(trained, others, first)
     report = evaluate(
         first.config,
         first.simulator,
@@ -94,7 +89,6 @@ def compare_run(
         also=others,
         logs=trained[0].logs,
         other_seeds=trained[1:],
-        note=note,
     )
     each = f"a {' and at a '.join(map(str, budgets[0]))}"
     if len(runs) > 1:
@@ -121,7 +115,6 @@ def _equal_times(
     budget: BudgetConfig,
     logs: Sequence[StageLog],
     restart: bool,
-    note: Note,
 ) -> dict[Kind, tuple[BudgetConfig, int]]:
     """The budget of seconds of each baseline with what it was measured to be, and its steps.
 
@@ -131,10 +124,10 @@ def _equal_times(
     missing = [kind for kind in kinds if known.get(kind) is None]
     found = {kind: before for kind, before in known.items() if before is not None}
     if missing:
-        note(f"{task}: steps of the operator's stages and of the baselines are timed in turns")
+        logger.info(f"{task}: steps of the operator's stages and of the baselines are timed in turns")
         found |= measure_equal_times(config, missing, task, budget, logs)
     for kind, (own, steps) in found.items():
-        note(
+        logger.info(
             f"{task}: {kind} takes {own.step_ratio:.3g} times as long a step as the operator: {steps:,} steps"
         )
     return found
@@ -156,8 +149,8 @@ def measure_equal_times(
         By kind the budget, with the ratio of a baseline's step to one of the operator's, and the steps.
     """
     used = [log for log in used_stages(logs) if log.steps]
-    device = choose_device(config.training.device, note=discard)
-    with ExitStack() as stack:
+    with quiet(), ExitStack() as stack:
+        device = choose_device(config.training.device)
         stages = [(log.stage, without_preparing(config)) for log in used]
         stages += [(kind, without_preparing(config_of_baseline(config, kind, task))) for kind in kinds]
         made: list[tuple[Stage, RunConfig]] = []

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ups.device import matmul_precision
 from ups.errors import DivergedError
-from ups.output import discard
+from ups.log import quiet
 from ups.train.budget import with_steps
 from ups.train.memory import is_out_of_memory
 from ups.train.stage import make_stage
@@ -164,7 +164,7 @@ class Contender:
     def _alone(self) -> Iterator[None]:
         """Inside, random numbers and the precision of products are its own."""
         precision = self._config.training.matmul_precision
-        with torch.random.fork_rng(devices=self._gpus), matmul_precision(precision, note=discard):
+        with quiet(), torch.random.fork_rng(devices=self._gpus), matmul_precision(precision):
             torch.set_rng_state(self._random[0])
             for gpu, state in zip(self._gpus, self._random[1], strict=True):
                 torch.cuda.set_rng_state(state, gpu)

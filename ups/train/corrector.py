@@ -37,7 +37,7 @@ from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.generative_gates import corrector_gates
-from ups.output import Note, discard
+from ups.log import logger
 from ups.train.distributed import joined_ranks
 from ups.train.ensemble_validation import EnsembleValidation, columns_of, numbers_of
 from ups.train.gated_export import GatedFile
@@ -81,7 +81,7 @@ def make_corrector_stage(
         stores = open_stores(
             config,
             wanted,
-            lambda build, task, part: build.make(simulator, note=start.note),
+            lambda build, task, part: build.make(simulator),
             what="residuals",
             start=start,
         )
@@ -100,7 +100,7 @@ def make_corrector_stage(
         model = CorrectedSimulator(simulator, spec).to(device)
         for task, found in seams.items():
             model.set_seams(task, found.weight)
-    return CorrectorStage(config, model, wanted=wanted, stores=stores, device=device, note=start.note)
+    return CorrectorStage(config, model, wanted=wanted, stores=stores, device=device)
 
 
 def sampling_of(config: RunConfig) -> Sampling:
@@ -139,9 +139,9 @@ def open_stores(
                     make(each, task, part)
                 else:
                     store.close()
-                    start.note(f"{each.path}: {what} reused")
+                    logger.info(f"{each.path}: {what} reused")
 
-    with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=start.note) as (ranks, _):
+    with joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, _):
         ranks.first_does(build)
     return {task: {part: _opened(each) for part, each in parts.items()} for task, parts in wanted.items()}
 
@@ -159,7 +159,6 @@ class CorrectorStage(Stage):
         model: On its device.
         wanted: What the stores were made of, by task and part.
         stores: Residuals, by task and part.
-        note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
     name = STAGE
@@ -175,7 +174,6 @@ class CorrectorStage(Stage):
         wanted: Mapping[str, Mapping[HeldOutPart, ResidualBuild]],
         stores: Stores,
         device: torch.device,
-        note: Note = discard,
     ) -> None:
         self.model, self._config, self._device = model, config, device
         self._wanted, self._stores = wanted, stores
@@ -185,7 +183,7 @@ class CorrectorStage(Stage):
         self._data = self._training_data()
         self.loader = self._data.loader(config, device, prepare=self._prepare)
         self._checked = self._residual_source("check")
-        self.file = GatedFile(config.checkpoint.dir / CORRECTOR_FILE, kind=CORRECTOR, note=note)
+        self.file = GatedFile(config.checkpoint.dir / CORRECTOR_FILE, kind=CORRECTOR)
 
     def losses(self, forward: Callable[..., Tensor], batch: FlowBatch) -> Losses:
         """|v(x_t, t) - (r - e)|^2 of the residuals over sigma_c."""

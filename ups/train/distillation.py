@@ -34,7 +34,6 @@ from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.gate_verdicts import GateVerdict
 from ups.eval.generative_gates import corrector_gates, student_gates
 from ups.models.operator_size import OperatorSize
-from ups.output import Note, discard
 from ups.train.corrector import VAL_PAIRS, VAL_ROWS, CorrectorStage, Stores, identity_of, open_stores
 from ups.train.ensemble_validation import Measured, columns_of, numbers_of
 from ups.train.gated_export import GatedFile
@@ -103,17 +102,17 @@ def make_student_stage(
         stores = open_stores(
             config,
             wanted,
-            lambda build, task, part: build.make(operator, note=start.note),
+            lambda build, task, part: build.make(operator),
             what="residuals",
             start=start,
         )
     if config.training.distill_compile_teacher:
-        teacher = with_compiled(teacher, ("conditions", "velocity"), note=start.note)
+        teacher = with_compiled(teacher, ("conditions", "velocity"))
     with startup_phase("teacher_pairs"):
         pairs = open_stores(
             config,
             wanted_pairs,
-            lambda build, task, part: build.make(teacher, stores[task][part], note=start.note),
+            lambda build, task, part: build.make(teacher, stores[task][part]),
             what="pairs",
             start=start,
         )
@@ -124,7 +123,7 @@ def make_student_stage(
         kind: type[StudentStage] = getattr(import_module(module), name)
         model = kind.made(teacher, spec).to(device)
     lesson = Lesson(teacher, path, wanted, stores, wanted_pairs, pairs)
-    return kind(config, model, lesson=lesson, device=device, note=start.note)
+    return kind(config, model, lesson=lesson, device=device)
 
 
 def _wanted_pairs(
@@ -174,7 +173,6 @@ class StudentStage(CorrectorStage):
         model: The student, on its device.
         lesson: What it is made from.
         device: Where the models are.
-        note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
     name = STAGE
@@ -186,13 +184,12 @@ class StudentStage(CorrectorStage):
         *,
         lesson: Lesson,
         device: torch.device,
-        note: Note = discard,
     ) -> None:
         self._lesson, self._teacher = lesson, lesson.teacher
-        super().__init__(config, model, wanted=lesson.wanted, stores=lesson.stores, device=device, note=note)
+        super().__init__(config, model, wanted=lesson.wanted, stores=lesson.stores, device=device)
         checked = {task: parts["check"] for task, parts in lesson.pairs.items()}
         self._checked_pairs = PairSource(checked, num_parameters=len(model.spec.parameters))
-        self.file = GatedFile(config.checkpoint.dir / STUDENT_FILE, kind=STUDENT, note=note)
+        self.file = GatedFile(config.checkpoint.dir / STUDENT_FILE, kind=STUDENT)
         self.num_micro_batches = _num_parts(config)
 
     @classmethod

@@ -32,7 +32,7 @@ from ups.errors import (
     InterruptedTrainingError,
     UpsError,
 )
-from ups.output import Note, discard
+from ups.log import logger, quiet
 from ups.train.flops import ShapesOf
 from ups.train.interrupt import SAME_COMMAND
 from ups.train.stage import Losses, Stage
@@ -121,7 +121,6 @@ def share_out(
     device: torch.device,
     amp_dtype: torch.dtype | None,
     compile_mode: str | None,
-    note: Note,
 ) -> ShapesOf | None:
     """Share out a stage's parameters as `training.parallel` says; a collective.
 
@@ -132,7 +131,6 @@ def share_out(
         stage: With whole parameters, on its device; before there is an optimiser.
         amp_dtype: Of autocast; None where there is none.
         compile_mode: Of `torch.compile`; None if nothing is compiled.
-        note: Called with what can't be done so.
 
     Returns:
         Shapes of the whole model; None if it stays whole.
@@ -145,32 +143,34 @@ def share_out(
         return None
     shapes = ShapesOf(stage.model)
     if compile_mode is not None:
-        mode = without_graphs(compile_mode, note=note)
+        mode = without_graphs(compile_mode)
         for part in stage.sharded_parts():
-            compile_blocks(part, mode=mode, note=note)
+            compile_blocks(part, mode=mode)
     stage.shard(mesh, **sharding_options(amp_dtype))
     trained = [parameter for parameter in stage.model.parameters() if parameter.requires_grad]
     assert all(isinstance(parameter, DTensor) for parameter in trained)  # nothing else averages gradients
     return shapes
 
 
-def without_graphs(mode: str, *, note: Note) -> str:
+def without_graphs(mode: str) -> str:
     """A mode of `torch.compile` without CUDA graphs, which need weights that stay where they are."""
     other = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(mode, mode)
     if other != mode:
-        note(f"training.compile_mode = {mode}: sharded weights move, so it is {other} without CUDA graphs")
+        logger.info(
+            f"training.compile_mode = {mode}: sharded weights move, so it is {other} without CUDA graphs"
+        )
     return other
 
 
-def check_num_ranks(training: TrainingConfig, ranks: Ranks, *, note: Note) -> None:
+def check_num_ranks(training: TrainingConfig, ranks: Ranks) -> None:
     """Refuse to train with another number of ranks than `training.num_gpus`: batches would be others.
 
     Raises:
         ConfigError: Kind "num_gpus", with the command that starts so many.
     """
     if ranks.world_size == 1 and training.parallel != "ddp":
-        note(
-            f"warning: training.parallel = {training.parallel} has no effect: one process has all parameters"
+        logger.warning(
+            f"training.parallel = {training.parallel} has no effect: one process has all parameters"
         )
     wanted = training.num_gpus
     if wanted in (None, ranks.world_size, ranks.local_world_size):
@@ -221,7 +221,6 @@ def joined_ranks(
     device_name: str,
     *,
     timeout_s: float,
-    note: Note,
     variables: MutableMapping[str, str] = os.environ,
 ) -> Iterator[tuple[Ranks, torch.device]]:
     """Inside, this process belongs to the ranks that `torchrun` started; alone without it. May be nested.
@@ -229,7 +228,6 @@ def joined_ranks(
     Args:
         device_name: As `training.device`.
         timeout_s: Seconds that a rank waits for the others, also while the first one validates.
-        note: Called if a GPU was asked for and there is none.
         variables: The environment, to which settings of NCCL are added.
 
     Yields:
@@ -241,7 +239,7 @@ def joined_ranks(
         UpsError: Kind "rank_lost", when another rank ended or kept this one waiting for too long.
     """
     ranks = _from_environment(variables)
-    device = ranks.device(device_name, note=note)
+    device = ranks.device(device_name)
     if ranks.world_size == 1 or dist.is_initialized():  # alone, or inside of another `joined_ranks`
         yield ranks, device
         return
@@ -249,7 +247,8 @@ def joined_ranks(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-        set_nccl_variables(variables, note=note if ranks.is_first else discard)
+        with nullcontext() if ranks.is_first else quiet():
+            set_nccl_variables(variables)
     # A gradient of one column has two equal layouts, of which DDP expects one; nothing is lost.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     # What a block returns is changed in place by none.
@@ -274,11 +273,11 @@ def joined_ranks(
     # After other errors the group stays: a rank that waits for this one learns of it when this process ends.
 
 
-def set_nccl_variables(variables: MutableMapping[str, str], *, note: Note) -> None:
+def set_nccl_variables(variables: MutableMapping[str, str]) -> None:
     """Give NCCL's settings the values of `NCCL_VARIABLES`, but for those that are set."""
     own = {name: value for name, value in variables.items() if name.startswith("NCCL_")}
     if kept := sorted(own.items() - NCCL_VARIABLES.items()):
-        note(f"settings of NCCL as in the environment: {', '.join(map('='.join, kept))}")
+        logger.info(f"settings of NCCL as in the environment: {', '.join(map('='.join, kept))}")
     variables.update(NCCL_VARIABLES | own)
 
 

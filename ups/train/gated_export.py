@@ -18,7 +18,8 @@ from ups.config import RunConfig
 from ups.distributed.ranks import Ranks
 from ups.errors import CheckpointError, GateMissedError
 from ups.eval.gate_verdicts import GateVerdict, check_gates
-from ups.output import Note, with_nulls
+from ups.log import logger
+from ups.output import with_nulls
 from ups.train.best import set_aside
 from ups.trained.card import card_path
 from ups.trained.checkpoint import check_whole, load_checkpoint, read_document, save_checkpoint
@@ -32,11 +33,15 @@ class GatedFile:
     Args:
         path: Name of the checkpoint.
         kind: Kind of checkpoint.
-        note: Called with a line on what is kept, and on what is exported in spite of its gates.
     """
 
-    def __init__(self, path: Path, *, kind: str, note: Note) -> None:
-        self.path, self.kind, self._note = path, kind, note
+    def __init__(
+        self,
+        path: Path,
+        *,
+        kind: str,
+    ) -> None:
+        self.path, self.kind = path, kind
         self.candidate = candidate_of(path)
 
     @property
@@ -86,7 +91,7 @@ class GatedFile:
             error.report = {**report, "checkpoint": None, **_said(gates)}
             if not config.diffusion.export_anyway:
                 raise
-            self._note(f"warning: {error.problem}; {self.path} is exported all the same, marked")
+            logger.warning(f"{error.problem}; {self.path} is exported all the same, marked")
         ranks.first_does(lambda: self._name(gates, config))
         return {**report, "checkpoint": str(self.path), **_said(gates)}
 
@@ -100,7 +105,7 @@ class GatedFile:
         if not is_new and _as_text(document.get(GATES)) == _as_text(gates):
             return  # measured once more, with the same result
         if is_new:
-            set_aside(self.path, kind=self.kind, metrics=document["report"], config=config, note=self._note)
+            set_aside(self.path, kind=self.kind, metrics=document["report"], config=config)
         save_checkpoint(self.path, tensors, kind=self.kind, document={**document, GATES: gates})
         for path in (self.candidate, card_path(self.candidate)):
             path.unlink(missing_ok=True)

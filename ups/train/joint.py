@@ -92,9 +92,9 @@ def make_joint_stage(
         measure_bases(autoencoder, fields)
         model = make_joint_simulator(config, autoencoder, windows).to(device)
     with startup_phase("preload"):
-        preload_windows(config, windows, device=device, note=start.note)
-    priors = make_priors(config, model.spec, windows, note=start.note)
-    check_floors(config, windows, note=start.note)
+        preload_windows(config, windows, device=device)
+    priors = make_priors(config, model.spec, windows)
+    check_floors(config, windows)
     return JointStage(config, model, windows=windows, validation=validation, device=device, priors=priors)
 
 

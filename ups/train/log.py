@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ups.errors import InterruptedTrainingError
+from ups.log import logger
 from ups.output import terminal, with_nulls
 from ups.train.sinks import Sink
 from ups_store.printable import json_text
@@ -40,6 +42,17 @@ _NOT_TRAINED = (
 _FILES = ("checkpoint", "autoencoder", "figure")
 
 
+class _Warnings(logging.Handler):
+    """Records what a run is warned of in its log, too."""
+
+    def __init__(self, log: RunLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.warned(record.getMessage())
+
+
 class RunLog:
     """Hands records to sinks and shows the progress; a context manager.
 
@@ -60,6 +73,9 @@ class RunLog:
         self.console = console or terminal()
         self._stage, self._is_quiet = stage, is_quiet
         self._unrecorded: list[str] = []  # warnings that came before there were sinks
+        self._warnings = _Warnings(self)
+        if not is_quiet:
+            logger.addHandler(self._warnings)
         name = TextColumn("{task.description}", markup=False)
         columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         rates = TextColumn("{task.fields[rates]}", markup=False)
@@ -94,15 +110,12 @@ class RunLog:
         self._progress.update(self._bar, rates=shown)
 
     def note(self, text: str) -> None:
-        """Say something on the terminal, also before there are sinks; warnings are recorded, too."""
-        if self._is_quiet:
-            return
-        self.console.print(text, markup=False, soft_wrap=True)
-        if (warning := text.removeprefix("warning: ")) != text:
-            self.warned(warning)
+        """Say something, unless this is another rank than the first."""
+        if not self._is_quiet:
+            logger.info(text)
 
     def warned(self, text: str) -> None:
-        """Record a warning that was shown; before there are sinks, once there are."""
+        """Record a warning; before there are sinks, once there are."""
         if self.sinks:
             self.record("warning", text=text)
         else:
@@ -111,7 +124,7 @@ class RunLog:
     def epoch(self, number: int, total: int, values: dict[str, float]) -> None:
         """Show the end of an epoch on the terminal."""
         shown = "  ".join(f"{name} {value:.{_SHOWN_DIGITS}g}" for name, value in values.items())
-        self.note(f"{self._stage} epoch {number}/{total}  {shown}")
+        logger.info(f"{self._stage} epoch {number}/{total}  {shown}")
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
@@ -125,6 +138,7 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+        logger.removeHandler(self._warnings)
         has_failed = error is not None and not isinstance(error, InterruptedTrainingError)
         if has_failed:
             self.record("failed", error=str(error) or type(error).__name__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ups.errors import CheckpointError
+from ups.log import logger
 from ups.train.best import BestWeights
 from ups.train.stage import Stage
 
@@ -34,10 +35,10 @@ def restore_export(stage: Stage, best: BestWeights, *, step: int, is_over: bool,
     if problem is None:
         return
     if best.step == step:
-        best.note(f"{problem}; it is exported again from {state_path}")
+        logger.info(f"{problem}; it is exported again from {state_path}")
         best.export_again()
     elif not is_over:
-        best.note(f"warning: {problem}; the best weights of the epochs to come are exported")
+        logger.warning(f"{problem}; the best weights of the epochs to come are exported")
         best.forget()
     else:
         lost = f"those of step {best.step} were exported, and {state_path} has those of step {step}"

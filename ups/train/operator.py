@@ -32,8 +32,8 @@ from ups.data.windows import EncodedWindows, Windows
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import AutoencoderFloor, operator_forecaster
 from ups.grid import FIELDS
+from ups.log import logger
 from ups.losses import rollout_losses
-from ups.output import Note
 from ups.train.flops import count_flops
 from ups.train.meter import startup_phase
 from ups.train.operator_spec import make_spec, window_parameters
@@ -83,7 +83,7 @@ def open_windows(
             check_data=start.check_data,
         )
     windows = open_field_windows(config)
-    preload_windows(config, windows, device=device, note=start.note)
+    preload_windows(config, windows, device=device)
     parameters = window_parameters(windows)
     return window_data(windows, global_batch_size=batch_size, seed=config.seed, parameters=parameters)
 
@@ -107,12 +107,10 @@ def open_field_windows(config: RunConfig) -> dict[str, Windows]:
     }
 
 
-def preload_windows(
-    config: RunConfig, windows: Mapping[str, Windows], *, device: torch.device, note: Note
-) -> None:
+def preload_windows(config: RunConfig, windows: Mapping[str, Windows], *, device: torch.device) -> None:
     """Bring the stores into memory as `training.preload` says, and say where each lies then."""
     for some in windows.values():
-        note(f"{some.store.path}: {some.preload(config.training.preload, device=str(device))}")
+        logger.info(f"{some.store.path}: {some.preload(config.training.preload, device=str(device))}")
 
 
 def data_hashes(windows: Mapping[str, Windows]) -> dict[str, str]:
@@ -152,7 +150,7 @@ def make_operator_stage(
         validation = open_validation(config) if is_known else open_latent_validation(config)
         if not is_known:
             what = "they aren't decoded, errors are those of latents"
-            start.note(f"nothing says what encoded these latents: {what}")
+            logger.info(f"nothing says what encoded these latents: {what}")
     with startup_phase("statistics"):
         spec = make_spec(
             config,
@@ -165,8 +163,8 @@ def make_operator_stage(
     with startup_phase("model_built"):
         torch.manual_seed(config.seed)
         simulator = Simulator(spec, autoencoder).to(device)
-    priors = make_priors(config, spec, windows, note=start.note)
-    check_floors(config, windows, note=start.note)
+    priors = make_priors(config, spec, windows)
+    check_floors(config, windows)
     return OperatorStage(config, simulator, data=data, validation=validation, device=device, priors=priors)
 
 

@@ -22,7 +22,8 @@ from ups.config.checks import check_optimizer
 from ups.config.stage_keys import nested_keys
 from ups.device import choose_device, describe_device
 from ups.errors import ConfigError, needs
-from ups.output import Note, progress_bar
+from ups.log import logger
+from ups.output import progress_bar
 from ups.train.budget import within_budget
 from ups.train.contenders import Contender
 from ups.train.interrupt import StopRequest, stop_on_signals
@@ -155,7 +156,6 @@ def validate_optimizations(
     only_optimized: Sequence[str],
     warm_up: int,
     gates: Gates,
-    note: Note,
 ) -> Findings:
     """Compare two configurations that differ in switches, and each switch by itself.
 
@@ -179,14 +179,14 @@ def validate_optimizations(
             "several ranks", kind="ranks", expected="one process", hint="start it without torchrun"
         )
     variants = make_variants(
-        baseline, optimized, overrides=overrides, only_optimized=only_optimized, stage=stage, note=note
+        baseline, optimized, overrides=overrides, only_optimized=only_optimized, stage=stage
     )
     first = variants[0].config
     check_optimizer(first.stage(stage).optimizer, stage=stage)
-    device = choose_device(first.training.device, note=note)
+    device = choose_device(first.training.device)
     for variant in variants:
         check_switches(variant.config, stage, device=device, num_ranks=1)
-    steps = _num_steps(variants[0], stage, device=device, note=note)
+    steps = _num_steps(variants[0], stage, device=device)
     if steps <= warm_up:
         raise ConfigError(
             "steps of the comparison", kind="steps", expected=f"more than {warm_up} of warm-up", found=steps
@@ -197,7 +197,7 @@ def validate_optimizations(
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
         contenders = [Contender(some, stage=stage, steps=steps, device=device) for some in variants]
-        is_complete = _train(contenders, stack, stop, steps=steps, warm_up=warm_up, note=note)
+        is_complete = _train(contenders, stack, stop, steps=steps, warm_up=warm_up)
         for contender in contenders if is_complete else ():
             if contender.is_running:
                 contender.validate()
@@ -212,7 +212,6 @@ def _train(
     *,
     steps: int,
     warm_up: int,
-    note: Note,
 ) -> bool:
     """All steps of all contenders, in turns; whether none of them was left out."""
     with progress_bar("comparing", total=len(contenders) * steps) as show:
@@ -223,7 +222,7 @@ def _train(
                     return False
                 if done < len(contenders) * warm_up:
                     stack.enter_context(contender)
-                    note(f"warming up: {contender.variant.name}")
+                    logger.info(f"warming up: {contender.variant.name}")
                     contender.warm_up(num)
                 elif contender.is_running:
                     contender.round(num)
@@ -241,9 +240,14 @@ def _rounds(
         yield min(ROUND_STEPS, steps - begin), [*contenders[first:], *contenders[:first]]
 
 
-def _num_steps(variant: Variant, stage: str, *, device: torch.device, note: Note) -> int:
+def _num_steps(
+    variant: Variant,
+    stage: str,
+    *,
+    device: torch.device,
+) -> int:
     """Optimiser steps of a stage, be they said, epochs of its data, or a budget."""
-    config = within_budget(stage, variant.config, device=device, is_continued=False, note=note)
+    config = within_budget(stage, variant.config, device=device, is_continued=False)
     settings = config.stage(stage)
     if settings.steps is not None:
         return settings.steps

@@ -21,8 +21,8 @@ from ups.errors import ConfigError
 from ups.eval.physics import check_residual_floor, physics_of, residual_floor, shown_floor
 from ups.grid import FIELDS, directed_lengths
 from ups.laws import PRIORS, check_priors
+from ups.log import logger
 from ups.nn.layers import without_autocast
-from ups.output import Note
 from ups.physics.priors import prior_losses
 from ups.physics.task_physics import TaskPhysics
 from ups.trained.simulator import Simulator
@@ -131,14 +131,13 @@ class PhysicsPriors:
 
 
 def make_priors(
-    config: RunConfig, spec: SimulatorSpec, windows: Mapping[str, Windows], *, note: Note
+    config: RunConfig, spec: SimulatorSpec, windows: Mapping[str, Windows]
 ) -> PhysicsPriors | None:
     """The priors that the configuration asks for; None if it asks for none.
 
     Args:
         spec: Of the simulator that is trained.
         windows: Training windows by task, whose stores know the domains.
-        note: Called with the priors that say nothing about a task.
 
     Raises:
         ConfigError: As `check_priors`; kind "unknown_encoder" where states can't be decoded.
@@ -161,11 +160,11 @@ def make_priors(
         for store in (windows[name].store,)
     }
     for text in check_priors(settings.weights, tasks):
-        note(text)
+        logger.info(text)
     return PhysicsPriors(config, tasks)
 
 
-def check_floors(config: RunConfig, tasks: Collection[str], *, note: Note) -> None:
+def check_floors(config: RunConfig, tasks: Collection[str]) -> None:
     """Say by how much true frames miss the equation of a residual prior, and refuse it where that is much.
 
     Raises:
@@ -177,7 +176,7 @@ def check_floors(config: RunConfig, tasks: Collection[str], *, note: Note) -> No
         floor = residual_floor(config, fields)
         check_residual_floor(floor, task=task)
         if floor is not None:
-            note(f"{task}: {shown_floor(floor)}")
+            logger.info(f"{task}: {shown_floor(floor)}")
 
 
 def _decoded(

@@ -17,6 +17,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ups.log import logger
 from ups.output import appears_whole
 from ups.train.log import RunLog
 
@@ -92,7 +93,7 @@ class StepProfile:
         if self._profiler is not None:  # training was interrupted amid
             self._stop()
         if self.is_on and error is None:
-            self._log.note(f"warning: no step was profiled: that takes more than {WARM_UP} steps")
+            logger.warning(f"no step was profiled: that takes more than {WARM_UP} steps")
 
     def _begin(self) -> None:
         activities = [ProfilerActivity.CPU]

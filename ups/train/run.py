@@ -16,7 +16,7 @@ from ups.data.stores import Store
 from ups.device import compile_cache, free_memory, matmul_precision
 from ups.errors import CheckpointError, ConfigError
 from ups.locks import TRAINING_LOCK, locked
-from ups.output import Note
+from ups.log import logger
 from ups.train.budget import within_budget
 from ups.train.checks import builds_fields, builds_latents
 from ups.train.distributed import check_num_ranks, joined_ranks
@@ -39,7 +39,6 @@ def run_stage(
     name: str,
     config: RunConfig,
     *,
-    note: Note,
     restart: bool = False,
     began: float | None = None,
     startup: Mapping[str, float] | None = None,
@@ -86,36 +85,36 @@ def run_stage(
         built_s = time.perf_counter() - built_s
         clock.take({CACHE_MINUTES: clock.metrics[CACHE_MINUTES] + built_s / 60})
     with (
-        joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, device),
-        matmul_precision(training.matmul_precision, note=note),
-        compile_cache(training.compile_cache, note=note),
+        joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
+        matmul_precision(training.matmul_precision),
+        compile_cache(training.compile_cache),
         measuring(clock),
         saying_what_takes_memory(name, settings),
         ExitStack() as stack,
     ):
-        check_num_ranks(training, ranks, note=note)
+        check_num_ranks(training, ranks)
         check_switches(config, name, device=device, num_ranks=ranks.world_size)
         free_memory(device)  # that a stage before in this process held
         for text in unused_settings(config, name) if ranks.is_first else ():
-            note(f"warning: {text}")
+            logger.warning(f"{text}")
         if ranks.is_first:
-            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, note=note, is_nested=True))
+            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, is_nested=True))
         with clock.phase("budget"), before_steps(name, saved, restart=restart):
             config = within_budget(
-                name, config, device=device, ranks=ranks, is_continued=not restart, note=note
+                name, config, device=device, ranks=ranks, is_continued=not restart, latents=latents
             )
-        expected = StageStart(note, latents=latents)
+        expected = StageStart(latents=latents)
         if is_continued:
             state = SavedState.read(saved)
             state.check_config(config, stage=name)
             for text in state.changes(config, stage=name) if ranks.is_first else ():
-                note(text)
-            expected = StageStart(note, state.check_data, latents)
+                logger.info(text)
+            expected = StageStart(state.check_data, latents)
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from
         if is_untrained(stage):
-            report = run_untrained(stage, config, ranks=ranks, note=note)
+            report = run_untrained(stage, config, ranks=ranks)
         else:
             with clock.phase("trainer"), before_steps(name, saved, restart=restart):
                 trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
@@ -153,20 +152,18 @@ def _train(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def train_unless_valid(
-    name: str, config: RunConfig, *, note: Note, restart: bool, **options: Any
-) -> dict[str, Any]:
+def train_unless_valid(name: str, config: RunConfig, *, restart: bool, **options: Any) -> dict[str, Any]:
     """As `run_stage`, and train again what was finished with another configuration, data or version.
 
     So is a stage whose best weights are lost. One that was interrupted is continued or refused.
     """
     training = config.training
-    with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note):  # for both
+    with joined_ranks(training.device, timeout_s=training.rank_timeout_s):  # for both
         try:
-            return run_stage(name, config, note=note, restart=restart, **options)
+            return run_stage(name, config, restart=restart, **options)
         except CheckpointError as error:
             kinds = ("other_config", "other_data", "too_old", LOST_WEIGHTS)
             if error.kind not in kinds or not SavedState.read(state_path(config, name)).is_over:
                 raise
-            note(f"stage {name} is trained again: {error.problem}")
-        return run_stage(name, config, note=note, restart=True, **options)
+            logger.info(f"stage {name} is trained again: {error.problem}")
+        return run_stage(name, config, restart=True, **options)

@@ -9,15 +9,13 @@ from typing import Any
 
 from ups.config.run import WandbConfig
 from ups.eval.report import Report
-from ups.output import Note
+from ups.log import logger
 from ups.train.wandb_sink import WandbSink, open_wandb
 
 _COLUMNS = ("task", "row", "metric", "mean", "low", "high", "verdict", "note")
 
 
-def send_report(
-    report: Report, files: Mapping[str, Path], *, name: str, note: Note, joins: bool = False
-) -> None:
+def send_report(report: Report, files: Mapping[str, Path], *, name: str, joins: bool = False) -> None:
     """Send a report to the run that its configuration and context say; what goes wrong is a warning.
 
     Args:
@@ -28,7 +26,7 @@ def send_report(
     try:
         settings = WandbConfig.model_validate(report.config["logging"]["wandb"])
         folder = Path(report.config["checkpoint"]["dir"])
-        sink = open_wandb(settings, folder, job=name, run_config=report.config, note=note, joins=joins)
+        sink = open_wandb(settings, folder, job=name, run_config=report.config, joins=joins)
         if sink is not None:
             with TemporaryDirectory(prefix="ups-figures-") as pictures:
                 _send(
@@ -41,7 +39,7 @@ def send_report(
                 )
                 sink.close(has_failed=False)
     except Exception as error:
-        note(f"warning: the report isn't at Weights & Biases: {error}")
+        logger.warning(f"the report isn't at Weights & Biases: {error}")
 
 
 def _send(

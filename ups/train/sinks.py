@@ -13,7 +13,7 @@ import torch
 
 from ups.config import RunConfig
 from ups.config.stages import BASELINES
-from ups.output import Note, with_nulls
+from ups.output import with_nulls
 from ups.train.numbers import GPU_LOAD, Record
 from ups.train.tensorboard_sink import TensorboardSink
 from ups.train.wandb_sink import open_wandb
@@ -66,7 +66,12 @@ class JsonLines:
         self._file.close()
 
 
-def open_sinks(config: RunConfig, stage: str, *, run_id: str | None, note: Note) -> list[Sink]:
+def open_sinks(
+    config: RunConfig,
+    stage: str,
+    *,
+    run_id: str | None,
+) -> list[Sink]:
     """The sinks that a configuration asks for.
 
     Args:
@@ -80,7 +85,7 @@ def open_sinks(config: RunConfig, stage: str, *, run_id: str | None, note: Note)
     if config.logging.tensorboard.enabled:
         sinks.append(TensorboardSink((config.logging.tensorboard.dir or folder / "tensorboard") / job))
     values = config.model_dump(mode="json")
-    options: dict[str, Any] = {"job": job, "run_config": values, "run_id": run_id, "note": note}
+    options: dict[str, Any] = {"job": job, "run_config": values, "run_id": run_id}
     if (sink := open_wandb(config.logging.wandb, folder, **options)) is not None:
         sinks.append(sink)
     return sinks

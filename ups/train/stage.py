@@ -20,11 +20,11 @@ from ups.device import with_compiled, with_compiled_blocks
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import ShardedPart, blocks_of, is_sharded, shard_part
 from ups.errors import ConfigError, did_you_mean
+from ups.log import logger
 from ups.nn.activation_checkpointing import set_activation_checkpointing
 from ups.nn.flex_attention import MIN_HEAD_CHANNELS
 from ups.nn.shifted_window import Attention, ShiftedWindowAttention, set_attention
 from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter_groups
-from ups.output import Note, discard
 from ups.train.rollout_batches import Curriculum
 from ups.trained.checkpoint import check_whole
 
@@ -54,13 +54,11 @@ class StageStart:
     """What listens while a stage is made.
 
     Attributes:
-        note: Called with what people should know, such as that a store is built; also from a thread.
         latents: Stores in memory that `make_latents` gave; None where nobody has called it.
         check_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
             replaced; raises CheckpointError if the run was begun on other data.
     """
 
-    note: Note = discard
     check_data: Callable[[Mapping[str, Any]], None] = lambda identity: None
     latents: Mapping[str, Store] | None = None
 
@@ -249,7 +247,7 @@ def make_stage(
     return stage
 
 
-def forward_of(stage: Stage, config: RunConfig, *, note: Note) -> nn.Module:
+def forward_of(stage: Stage, config: RunConfig) -> nn.Module:
     """How a stage's model is called, as the configuration says: compiled, with activation checkpointing.
 
     What nothing of is trained, such as a frozen encoder or a teacher, isn't compiled by blocks. A sharded
@@ -258,20 +256,25 @@ def forward_of(stage: Stage, config: RunConfig, *, note: Note) -> nn.Module:
     training, settings, model = config.training, config.stage(stage.name), stage.model
     set_activation_checkpointing(model, training.activation_checkpointing)
     device = next(model.parameters()).device
-    set_attention(model, attention_of(model, config, device=device, note=note))
+    set_attention(model, attention_of(model, config, device=device))
     if not settings.compile or is_sharded(model):
         return model
-    options: dict[str, Any] = {"note": note, "mode": settings.compile_mode}
+    options: dict[str, Any] = {"mode": settings.compile_mode}
     if training.compile_regions == "whole":
         return with_compiled(model, stage.compiled, **options)
     blocks = [block for block in blocks_of(model) if any(p.requires_grad for p in block.parameters())]
     if not blocks:
-        note(f"the model of stage {stage.name} has no blocks: its step is compiled as a whole")
+        logger.info(f"the model of stage {stage.name} has no blocks: its step is compiled as a whole")
         return with_compiled(model, stage.compiled, **options)
     return with_compiled_blocks(model, blocks, **options)
 
 
-def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device, note: Note) -> Attention:
+def attention_of(
+    model: nn.Module,
+    config: RunConfig,
+    *,
+    device: torch.device,
+) -> Attention:
     """What computes the attention of a model: FlexAttention where it was asked for and can be trained.
 
     Raises:
@@ -281,7 +284,9 @@ def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device, n
     if config.operator.attention == "sdpa" or not layers:
         return "sdpa"
     if device.type != "cuda":
-        note("operator.attention = flex: FlexAttention has no backward pass on a CPU, so sdpa is taken")
+        logger.info(
+            "operator.attention = flex: FlexAttention has no backward pass on a CPU, so sdpa is taken"
+        )
         return "sdpa"
     least = min(layer.out.in_features // layer.num_heads for layer in layers)
     if least < MIN_HEAD_CHANNELS:

@@ -29,6 +29,7 @@ from ups.eval.ensemble_scores import ensemble_numbers
 from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
 from ups.eval.forecasters import PriorForecaster
 from ups.grid import FIELDS
+from ups.log import logger
 from ups.train.checks import check_steady_task, is_steady_task
 from ups.train.corrector import sampling_of
 from ups.train.meter import startup_phase
@@ -62,7 +63,7 @@ def make_steady_prior_stage(
         train, val = (_open(config, split) for split in ("train", "val"))
         check_steady_task(config, found=train)
         for name in sorted(set(config.data.tasks) - train.keys()):
-            start.note(f"{name} isn't steady: the prior leaves it out")
+            logger.info(f"{name} isn't steady: the prior leaves it out")
         for name, some in train.items():
             check_observed(config.steady_prior.observed_points, some.info.grid, task=name)
     autoencoder, digest = None, None

@@ -20,7 +20,8 @@ from ups.eval.baseline_model import BASELINE, load_baseline
 from ups.eval.baseline_spec import DEFAULT_KINDS, LABELS, Kind, check_kinds
 from ups.eval.equal_budgets import equal_budgets, parse_budgets
 from ups.eval.training_logs import read_stage_logs
-from ups.output import Note, check_writable
+from ups.log import logger
+from ups.output import check_writable
 from ups.train.baseline import open_baseline
 from ups.train.budget import with_steps
 from ups.train.distributed import joined_ranks
@@ -56,7 +57,7 @@ def config_of_baseline(
 
 
 def train_stage_of_baselines(
-    kind: str, config: RunConfig, *, note: Note, restart: bool = False, began: float | None = None
+    kind: str, config: RunConfig, *, restart: bool = False, began: float | None = None
 ) -> dict[str, Any]:
     """Train one kind of baseline on every task of a run, as its stage says; under `torchrun` on all ranks.
 
@@ -72,10 +73,10 @@ def train_stage_of_baselines(
     """
     check_kinds([kind])
     reports: dict[str, Any] = {}
-    with joined_ranks(config.training.device, timeout_s=config.training.rank_timeout_s, note=note):
+    with joined_ranks(config.training.device, timeout_s=config.training.rank_timeout_s):
         for task in config.data.tasks:
             own = config_of_baseline(config, kind, task)
-            reports[task] = run_stage(kind, own, note=note, restart=restart, began=began)
+            reports[task] = run_stage(kind, own, restart=restart, began=began)
             began = None  # the start of the process is the first one's
     return {"stage": kind, "stages": reports}
 
@@ -88,7 +89,6 @@ def obtain_baseline(
     budget: BudgetConfig,
     steps: int | None = None,
     restart: bool = False,
-    note: Note,
 ) -> Path:
     """Train a baseline within a budget, unless there is one that was trained alike; a collective.
 
@@ -109,13 +109,13 @@ def obtain_baseline(
     """
     own = config_of_baseline(config, kind, task, budget=budget, steps=steps)
     path, training = baseline_path(config, kind, task, budget.limit), config.training
-    with joined_ranks(training.device, timeout_s=training.rank_timeout_s, note=note) as (ranks, _):
+    with joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, _):
         if not restart and ranks.first_does(lambda: is_trained_alike(path, own, kind)):
-            note(f"{path} is there already, trained alike")
+            logger.info(f"{path} is there already, trained alike")
             return path
         check_writable(path.parent)
-        note(f"{task}: {LABELS[kind]}, {budget}")
-        train_unless_valid(kind, own, note=note, restart=restart)
+        logger.info(f"{task}: {LABELS[kind]}, {budget}")
+        train_unless_valid(kind, own, restart=restart)
     return path
 
 
@@ -134,7 +134,11 @@ def is_trained_alike(path: Path, config: RunConfig, kind: Kind) -> bool:
     return bool(document["spec"] == spec.as_stored())
 
 
-def train_configured_baselines(config: RunConfig, *, restart: bool, note: Note) -> None:
+def train_configured_baselines(
+    config: RunConfig,
+    *,
+    restart: bool,
+) -> None:
     """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
 
     None beside an operator whose errors are of latents, as a baseline's aren't. One that there can't be,
@@ -152,9 +156,9 @@ def train_configured_baselines(config: RunConfig, *, restart: bool, note: Note) 
         return
     for task, budget, kind in itertools.product(config.data.tasks, budgets, DEFAULT_KINDS):
         try:
-            obtain_baseline(config, kind, task, budget=budget, restart=restart, note=note)
+            obtain_baseline(config, kind, task, budget=budget, restart=restart)
         except (ConfigError, DivergedError) as error:
-            note(f"{task}: {LABELS[kind]} is left out: {error}")
+            logger.info(f"{task}: {LABELS[kind]} is left out: {error}")
 
 
 def train_baselines_of_run(
@@ -165,7 +169,6 @@ def train_baselines_of_run(
     kinds: Sequence[str] | None = None,
     amounts: Mapping[str, float | None],
     restart: bool = False,
-    note: Note,
 ) -> dict[str, dict[str, Any]]:
     """Train each kind of baseline on each task of a run.
 
@@ -188,15 +191,15 @@ def train_baselines_of_run(
     """
     check_shared(hint=ONLY_ONCE)
     wanted, budgets = check_kinds(kinds), parse_budgets(**amounts)
-    config = load_config(config_path, overrides=overrides, note=note)
+    config = load_config(config_path, overrides=overrides)
     trained: dict[str, dict[str, Any]] = {}
     for own in with_seeds(config, seeds, config_path=config_path, overrides=overrides):
-        logs, num_tasks = read_stage_logs(own, note=note), len(own.data.tasks)
+        logs, num_tasks = read_stage_logs(own), len(own.data.tasks)
         some = budgets or equal_budgets(logs, num_tasks=num_tasks, by=("flops",))
         for task, budget, kind in itertools.product(own.data.tasks, some, wanted):
-            path = obtain_baseline(own, kind, task, budget=budget, restart=restart, note=note)
+            path = obtain_baseline(own, kind, task, budget=budget, restart=restart)
             model = load_baseline(path)
-            note(f"{task} {model.label}: {model.note}")
+            logger.info(f"{task} {model.label}: {model.note}")
             assert model.effort is not None
             trained[str(path)] = asdict(model.effort)
     return trained

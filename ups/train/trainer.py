@@ -86,7 +86,6 @@ class Trainer:
             device=device,
             amp_dtype=getattr(torch, self.settings.amp_dtype or "") if self.settings.amp else None,
             compile_mode=self.settings.compile_mode if self.settings.compile else None,
-            note=self.log.note,
         )
         self._parameters = list(stage.model.train().parameters())
         self.optimizer = stage.configure_optimizer(self.settings.optimizer)
@@ -128,10 +127,9 @@ class Trainer:
             config,
             validate=self._metrics,
             ranks=ranks,
-            note=self.log.note,
             is_first_epoch_over=is_continuing and SavedState.read(self.state_path).is_first_epoch_over,
         )
-        stage.compiled_model = forward = forward_of(stage, config, note=self.log.note)
+        stage.compiled_model = forward = forward_of(stage, config)
         self._num_parts = stage.num_micro_batches
         accum_steps = config.training.accum_steps * self._num_parts
         self.losses = ParallelLosses(stage, forward, ranks=ranks, accum_steps=accum_steps)
@@ -210,7 +208,7 @@ class Trainer:
         """
         log = self.log
         if self.ranks.is_first:
-            log.sinks += open_sinks(self.config, self.stage.name, run_id=self.wandb_id, note=log.note)
+            log.sinks += open_sinks(self.config, self.stage.name, run_id=self.wandb_id)
             self.wandb_id = next((sink.run_id for sink in log.sinks if sink.run_id), None)
         with log, self.gpu, self.watch, self.profile, closing(self.stage.loader), stop_on_signals() as stop:
             log.record(

@@ -27,7 +27,8 @@ from ups.eval.baseline_spec import check_kinds, network_size
 from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
 from ups.locks import locked
-from ups.output import Note, check_writable, discard, write_atomically
+from ups.log import logger, quiet
+from ups.output import check_writable, write_atomically
 from ups.train.run import run_stage
 from ups.train.saved_state import differing_keys
 from ups.train.train_baselines import train_stage_of_baselines
@@ -138,7 +139,6 @@ def tune(
     num_trials: int,
     amounts: Mapping[str, float | None],
     restart: bool = False,
-    note: Note,
 ) -> dict[str, Any]:
     """Search until there are so many trials; run it again to continue, or with more of them.
 
@@ -148,7 +148,6 @@ def tune(
         num_trials: Trials in all, those of before counted.
         amounts: Budget of each trial, one of "flops", "samples" and "seconds".
         restart: Forget earlier trials.
-        note: Called for every trial.
 
     Returns:
         {"stage", "best": values by key, "score", "trials": records, "file": path of `best.yaml`}.
@@ -169,9 +168,9 @@ def tune(
         raise ConfigError(
             "budget of a trial", kind="budget", expected=expected, found=f"{len(budgets)} of them"
         )
-    config = load_config(config_path, overrides=overrides, note=note)
-    search = _Search(stage, config, config_path, overrides, budgets[0], note=note)
-    with locked(search.folder.with_name(f".{stage}.lock"), note=note):
+    config = load_config(config_path, overrides=overrides)
+    search = _Search(stage, config, config_path, overrides, budgets[0])
+    with locked(search.folder.with_name(f".{stage}.lock")):
         return search.run(num_trials, restart=restart)
 
 
@@ -185,10 +184,8 @@ class _Search:
         config_path: Path | None,
         overrides: Sequence[str],
         budget: BudgetConfig,
-        *,
-        note: Note,
     ) -> None:
-        self._stage, self._config, self._budget, self._note = stage, config, budget, note
+        self._stage, self._config, self._budget = stage, config, budget
         self._config_path, self._overrides = config_path, overrides
         self._space = space_of(stage, config)
         self.folder = config.checkpoint.dir / "tune" / stage
@@ -260,14 +257,14 @@ class _Search:
         if trial.state.is_finished():
             return
         shown = ", ".join(f"{key} {value:.3g}" for key, value in trial.params.items())
-        self._note(f"trial {number + 1} of {num_trials}: {shown}")
+        logger.info(f"trial {number + 1} of {num_trials}: {shown}")
         began = time.perf_counter()
         try:
             report = self._train(number, trial.params)
             study.tell(number, report["score"])
         except (ConfigError, DivergedError) as error:
             report = {"error": str(error)}
-            self._note(f"trial {number + 1} failed: {error}")
+            logger.info(f"trial {number + 1} failed: {error}")
             study.tell(number, state=optuna.trial.TrialState.FAIL)
         self._keep(study, number, report | {"seconds": time.perf_counter() - began})
 
@@ -284,11 +281,12 @@ class _Search:
             f"stages.{stage}.budget={{{limit}: {getattr(self._budget, limit)}}}",
             *(f"{key}={value}" for key, value in values.items()),
         ]
-        config = load_config(self._config_path, overrides=[*self._overrides, *own], note=discard)
-        if stage in BASELINES:
-            reports = train_stage_of_baselines(stage, config, note=discard)["stages"]
-        else:
-            reports = {stage: run_stage(stage, config, note=discard)}
+        with quiet():
+            config = load_config(self._config_path, overrides=[*self._overrides, *own])
+            if stage in BASELINES:
+                reports = train_stage_of_baselines(stage, config)["stages"]
+            else:
+                reports = {stage: run_stage(stage, config)}
         scores = [report["score"] for report in reports.values()]
         steps = {name: report["steps"] for name, report in reports.items()}
         return {"score": sum(scores) / len(scores), "steps": steps}
@@ -303,7 +301,7 @@ class _Search:
         if best is None:
             return
         score = f"{report['score']:.4g}" if "score" in report else "not known"
-        self._note(f"validation error {score}, best {best.value:.4g} of trial {best.number + 1}")
+        logger.info(f"validation error {score}, best {best.value:.4g} of trial {best.number + 1}")
         text = f"# Best of {len(study.trials)} trials of `ups tune --stage {self._stage}`, each with a"
         text += f" {self._budget}:\n# nRMSE on validation {best.value:.4g}.\n"
         text += yaml.safe_dump(nested_keys(best.params), sort_keys=False)

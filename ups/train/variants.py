@@ -15,7 +15,7 @@ from typing import Any
 from ups.config import RunConfig, load_config
 from ups.config.stage_keys import flat_keys
 from ups.errors import ConfigError
-from ups.output import Note, discard
+from ups.log import quiet
 
 BASELINE, TOGETHER = "baseline", "together"
 _MOST_SHOWN = 8  # refused keys in one message
@@ -84,7 +84,6 @@ def make_variants(
     overrides: Sequence[str],
     only_optimized: Sequence[str],
     stage: str,
-    note: Note,
 ) -> list[Variant]:
     """The baseline, it with every switch of the other configuration by itself, and it with all of them.
 
@@ -94,14 +93,13 @@ def make_variants(
         overrides: `key=value` of both.
         only_optimized: `key=value` of the other one alone.
         stage: Whose steps are compared.
-        note: Called with what is wrong with a configuration, but not refused.
 
     Raises:
         ConfigError: Kind "not_comparable" names keys that differ and are no switches, kind "no_difference"
             if none do; and those of `load_config`.
     """
-    first = load_config(baseline, overrides=overrides, note=note)
-    second = load_config(optimized, overrides=[*overrides, *only_optimized], note=note)
+    first = load_config(baseline, overrides=overrides)
+    second = load_config(optimized, overrides=[*overrides, *only_optimized])
     units = differing_switches(first, second, stage=stage)
     together = {key: value for unit in units.values() for key, value in unit.items()}
     variants = {BASELINE: dict[str, Any]()}
@@ -154,7 +152,8 @@ def as_overrides(switches: Mapping[str, Any]) -> list[str]:
 
 
 def _load(source: Path | None, overrides: Sequence[str]) -> RunConfig:
-    return load_config(source, overrides=overrides, note=discard)  # what is to be said was said before
+    with quiet():  # what is to be said was said before
+        return load_config(source, overrides=overrides)
 
 
 def _relevant(config: RunConfig, stage: str) -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ from ups.config.run import WandbConfig
 from ups.data.identities import checkpoint_identity
 from ups.data.origins import Origin, origins_of_checkpoint
 from ups.errors import CheckpointError, MissingExtraError, OutputError
-from ups.output import Note
+from ups.log import logger
 from ups.train.numbers import GPU_LOAD, PROMISED, Record, numbers_of, numbers_within
 from ups.train.wandb_context import CONTEXT_VARIABLE, INFO_VARIABLE, OFF, WandbContext, context_path
 from ups.train.wandb_process import RUN_STEP
@@ -56,10 +56,9 @@ class WandbSink:
         job: str,
         folder: Path,
         run_config: Mapping[str, Any],
-        note: Note,
     ) -> None:
         self.run_id: str | None = context.run_id
-        self._settings, self._job, self._folder, self._note = settings, job, folder, note
+        self._settings, self._job, self._folder = settings, job, folder
         self._queue, self._said = SimpleQueue[dict[str, Any] | None](), deque[str]()
         self._process: subprocess.Popen[str] | None = self._start()
         self._axis, self._has_warned, self._is_behind = f"{job}/step", False, False
@@ -209,7 +208,7 @@ class WandbSink:
         try:
             return process.wait(patience_s)
         except subprocess.TimeoutExpired:
-            self._note(f"waiting for Weights & Biases, at most {self._settings.timeout_s:g} s")
+            logger.info(f"waiting for Weights & Biases, at most {self._settings.timeout_s:g} s")
             return process.wait(self._settings.timeout_s - patience_s)
 
     def _named(self, numbers: Mapping[str, float]) -> dict[str, float]:
@@ -243,7 +242,7 @@ class WandbSink:
         """Pass on what the process has reported; in the command's thread, as notes are for one alone."""
         while self._said:
             self._has_warned = True
-            self._note(f"{_WARNING}{self._said.popleft()}")
+            logger.warning(self._said.popleft())
 
 
 def promised(record: Record, numbers: Mapping[str, float]) -> dict[str, float]:
@@ -269,7 +268,6 @@ def open_wandb(
     *,
     job: str,
     run_config: Mapping[str, Any],
-    note: Note,
     run_id: str | None = None,
     joins: bool = False,
 ) -> WandbSink | None:
@@ -286,7 +284,7 @@ def open_wandb(
         return None
     if not is_wandb_there():
         missing = MissingExtraError.of("wandb", extra="wandb")
-        note(f"{_WARNING}nothing goes to Weights & Biases: {missing}")
+        logger.warning(f"nothing goes to Weights & Biases: {missing}")
         return None
     path = context_path(folder)
     context = WandbContext.read(path)
@@ -297,11 +295,9 @@ def open_wandb(
             context = WandbContext.of(settings, run_id)
             context.write(path)
         folder.mkdir(parents=True, exist_ok=True)
-        return WandbSink(
-            settings, context, path=path, job=job, folder=folder, run_config=run_config, note=note
-        )
+        return WandbSink(settings, context, path=path, job=job, folder=folder, run_config=run_config)
     except (OSError, OutputError) as error:
-        note(f"{_WARNING}nothing goes to Weights & Biases: {error}")
+        logger.warning(f"nothing goes to Weights & Biases: {error}")
         return None
 
 

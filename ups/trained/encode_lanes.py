@@ -17,7 +17,7 @@ import torch
 
 from ups.device import free_bytes
 from ups.errors import ConfigError
-from ups.output import Note
+from ups.log import logger
 
 MAX_LANES = 8  # beyond that Python's lock is what they wait for
 CUDA_LANES = 4  # one copies in, one copies out, and two keep the device busy
@@ -42,9 +42,15 @@ class Lanes:
         num: How many jobs run at a time, at most.
     """
 
-    def __init__(self, num: int, *, device: torch.device, micro_batch: int, note: Note) -> None:
+    def __init__(
+        self,
+        num: int,
+        *,
+        device: torch.device,
+        micro_batch: int,
+    ) -> None:
         self.num = num
-        self._device, self._micro_batch, self._note = device, micro_batch, note
+        self._device, self._micro_batch = device, micro_batch
         self._num_running = 0
         self._changed = threading.Condition()
         self._room = threading.Semaphore(num + 1)  # one more is laid out, for the lane that is free next
@@ -96,7 +102,7 @@ class Lanes:
             if self.num < num:
                 return
             self.num = num // 2
-        self._note(
+        logger.info(
             f"{self._device} ran out of memory with {num} micro-batches of {self._micro_batch} frames at a"
             f" time; {self.num} from now on, which changes no byte of the latents"
         )

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ups.conditions import condition_of
 from ups.errors import CheckpointError
 from ups.grid import FIELDS, latent_of
-from ups.output import Note
+from ups.log import logger
 from ups.trained.encoder import ComputeDtype, LatentEncoder
 
 if TYPE_CHECKING:
@@ -86,13 +86,11 @@ class BatchEncoder:
         encoder: LatentEncoder,
         *,
         micro_batch: int = MICRO_BATCH,
-        note: Note = log.warning,
         num_lanes: int | None = None,
         pin_memory: bool = True,
         compile: bool = False,
     ) -> None:
         self.encoder = encoder
-        self.note = note
         self._frame_nbytes = 4 * math.prod(encoder.grid.points) * dict(encoder.grid.channels)[FIELDS]
         self.micro_batch = max(1, min(micro_batch, MICRO_BATCH_BYTES // self._frame_nbytes))
         self._num_lanes, self._pin_memory = num_lanes, pin_memory
@@ -117,7 +115,7 @@ class BatchEncoder:
         specs = self.encoder.output_spec(arrays)
         values, latents = np.prod(arrays[FIELDS].shape[2:]), np.prod(self.encoder.latent_shape)
         if latents >= values:
-            self.note(
+            logger.info(
                 f"{self.encoder.task}: {latents} latent numbers a frame are no fewer than its {values} values"
                 f" ({values / latents:.2f}x compression); choose a smaller latent.tokens or latent.dim"
             )
@@ -222,20 +220,20 @@ class BatchEncoder:
         from ups.device import choose_device, device_of_rank
         from ups.trained.encode_lanes import Lanes, num_lanes
 
-        device = device_of_rank(choose_device(self.encoder.device, key="latent.device", note=self.note))
+        device = device_of_rank(choose_device(self.encoder.device, key="latent.device"))
         self.encoder.device = str(device)
         self.encoder.load_model()
         if self._compile:
             self.encoder.compile_model()
         nbytes = self.micro_batch * self._frame_nbytes
         num = self._num_lanes or num_lanes(device, micro_batch_nbytes=nbytes)
-        self._lanes = Lanes(num, device=device, micro_batch=self.micro_batch, note=self.note)
+        self._lanes = Lanes(num, device=device, micro_batch=self.micro_batch)
 
     def device_state(self) -> str:
         """What is allocated on the device, for a build that stalls."""
         from ups.device import choose_device, cuda_state
 
-        return cuda_state(choose_device(self.encoder.device, note=lambda message: None))
+        return cuda_state(choose_device(self.encoder.device))
 
     def _begin_array(
         self, array: str, batch: Arrays, samples: npt.NDArray[np.int64], jobs: list[Future[None]]
@@ -291,7 +289,6 @@ def make_encoder(
     micro_batch: int = MICRO_BATCH,
     pin_memory: bool = True,
     compile: bool = False,
-    note: Note = log.warning,
 ) -> BatchEncoder:
     """Open a checkpoint for a build; reads its header only.
 
@@ -314,7 +311,7 @@ def make_encoder(
     except CheckpointError as error:
         error.hint = error.hint or "run `ups train --stage autoencoder`, or check --checkpoint"
         raise
-    return BatchEncoder(encoder, micro_batch=micro_batch, pin_memory=pin_memory, compile=compile, note=note)
+    return BatchEncoder(encoder, micro_batch=micro_batch, pin_memory=pin_memory, compile=compile)
 
 
 def _laid_out(

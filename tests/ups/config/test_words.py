@@ -75,11 +75,10 @@ def test_both_words_in_one_source_are_refused(old: str, new: str) -> None:
     ],
 )
 def test_override_of_training_wins_over_the_stages_of_a_file_and_warns(
-    override: str, stage: str, place: str, was: float
+    override: str, stage: str, place: str, was: float, notes: list[str]
 ) -> None:
-    notes: list[str] = []
     values = {"data": {"tasks": "burgers1d"}, "stages": STAGES}
-    config = load_config(values, overrides=[f"training.{override}"], note=notes.append)
+    config = load_config(values, overrides=[f"training.{override}"])
     key, _, text = override.partition("=")
     found: Any = config.stage(stage)
     for name in place.split("."):

@@ -98,10 +98,9 @@ def test_nothing_is_scored_as_an_ensemble_unless_it_is_asked_for(root: Path) -> 
     assert not [name for name in found["figures"] if "crps" in name]
 
 
-def test_models_without_members_are_point_forecasts_with_a_warning(root: Path) -> None:
+def test_models_without_members_are_point_forecasts_with_a_warning(root: Path, notes: list[str]) -> None:
     config = configure(root)
-    notes: list[str] = []
-    report = evaluate(config, make_simulator(config), members=4, note=notes.append)
+    report = evaluate(config, make_simulator(config), members=4)
     assert "warning: no model has members, so all are scored as point forecasts" in notes
     assert {row.ensemble.num_members for row in report.tasks[0].rows if row.ensemble} == {1}
     names = [name for name in drawings(report) if name.startswith("burgers1d")]
@@ -109,15 +108,14 @@ def test_models_without_members_are_point_forecasts_with_a_warning(root: Path) -
     assert "burgers1d_fan" not in names
 
 
-def test_latents_that_nothing_decodes_have_no_ensembles(root: Path) -> None:
+def test_latents_that_nothing_decodes_have_no_ensembles(root: Path, notes: list[str]) -> None:
     config = configure(root)
     trajectories = open_trajectories(config.build, "burgers1d", "train")
     entries = [ComparedModel([Persistence()])]
     comparison = Comparison(trajectories, entries, "latent", trajectories.fields)
-    notes: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ups.eval.evaluate.make_comparison", lambda *given, **options: comparison)
-        report = evaluate(config, make_simulator(config), members=4, note=notes.append)
+        report = evaluate(config, make_simulator(config), members=4)
     assert "warning: burgers1d: no ensembles, as nothing decodes these latents" in notes
     assert [row.ensemble for row in report.tasks[0].rows] == [None]
 

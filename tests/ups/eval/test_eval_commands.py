@@ -27,7 +27,6 @@ from ups.eval.equal_budgets import equal_budgets
 from ups.eval.forecasters import OperatorForecaster, Start
 from ups.eval.runs import evaluate_run, open_others, open_runs
 from ups.eval.training_logs import StageLog
-from ups.output import discard
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
 from ups.trained.specs import OPERATOR
@@ -267,8 +266,8 @@ def test_training_of_another_operator_is_told_only_where_its_log_is_its_own(
     monkeypatch.setattr("ups.eval.runs.read_stage_logs", lambda config, note: [log])
     there, moved = folder / "checkpoints" / "operator.safetensors", tmp_path / "operator.safetensors"
     moved.write_bytes(there.read_bytes())  # another run may have written its log there since
-    (run,) = open_runs(there, config_path=None, overrides=(), note=pytest.fail)
-    others = open_others([there, moved], run.config, run.simulator, note=pytest.fail)
+    (run,) = open_runs(there, config_path=None, overrides=())
+    others = open_others([there, moved], run.config, run.simulator)
     assert [list(other.logs) for other in others] == [[log], []]
 
 
@@ -282,7 +281,7 @@ def test_training_of_an_operator_from_elsewhere_is_not_that_of_the_configuration
     moved.write_bytes(own.read_bytes())
     for path, says in ((own, "steps=1000"), (moved, r"\[\]")):
         with pytest.raises(pytest.fail.Exception, match=says):
-            evaluate_run(path, config_path=folder / "run.yaml", overrides=(), note=discard)
+            evaluate_run(path, config_path=folder / "run.yaml", overrides=())
 
 
 def save_with_training(folder: Path, path: Path, training: dict[str, Any]) -> None:

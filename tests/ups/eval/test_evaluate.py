@@ -34,12 +34,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data"))
 
 
-def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(root: Path, tmp_path: Path) -> None:
+def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(
+    root: Path, tmp_path: Path, notes: list[str]
+) -> None:
     config = configure(root)
     autoencoder = make_autoencoder(config)
     simulator = make_simulator(config, autoencoder)
-    notes: list[str] = []
-    report = evaluate(config, simulator, baselines=[untrained(root)], note=notes.append)
+    report = evaluate(config, simulator, baselines=[untrained(root)])
     found = json.loads(write_report(tmp_path, report)["json"].read_text())
     rows = found["rows"]
     assert list(rows) == ["operator", "fno_samples", "persistence", "mean", "autoencoder_floor"]
@@ -159,10 +160,12 @@ def test_horizon_beyond_the_trajectory_is_refused(root: Path) -> None:
 # --- which baselines -----------------------------------------------------------------------------------
 
 
-def test_baselines_of_the_run_are_found_and_others_are_named(root: Path, tmp_path: Path) -> None:
+def test_baselines_of_the_run_are_found_and_others_are_named(
+    root: Path, tmp_path: Path, notes: list[str]
+) -> None:
     config = configure(root, **{"checkpoint.dir": tmp_path})
     simulator = make_simulator(config)
-    assert find_baselines(config, simulator, note=pytest.fail) == []
+    assert find_baselines(config, simulator) == []
     save_baseline(baseline_path(config, "fno", "burgers1d", "samples"), untrained(root), config={}, report={})
     save_baseline(
         baseline_path(config, "fno", "darcy2d", "samples"),
@@ -173,18 +176,17 @@ def test_baselines_of_the_run_are_found_and_others_are_named(root: Path, tmp_pat
     save_baseline(
         baseline_path(config, "unet", "burgers1d", "samples"), untrained(root, stride=2), config={}, report={}
     )
-    notes: list[str] = []
-    (found,) = find_baselines(config, simulator, note=notes.append)
+    (found,) = find_baselines(config, simulator)
     assert found.spec.task == "burgers1d"
     assert sorted("another task" in note for note in notes) == [False, True]
     assert any("another time stride, 2" in note for note in notes)
     coarse = make_simulator(configure(root, **{"data.reduce_space": 2}))
-    find_baselines(config, coarse, note=notes.append)
+    find_baselines(config, coarse)
     assert any("another grid" in note for note in notes)
 
 
 def test_baseline_of_a_package_that_is_missing_is_left_out(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "neuralop", None)  # also where it is installed
     config, theirs = configure(root, **{"checkpoint.dir": tmp_path}), untrained(root)
@@ -192,22 +194,22 @@ def test_baseline_of_a_package_that_is_missing_is_left_out(
     theirs.spec = replace(theirs.spec, kind="fno_neuraloperator")
     path = baseline_path(config, "fno_neuraloperator", "burgers1d", "samples")
     save_baseline(path, theirs, config={}, report={})
-    notes: list[str] = []
-    (found,) = find_baselines(config, make_simulator(config), note=notes.append)
+    (found,) = find_baselines(config, make_simulator(config))
     assert found.spec.kind == "fno"
     (note,) = notes
     assert note.startswith(f"{path} is left out: neuralop isn't installed; pip install")
 
 
-def test_baseline_of_a_steady_task_that_predicts_a_change_is_left_out(root: Path, tmp_path: Path) -> None:
+def test_baseline_of_a_steady_task_that_predicts_a_change_is_left_out(
+    root: Path, tmp_path: Path, notes: list[str]
+) -> None:
     config = configure(root, "darcy2d", **{"checkpoint.dir": tmp_path})
     path, model = baseline_path(config, "fno", "darcy2d", "samples"), untrained(root, task="darcy2d")
     old = {name: value for name, value in model.spec.size.items() if name != "predicts_change"}
     for size, num in ((model.spec.size, 1), (old, 0)):
         model.spec = replace(model.spec, size=size)
         save_baseline(path, model, config={}, report={})
-        notes: list[str] = []
-        assert len(find_baselines(config, make_simulator(config), note=notes.append)) == num
+        assert len(find_baselines(config, make_simulator(config))) == num
         assert ["train it again" in note for note in notes] == [True] * (1 - num)
 
 

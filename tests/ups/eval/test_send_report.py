@@ -29,12 +29,12 @@ def report_of(folder: Path) -> Report:
     return replace(report(), config=config, made_from=[ORIGIN])
 
 
-def test_report_lands_in_the_run_of_the_training(tmp_path: Path, wandb: Standin) -> None:
+def test_report_lands_in_the_run_of_the_training(tmp_path: Path, wandb: Standin, notes: list[str]) -> None:
     context = WandbContext.of(WandbConfig(project="waves"), "abc")
     replace(context, step=5).write(context_path(tmp_path))
-    found, notes = report_of(tmp_path), list[str]()
+    found = report_of(tmp_path)
     files = write_report(tmp_path / "small-eval", found)
-    send_report(found, files, name="small-eval", note=notes.append, joins=True)
+    send_report(found, files, name="small-eval", joins=True)
     assert notes == []
     assert [call["id"] for call in wandb.calls("init")] == ["abc"]
     numbers, table, images = wandb.rows
@@ -52,7 +52,6 @@ def test_report_lands_in_the_run_of_the_training(tmp_path: Path, wandb: Standin)
     assert [call["name"] for call in wandb.calls("use_artifact")] == ["operator.safetensors"]
 
 
-def test_report_that_can_not_be_sent_is_a_warning(tmp_path: Path, wandb: Standin) -> None:
-    notes: list[str] = []
-    send_report(replace(report_of(tmp_path), config={}), {}, name="evaluation", note=notes.append)
+def test_report_that_can_not_be_sent_is_a_warning(tmp_path: Path, wandb: Standin, notes: list[str]) -> None:
+    send_report(replace(report_of(tmp_path), config={}), {}, name="evaluation")
     assert notes == ["warning: the report isn't at Weights & Biases: 'logging'"]

@@ -134,15 +134,15 @@ def test_a_finished_stage_that_is_run_again_was_trained_no_longer(tmp_path: Path
     assert (log.steps, log.samples) == (10, 80)
 
 
-def test_lines_that_are_no_records_are_told_and_left_out(tmp_path: Path) -> None:
-    path, told = tmp_path / "operator.jsonl", list[str]()
+def test_lines_that_are_no_records_are_told_and_left_out(tmp_path: Path, notes: list[str]) -> None:
+    path = tmp_path / "operator.jsonl"
     write_log(path, one_run(100.0))
     with path.open("ab") as file:
         file.write(b'7\n{"event": "step", "stage": "oper\xff')
-    (log,) = read_stage_logs(configure(tmp_path), note=told.append)
+    (log,) = read_stage_logs(configure(tmp_path))
     assert log.steps == 10
-    assert [text.partition(": ")[2].partition(" isn't")[0] for text in told] == [
+    assert [text.partition(": ")[2].partition(" isn't")[0] for text in notes] == [
         f"{path}: line 6",
         f"{path}: line 7",
     ]
-    assert '\'{"event": "step"' in told[1]
+    assert '\'{"event": "step"' in notes[1]

@@ -172,15 +172,15 @@ def test_evaluation_has_a_row_of_it(data: Path, simulator: Simulator) -> None:
 
 
 def test_predictions_are_conditioned_where_asked_for(
-    data: Path, simulator: Simulator, tmp_path: Path
+    data: Path, simulator: Simulator, tmp_path: Path, notes: list[str]
 ) -> None:
-    path, notes = tmp_path / "operator.safetensors", list[str]()
+    path = tmp_path / "operator.safetensors"
     save_simulator(path, simulator, config=configure(data).model_dump(mode="json"), report={})
     source = next(data.glob("1D_Burgers*"))
     for ttc in (None, False):
         out = tmp_path / f"{ttc}.zarr.zip"
         request = PredictionRequest(source, path, out, steps=2, split="all", limit=2, device="cpu", ttc=ttc)
-        predict_store(request, note=notes.append)
+        predict_store(request)
     with (
         ups_store.open(tmp_path / "None.zarr.zip") as one,
         ups_store.open(tmp_path / "False.zarr.zip") as two,

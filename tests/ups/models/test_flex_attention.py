@@ -122,14 +122,14 @@ def test_earlier_key_against_the_present_one_is_refused(key: str) -> None:
         load_config(overrides=["data.tasks=[burgers1d]", f"{key}=true", "operator.attention=sdpa"])
 
 
-def test_training_on_a_cpu_takes_sdpa_and_says_so() -> None:
+def test_training_on_a_cpu_takes_sdpa_and_says_so(notes: list[str]) -> None:
     config = load_config(overrides=["data.tasks=[burgers1d]", "operator.attention=flex"])
-    notes, model = list[str](), Attention((16,), (True,), True, width=8)
-    assert attention_of(model, config, device=CPU, note=notes.append) == "sdpa"
+    model = Attention((16,), (True,), True, width=8)
+    assert attention_of(model, config, device=CPU) == "sdpa"
     assert notes == [
         "operator.attention = flex: FlexAttention has no backward pass on a CPU, so sdpa is taken"
     ]
-    assert attention_of(nn.Linear(1, 1), config, device=CPU, note=pytest.fail) == "sdpa"  # has no attention
+    assert attention_of(nn.Linear(1, 1), config, device=CPU) == "sdpa"  # has no attention
 
 
 def test_heads_of_few_channels_are_refused_for_the_gpus_kernel() -> None:
@@ -137,7 +137,7 @@ def test_heads_of_few_channels_are_refused_for_the_gpus_kernel() -> None:
     model = Attention((16,), (True,), True, width=16)
     gpu = torch.device("cuda")
     with pytest.raises(ConfigError, match="at least 16 channels of each head, found 8") as caught:
-        attention_of(model, config, device=gpu, note=pytest.fail)
+        attention_of(model, config, device=gpu)
     assert caught.value.kind == "flex_heads"
 
 

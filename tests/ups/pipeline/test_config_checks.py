@@ -12,7 +12,6 @@ import pytest
 from ups.config import load_config as load_run_config
 from ups.config.loading import load_leniently
 from ups.errors import MissingExtraError
-from ups.output import discard
 from ups.pipeline.config_checks import GROUPS, check_config
 from ups.pipeline.gpus import chosen_gpus
 from ups.pipeline.report import Report
@@ -128,7 +127,7 @@ def test_packages_that_are_needed_after_hours_are_asked_for_first(
     said = f"{package} isn't installed; pip install 'ups-store[{extra}]'"
     assert [(check.group, check.text) for check in report.problems] == [("configuration", said)]
     with pytest.raises(MissingExtraError) as refused:
-        run_all(load_run_config(run), config_path=run, overrides=(), note=discard)
+        run_all(load_run_config(run), config_path=run, overrides=())
     assert refused.value.module == package
     assert not Path("checkpoints").exists()
 

@@ -11,7 +11,6 @@ from small_runs import files_below, make_small_run
 
 from ups.config import load_config
 from ups.eval.equal_budgets import parse_budgets
-from ups.output import discard
 from ups.pipeline.dry_run import dry_run
 from ups.pipeline.plan_baselines import plan_baselines
 from ups.pipeline.planned_ranks import PlannedRanks
@@ -65,10 +64,10 @@ def test_stages_on_models_that_arent_there_yet_are_measured_too(run: Path) -> No
 
 @pytest.mark.slow
 def test_corrector_and_operator_that_are_kept_are_what_the_student_is_measured_on(run: Path) -> None:
-    config = load_config(run, overrides=WITH_GENERATIVE, note=discard)
+    config = load_config(run, overrides=WITH_GENERATIVE)
     build_all(config.build, watcher=QuietWatcher())
     for name, steps in (("operator", 2), ("diff_residual", 8)):
-        assert run_stage(name, config, note=discard)["steps"] == steps
+        assert run_stage(name, config)["steps"] == steps
     plan = dry_run(run, WITH_GENERATIVE, num_steps=1)
     assert [stage.action for stage in plan.stages] == ["keep", "keep", "train"]
     assert plan.stages[2].measured is not None
@@ -87,7 +86,7 @@ def test_what_cant_be_measured_is_said_of_the_runs_own_files(
 
 
 def test_what_is_trained_is_kept_and_what_depends_on_a_change_is_not(run: Path) -> None:
-    run_stage("autoencoder", load_config(run, note=discard), note=discard)
+    run_stage("autoencoder", load_config(run))
     before = files_below(Path())
     plan = dry_run(run, num_steps=2)
     assert [(stage.name, stage.action) for stage in plan.stages] == [
@@ -122,9 +121,9 @@ def test_baselines_of_the_evaluation_are_planned_measured_and_kept_once_trained(
     assert all(stage.steps is not None and stage.steps >= 1 for stage in baselines)
     assert all(stage.measured is not None and stage.measured.step_s > 0 for stage in baselines)
     assert plan.training_seconds == pytest.approx(sum(stage.seconds or 0 for stage in plan.stages))
-    config = load_config(run, overrides=budget, note=discard)
+    config = load_config(run, overrides=budget)
     (wanted,) = parse_budgets(samples=4)
-    obtain_baseline(config, "fno", "burgers1d", budget=wanted, note=discard)
+    obtain_baseline(config, "fno", "burgers1d", budget=wanted)
     found = plan_baselines(config)
     assert [one.plan.action for one in found.values()] == ["keep", "train"]
     assert found["fno (burgers1d, budget of 4 samples)"].plan.seconds == 0
@@ -162,7 +161,7 @@ def test_shards_of_several_ranks_take_less_memory_and_batches_are_larger(run: Pa
 def test_ranks_are_those_that_the_run_would_start(
     run: Path, overrides: tuple[str, ...], expected: tuple[int, int]
 ) -> None:
-    config = load_config(run, overrides=overrides, note=discard)
+    config = load_config(run, overrides=overrides)
     ranks = PlannedRanks.of(config)
     assert (ranks.num, ranks.num_shards) == expected
     assert ranks.batch_size_of(config.stage("operator")) == expected[0] * (
@@ -176,7 +175,7 @@ def test_rows_over_all_ranks_are_divided_among_them(run: Path) -> None:
     ranks = ["training.num_gpus=2", "training.batch_size=null", "training.global_batch_size=8"]
     plan = dry_run(run, ranks, num_steps=1)
     assert plan.exit_code == 0, plan.problems
-    config = load_config(run, overrides=ranks, note=discard)
+    config = load_config(run, overrides=ranks)
     assert PlannedRanks.of(config).batch_size_of(config.stage("operator")) == 8
     with scratch_folder() as folder:
         given = {"config_path": run, "overrides": ranks, "tasks": {}, "autoencoder": None}

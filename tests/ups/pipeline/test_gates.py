@@ -17,7 +17,6 @@ from ups.config import RunConfig, load_config
 from ups.config.after_training import METRICS, GatesConfig
 from ups.errors import ConfigError, GateMissedError
 from ups.eval.scores import _ORDER, MORE_IS_BETTER
-from ups.output import discard
 from ups.pipeline.best import best_path, promote, read_provenance, rival_of
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.gates import judge
@@ -182,7 +181,7 @@ def test_gates_that_no_report_could_pass_are_refused_before_a_run(
     values = {"data": {"tasks": "burgers1d", "root": "data"}, "pipeline": {"small": small}}
     Path("run.yaml").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=says):
-        open_run(Path("run.yaml"), (), note=discard)
+        open_run(Path("run.yaml"), ())
     found = [check.text for check in check_config(Path("run.yaml")).problems if check.group == "evaluation"]
     assert any(says in text for text in found)
 
@@ -197,7 +196,7 @@ def test_gates_are_judged_by_what_an_earlier_training_left(
     values["stages"] = {"autoencoder": {"epochs": 0}, "operator": {"epochs": 0}}
     Path("run.yaml").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match="found no stage") as caught:
-        open_run(Path("run.yaml"), (), note=discard)
+        open_run(Path("run.yaml"), ())
     assert len(caught.value.problems) == 4
     Path("checkpoints").mkdir()
     for name in ("student", "prior"):
@@ -205,7 +204,7 @@ def test_gates_are_judged_by_what_an_earlier_training_left(
     for stage in ("joint", "fno"):
         record = {"stage": stage, "event": "start", "step": 0, "time": 0.0, "config": {}}
         Path(f"checkpoints/{stage}.jsonl").write_text(json.dumps(record) + "\n")
-    open_run(Path("run.yaml"), (), note=discard)
+    open_run(Path("run.yaml"), ())
 
 
 def test_gates_know_the_metrics_of_reports() -> None:

@@ -16,7 +16,6 @@ from command_line import run_ups
 from vast_standin import KEY, serving
 
 from ups.errors import ConfigError, LaunchError
-from ups.output import discard
 from ups.pipeline.launch.job import Job, job_script, make_job, packed
 
 SECRETS = {"B2_KEY_ID": "id-of-b2", "B2_APP_KEY": "secret-of-b2", "WANDB_API_KEY": "secret-of-wandb"}
@@ -173,7 +172,7 @@ def test_job_has_the_whole_configuration_and_wrong_ones_are_refused(tmp_path: Pa
     (tmp_path / "base.yaml").write_text("training: {lr: 0.5}\n")
     config = tmp_path / "mine.yaml"
     config.write_text("include: base.yaml\ndata: {tasks: burgers1d, root: here}\ncheckpoint: {dir: out}\n")
-    options = {"num_gpus": 2, "workdir": "/w", "remote": "store:x/", "results": "", "note": discard}
+    options = {"num_gpus": 2, "workdir": "/w", "remote": "store:x/", "results": ""}
     job = make_job(config, ["seed=3"], **options)
     assert (job.name, job.tasks, job.result_folders[0]) == ("mine", ("burgers1d",), "out")
     assert "\nREMOTE=store:x\n" in job_script(job)

@@ -15,7 +15,6 @@ from ups.device import choose_device
 from ups.models.corrector import VelocityNetwork
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import SIZES, Mixer, OperatorSize, token_axes
-from ups.output import discard
 from ups.pipeline.memory_estimate import corrector_weights, estimate_stages, operator_weights
 from ups.train.stage import make_stage
 from ups.train.trainer import Trainer
@@ -54,12 +53,12 @@ def test_steps_keep_no_more_than_the_estimate(
     monkeypatch.chdir(tmp_path)
     make_small_run(tmp_path)
     more = ["operator.state=fields", "cache.dir=cache"] if stage == "operator" else []
-    config = load_config(Path("run.yaml"), overrides=["training.prefetch_factor=0", *more], note=discard)
+    config = load_config(Path("run.yaml"), overrides=["training.prefetch_factor=0", *more])
     if stage == "operator":
         from ups_store.build import QuietWatcher, build_all
 
         build_all(config.build, watcher=QuietWatcher())
-    made = make_stage(stage, config, device=choose_device("cpu", note=discard))
+    made = make_stage(stage, config, device=choose_device("cpu"))
     trainer = Trainer(made, config, device=torch.device("cpu"), restart=True)
     trainer.train_step()  # operations are counted in the first one, by another pass
     kept: dict[int, int] = {}

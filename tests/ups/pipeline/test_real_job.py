@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from ups.data.solvers import make_dataset
-from ups.output import discard
 from ups.pipeline.launch.job import Job, job_script, make_job
 from ups_store import open as open_store
 
@@ -79,7 +78,7 @@ def write_job(folder: Path, latent_dim: int) -> Job:
     overrides = [f"latent.dim={latent_dim}"]
     work = folder / "work"
     work.mkdir(exist_ok=True)
-    options = {"remote": "store:full", "results": "store:runs", "note": discard}
+    options = {"remote": "store:full", "results": "store:runs"}
     return make_job(config, overrides, num_gpus=1, workdir=str(work), **options)
 
 

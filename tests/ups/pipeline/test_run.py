@@ -18,7 +18,6 @@ from tiny_pipeline import NAMES, begun, execute, make_graph, result, tiny_run
 from wandb_runs import Standin
 
 from ups.errors import GateMissedError, OutputError, UpsError
-from ups.output import discard
 from ups.pipeline.graph import Graph, Node
 from ups.pipeline.records import RunFolder
 
@@ -152,17 +151,17 @@ def test_sigterm_goes_to_the_node_and_the_run_says_that_it_was_stopped() -> None
     assert not Path("first.txt").exists()
 
 
-def test_second_run_of_a_folder_is_refused_while_the_first_works() -> None:
+def test_second_run_of_a_folder_is_refused_while_the_first_works(notes: list[str]) -> None:
     first, second, notes = RunFolder(Path("run")), RunFolder(Path("run")), []
     with (
-        first.locked(note=discard),
+        first.locked(),
         pytest.raises(UpsError, match=f"process {os.getpid()} of") as caught,
-        second.locked(note=notes.append, timeout_s=0.1),
+        second.locked(timeout_s=0.1),
     ):
         pass
     assert caught.value.kind == "run_locked"
     assert len(notes) == 1
-    with second.locked(note=discard):
+    with second.locked():
         pass
 
 

@@ -13,7 +13,6 @@ import pytest
 from ups.config.seeds import without_seed
 from ups.data.identities import file_identity
 from ups.errors import GateMissedError, UpsError
-from ups.output import discard
 from ups.pipeline import run as run_module
 from ups.pipeline import seeds as seeds_module
 from ups.pipeline.graph import Graph, Group, Node
@@ -44,13 +43,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(*seeds: int, overrides: tuple[str, ...] = ()) -> tuple[Run, Mapping[int, Run]]:
-    run = open_run(Path("run.yaml"), overrides, note=discard)
+    run = open_run(Path("run.yaml"), overrides)
     return run, open_seeds(run, seeds, config_path=Path("run.yaml"), overrides=overrides)
 
 
-def execute(*seeds: int, note: Any = discard, **options: Any) -> dict[str, Any]:
+def execute(*seeds: int, **options: Any) -> dict[str, Any]:
     run, runs = opened(*seeds)
-    return run_seeds(run, runs, Options(**options), note=note)
+    return run_seeds(run, runs, Options(**options))
 
 
 def done() -> list[str]:
@@ -111,7 +110,7 @@ def joint(run: Run, runs: Mapping[int, Run]) -> Graph:
     return Graph([writing("full-evaluation", path, text, group="full-eval")])
 
 
-def test_seeds_share_what_they_would_do_alike_and_nothing_runs_twice() -> None:
+def test_seeds_share_what_they_would_do_alike_and_nothing_runs_twice(notes: list[str]) -> None:
     found = execute(0, 1)
     own = [f"out/seed-{seed}/operator.txt" for seed in (0, 1)]
     assert done() == ["stores.txt", *own, "out/run/full-eval/report.json"]
@@ -124,8 +123,7 @@ def test_seeds_share_what_they_would_do_alike_and_nothing_runs_twice() -> None:
     assert found["seconds"] > spent > 0
     execute(0, 1, 2)
     assert done()[4:] == ["out/seed-2/operator.txt"]
-    notes: list[str] = []
-    execute(0, note=notes.append)
+    execute(0)
     assert "seed 0: stores: valid" in notes
     Path("stores.txt").unlink()
     execute(1, 2)
@@ -134,7 +132,7 @@ def test_seeds_share_what_they_would_do_alike_and_nothing_runs_twice() -> None:
 
 def test_leaderboard_has_a_row_of_all_seeds_with_their_interval() -> None:
     execute(0, 2)
-    places = read_rows(Path("out"), metric="nrmse", note=pytest.fail)
+    places = read_rows(Path("out"), metric="nrmse")
     (of_all,) = [place for place in places if place.seeds == (0, 2)]
     assert (of_all.mean, of_all.low, of_all.high) == (0.1, 0.05, 0.2)
     assert of_all.gates == "passed"
@@ -149,7 +147,7 @@ def test_missed_gate_of_a_seed_leaves_the_others_their_turn_and_ends_the_run() -
     document = json.loads(Path("out/run/metadata.json").read_text())
     gates = document["gates"]
     assert [gates[f"seed {seed}, full-gate"][0]["passed"] for seed in (0, 1)] == [False, True]
-    (place,) = read_rows(Path("out"), metric="nrmse", note=pytest.fail)
+    (place,) = read_rows(Path("out"), metric="nrmse")
     assert place.gates == "missed: nrmse"
 
 
@@ -162,7 +160,7 @@ def test_missed_gate_of_a_stage_leaves_the_other_seeds_their_turn_and_says_what_
     assert Path("out/seed-1/operator.txt").exists()
     gates = json.loads(Path("out/run/metadata.json").read_text())["gates"]
     assert [gate["passed"] for gate in gates["seed 0, diff_residual"]] == [False]
-    (place,) = read_rows(Path("out"), metric="nrmse", note=pytest.fail)
+    (place,) = read_rows(Path("out"), metric="nrmse")
     assert place.gates == "missed: crps"
 
 

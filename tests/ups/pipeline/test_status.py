@@ -12,7 +12,6 @@ import pytest
 from command_line import run_ups
 
 from ups.errors import ConfigError
-from ups.output import discard
 from ups.pipeline.records import RunFolder
 from ups.pipeline.status import read_status
 
@@ -80,7 +79,7 @@ def test_state_is_the_last_event_or_whether_its_process_is_there(
 
 def test_run_is_read_from_its_folder_and_from_that_of_checkpoints(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    with folder.locked(note=discard):
+    with folder.locked():
         folder.log("begin", "validate-config")
         folder.log("end", "validate-config", seconds=1.5, exit_code=0)
         folder.log("begin", "dry-run")
@@ -98,13 +97,13 @@ def test_run_is_read_from_its_folder_and_from_that_of_checkpoints(tmp_path: Path
         assert (inside.folder, inside.stages[0].stage) == (str(folder.path), "operator")
     after = json.loads(run_ups("status", folder.path, "--json").stdout)
     assert (after["holder"], after["nodes"][-1]["state"]) == (None, "killed")
-    with folder.locked(note=pytest.fail, timeout_s=0):  # looking has left no lock
+    with folder.locked(timeout_s=0):  # looking has left no lock
         pass
 
 
 def test_missed_gate_is_no_failure_and_names_are_apart_from_states(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    with folder.locked(note=discard):
+    with folder.locked():
         for name, code in (("operator", 0), ("consistency_distill", 10)):
             folder.log("begin", name)
             folder.log("end", name, seconds=1.0, exit_code=code)

@@ -16,13 +16,13 @@ import pytest
 import torch
 import yaml
 from command_line import Done, run_ups
+from noted import noted
 from operator_runs import SETTINGS, build_here, configure, made_once, own_copy
 from rich.console import Console
 
 import ups_store
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, InterruptedTrainingError, OutputError, UpsError
-from ups.output import discard
 from ups.pipeline.training import build_fields, build_latents, run_all
 from ups.train.checks import first_stage
 from ups.train.log import show_report
@@ -61,10 +61,10 @@ def builds_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def all_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
     """The report, and what was noted."""
-    notes: list[str] = []
     config = configure(folder, *overrides)
     path = folder / "run.yaml"
-    return run_all(config, config_path=path, overrides=overrides, note=notes.append), notes
+    with noted() as notes:
+        return run_all(config, config_path=path, overrides=overrides), notes
 
 
 def trained_again(notes: list[str]) -> list[str]:
@@ -258,13 +258,12 @@ def test_encoder_that_is_given_is_used_and_none_is_trained(run: Path) -> None:
     assert first_stage(configure(run, own)) == "autoencoder"
 
 
-def test_field_stores_are_timed_apart_from_the_imports(run: Path) -> None:
+def test_field_stores_are_timed_apart_from_the_imports(run: Path, notes: list[str]) -> None:
     began = time.time()
-    notes: list[str] = []
     config = configure(run, "operator.state=fields")
     overrides = ["operator.state=fields"]
     path = run / "run.yaml"
-    report = run_all(config, config_path=path, overrides=overrides, note=notes.append, began=began)
+    report = run_all(config, config_path=path, overrides=overrides, began=began)
     startup = report["stages"]["operator"]["startup"]
     assert startup["startup/field_cache_sec"] > 0.1
     assert 0 <= startup["startup/imports_sec"] < 0.5 * startup["startup/field_cache_sec"]
@@ -274,7 +273,7 @@ def test_field_stores_are_timed_apart_from_the_imports(run: Path) -> None:
 def test_manifest_of_one_of_several_machines_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure(run)
 
-    def build(command: list[str], *, note: Any) -> None:
+    def build(command: list[str]) -> None:
         told = Path(command[command.index("--manifest") + 1])
         assert told.name == "latents.manifest.json"
         own = told.with_name("latents.manifest-00000-of-00002.json")
@@ -284,7 +283,7 @@ def test_manifest_of_one_of_several_machines_is_found(run: Path, monkeypatch: py
     monkeypatch.setattr("ups.pipeline.training._build", build)
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
-    metrics = build_latents(config, config_path=None, overrides=[], is_first=True, note=print)
+    metrics = build_latents(config, config_path=None, overrides=[], is_first=True)
     assert metrics["startup/cache_reused"] == 1.0
 
 
@@ -349,20 +348,14 @@ def test_build_of_a_quiet_training_is_quiet(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_quiet: bool
 ) -> None:
     monkeypatch.setattr("ups_store.console.console", Console(quiet=is_quiet))
-    build_fields(configure(run), config_path=run / "run.yaml", overrides=[], is_first=True, note=discard)
+    build_fields(configure(run), config_path=run / "run.yaml", overrides=[], is_first=True)
     assert ("burgers1d_train.zarr.zip" in capfd.readouterr().err) is not is_quiet
 
 
 def test_build_that_fails_ends_with_its_exit_code(run: Path) -> None:
     config = configure(run)
     with pytest.raises(UpsError, match="ended with exit code 2") as caught:
-        build_latents(
-            config,
-            config_path=Path("run.yaml"),
-            overrides=["reading.timeout_s=-1"],
-            is_first=True,
-            note=print,
-        )
+        build_latents(config, config_path=Path("run.yaml"), overrides=["reading.timeout_s=-1"], is_first=True)
     assert (caught.value.kind, caught.value.exit_code) == ("build", 2)
 
 
@@ -505,7 +498,7 @@ def test_signal_while_the_build_starts_still_stops_it(run: Path, monkeypatch: py
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", start_late)
     with pytest.raises(InterruptedTrainingError, match="SIGTERM"):
-        build_fields(configure(run), config_path=run / "run.yaml", overrides=(), is_first=True, note=discard)
+        build_fields(configure(run), config_path=run / "run.yaml", overrides=(), is_first=True)
     assert started[0].returncode == -signal.SIGTERM
 
 

@@ -12,7 +12,6 @@ import ups_store
 from ups.config import load_config
 from ups.data.stores import open_as
 from ups.errors import ConfigError
-from ups.output import discard
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.training import run_all
 from ups_store.errors import StoreError
@@ -30,7 +29,7 @@ def test_training_leaves_latents_that_no_build_made(run: Path) -> None:
     ups_store.write(path, ({"latent": np.ones((6, 4, 2), "f2")} for _ in range(4)), identity={"mine": 1})
     before = path.read_bytes()
     with pytest.raises(StoreError) as caught:
-        run_all(load_config(run), config_path=run, overrides=[], note=discard)
+        run_all(load_config(run), config_path=run, overrides=[])
     assert caught.value.kind == "not_built"
     assert (path.read_bytes() == before, Path("checkpoints").exists()) == (True, False)
     assert [line.kind for line in check_config(run).problems] == ["not_built"]

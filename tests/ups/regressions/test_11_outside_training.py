@@ -43,17 +43,16 @@ def test_rollout_outside_the_training_is_refused_unless_it_is_asked_for(
 
 
 def test_prediction_outside_the_training_is_refused_or_says_so_in_its_store(
-    root: Path, tmp_path: Path
+    root: Path, tmp_path: Path, notes: list[str]
 ) -> None:
     (source,) = root.glob("*Burgers*.hdf5")
     given: dict[str, Any] = {"source": source, "checkpoint": root / "operator.safetensors", "split": "test"}
     given |= {"out": tmp_path / "a.zarr.zip", "parameters": {"nu": 5.0}, "dt": 7.0, "device": "cpu"}
     with pytest.raises(ConfigError) as caught:
-        predict_store(PredictionRequest(**given), note=print)
+        predict_store(PredictionRequest(**given))
     assert caught.value.kind == "outside_training"
     assert not given["out"].exists()
-    notes: list[str] = []
-    predict_store(PredictionRequest(**given, extrapolate=True), note=notes.append)
+    predict_store(PredictionRequest(**given, extrapolate=True))
     with ups_store.open(given["out"]) as store:
         nu, dt = store.identity["extrapolated"]
         assert nu == "nu = 5, in training 0.1"

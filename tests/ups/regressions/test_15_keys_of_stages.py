@@ -12,7 +12,6 @@ from small_runs import SETTINGS, make_small_run
 
 from ups.config import load_config
 from ups.config.stage_keys import stage_keys
-from ups.output import discard
 from ups.pipeline.training import run_all
 
 TASK = "data.tasks=burgers1d"
@@ -21,9 +20,7 @@ NO_NETWORKS = "encoder.residual=false"
 
 def is_same(stage: str, before: list[str], after: list[str]) -> bool:
     """Whether a training of a stage goes on, by the configurations before and after."""
-    first, second = (
-        stage_keys(load_config(overrides=[TASK, *words], note=discard), stage) for words in (before, after)
-    )
+    first, second = (stage_keys(load_config(overrides=[TASK, *words]), stage) for words in (before, after))
     return first == second
 
 
@@ -69,8 +66,8 @@ def test_sweep_of_the_guide_keeps_encoder_and_latents(
     run.write_text(yaml.safe_dump(SETTINGS | {"encoder": SETTINGS["encoder"] | {"residual": has_networks}}))
 
     def trained(*words: str) -> dict[str, Any]:
-        config = load_config(run, overrides=words, note=discard)
-        return run_all(config, config_path=run, overrides=words, note=discard)
+        config = load_config(run, overrides=words)
+        return run_all(config, config_path=run, overrides=words)
 
     trained()
     store, encoder = Path("latents/burgers1d_train.zarr.zip"), Path("checkpoints/autoencoder.safetensors")

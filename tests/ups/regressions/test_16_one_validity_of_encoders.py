@@ -10,7 +10,6 @@ from small_runs import make_small_run
 
 from ups.config import load_config
 from ups.errors import ConfigError
-from ups.output import discard
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.training import run_all
 from ups.train.run import run_stage
@@ -29,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patched.setattr("ups.pipeline.training._build", build_here)
         run = make_small_run(folder)
         config = load_config(run, overrides=["stages.operator.epochs=0"])
-        run_all(config, config_path=run, overrides=["stages.operator.epochs=0"], note=discard)
+        run_all(config, config_path=run, overrides=["stages.operator.epochs=0"])
     return folder
 
 
@@ -45,7 +44,7 @@ def test_other_encoder_is_refused_by_builds_stages_and_checks(
     assert (caught.value.kind, caught.value.exit_code) == ("other_encoder", 2)
     assert override.split("=")[0] in str(caught.value)
     with pytest.raises(ConfigError) as caught:
-        run_stage("operator", load_config(Path("run.yaml"), overrides=[override]), note=discard)
+        run_stage("operator", load_config(Path("run.yaml"), overrides=[override]))
     assert caught.value.kind == "other_encoder"
     lines = [line.text for line in check_config(Path("run.yaml"), [override]).warnings]
     assert any("will be made again with its encoder" in line for line in lines)

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from noted import noted
 from operator_runs import build_here
 from small_runs import make_small_run
 
 from ups.config import load_config
-from ups.output import discard
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.training import build_latents
 from ups.train.run import run_stage
@@ -24,7 +24,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         run = make_small_run(folder)
-        run_stage("autoencoder", load_config(run), note=discard)
+        run_stage("autoencoder", load_config(run))
     return folder
 
 
@@ -37,15 +37,15 @@ def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def trained(run: Path, *overrides: str) -> tuple[float, list[str]]:
-    notes: list[str] = []
-    config = load_config(run, overrides=overrides, note=discard)
-    report = run_stage("operator", config, note=notes.append, restart=True)
+    config = load_config(run, overrides=overrides)
+    with noted() as notes:
+        report = run_stage("operator", config, restart=True)
     return report["startup"][REUSED], notes
 
 
 def test_stage_says_whether_its_latents_were_there(run: Path) -> None:
     assert trained(run)[0] == 0.0  # made on demand
-    build_latents(load_config(run), config_path=run, overrides=[], is_first=True, note=discard)
+    build_latents(load_config(run), config_path=run, overrides=[], is_first=True)
     assert trained(run)[0] == 1.0
     Path("latents/burgers1d_val.zarr.zip").unlink()
     assert trained(run)[0] == 0.0
@@ -58,7 +58,7 @@ def test_latents_in_memory_are_not_reused_and_have_no_path(run: Path) -> None:
 
 
 def test_age_is_that_of_the_file(run: Path) -> None:
-    build_latents(load_config(run), config_path=run, overrides=[], is_first=True, note=discard)
+    build_latents(load_config(run), config_path=run, overrides=[], is_first=True)
     (text,) = (line.text for line in check_config(run).checks if line.text.startswith("burgers1d train: "))
     assert "written" in text
     assert "ago, latents" in text

@@ -22,11 +22,11 @@ def record(**changes: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("defect", ["deep", "number", "cost", "seeds", "fifo", "list"])
-def test_run_is_listed_beside_a_file_that_is_no_record(tmp_path: Path, defect: str) -> None:
+def test_run_is_listed_beside_a_file_that_is_no_record(tmp_path: Path, defect: str, notes: list[str]) -> None:
     for name in ("good", "odd"):
         (tmp_path / name).mkdir()
     (tmp_path / "good" / FILE).write_text(json.dumps(record()))
-    odd, notes = tmp_path / "odd" / FILE, list[str]()
+    odd = tmp_path / "odd" / FILE
     texts = {
         "deep": "[" * 200_000,
         "number": json.dumps(record(seconds="N")).replace('"N"', NUMBER),
@@ -38,6 +38,6 @@ def test_run_is_listed_beside_a_file_that_is_no_record(tmp_path: Path, defect: s
         os.mkfifo(odd)
     else:
         odd.write_text(texts[defect])
-    (row,) = read_rows(tmp_path, metric="nrmse", note=notes.append)
+    (row,) = read_rows(tmp_path, metric="nrmse")
     assert row.run == str(tmp_path / "good")
     assert len(notes) == (defect != "fifo")

@@ -36,16 +36,16 @@ def length(config: RunConfig, stage: str) -> tuple[int, int | None, float | None
 )
 @pytest.mark.parametrize("is_file", [False, True])
 def test_length_that_is_said_last_wins(
-    tmp_path: Path, override: str, expected: tuple[float | None, ...], is_file: bool
+    tmp_path: Path, override: str, expected: tuple[float | None, ...], is_file: bool, notes: list[str]
 ) -> None:
-    first, path, notes = tmp_path / "first.yaml", tmp_path / "first.yaml", list[str]()
+    first = path = tmp_path / "first.yaml"
     first.write_text(FILE)
     key, _, value = override.partition("=")
     if is_file:
         path = tmp_path / "second.yaml"
         inner = "".join(f"{'  ' * depth}{name}:\n" for depth, name in enumerate(key.split(".")))
         path.write_text(f"include: first.yaml\n{inner.rstrip()} {value}\n")
-    config = load_config(path, overrides=[TASK, *([] if is_file else [override])], note=notes.append)
+    config = load_config(path, overrides=[TASK, *([] if is_file else [override])])
     assert length(config, key.split(".")[1]) == expected
     is_same_key = "steps_per_epoch" in override or "operator.budget" in override
     assert any("takes the place of" in note for note in notes) == (not is_file and not is_same_key)

@@ -11,7 +11,6 @@ from small_runs import make_small_run
 import ups_store
 from ups.config import load_config
 from ups.config.seeds import seed_overrides
-from ups.output import discard
 from ups.pipeline.training import build_fields, run_all
 from ups_store.build import load_config as load_build_config
 
@@ -28,10 +27,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_latents_and_fields_go_to_the_folders_that_are_said(run: Path) -> None:
     words = [*WORDS, "encoder.residual=false"]
-    config = load_config(run, overrides=words, note=discard)
-    report = run_all(config, config_path=run, overrides=words, note=discard)
+    config = load_config(run, overrides=words)
+    report = run_all(config, config_path=run, overrides=words)
     assert list(report["stages"]) == ["autoencoder", "operator"]
-    build_fields(config, config_path=run, overrides=words, is_first=True, note=discard)
+    build_fields(config, config_path=run, overrides=words, is_first=True)
     with ups_store.open(Path("Y") / NAME) as latents, ups_store.open(Path("X") / NAME) as fields:
         assert ("latent" in latents, "fields" in fields) == (True, True)
         assert [str(latents.arrays["latent"].dtype), str(fields.arrays["fields"].dtype)] == [
@@ -43,8 +42,8 @@ def test_latents_and_fields_go_to_the_folders_that_are_said(run: Path) -> None:
 def test_seeds_have_latents_of_their_own(run: Path) -> None:
     words = ["cache.dir=X", "encoder.residual=false", "stages.operator.epochs=0"]
     for seed in (0, 1):
-        own = [*words, *seed_overrides(load_config(run, overrides=words, note=discard), seed)]
-        run_all(load_config(run, overrides=own, note=discard), config_path=run, overrides=own, note=discard)
+        own = [*words, *seed_overrides(load_config(run, overrides=words), seed)]
+        run_all(load_config(run, overrides=own), config_path=run, overrides=own)
         assert Path(f"latents/seed-{seed}", NAME).exists()
     assert not Path("X", NAME).exists()
 

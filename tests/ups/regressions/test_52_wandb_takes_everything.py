@@ -21,7 +21,7 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
 
 def opened(folder: Path, job: str) -> WandbSink:
     settings = WandbConfig(enabled=True, project="waves")
-    sink = open_wandb(settings, folder, job=job, run_config={}, note=pytest.fail)
+    sink = open_wandb(settings, folder, job=job, run_config={})
     assert sink is not None
     return sink
 
@@ -61,6 +61,6 @@ def test_table_of_gates_with_limits_and_ranges_has_columns_of_one_kind(
 @pytest.mark.parametrize(("kind", "name"), [(CorrectorStage, "corrector"), (StudentStage, "student")])
 def test_what_passed_its_gates_is_among_what_is_sent(tmp_path: Path, kind: type, name: str) -> None:
     stage = object.__new__(kind)  # without a trained operator
-    stage.file = GatedFile(tmp_path / f"{name}.safetensors", kind=name, note=pytest.fail)
+    stage.file = GatedFile(tmp_path / f"{name}.safetensors", kind=name)
     assert stage.published() == {tmp_path / f"{name}.safetensors": name}
     assert stage.exports() == {}  # a better one of before is set aside by the file itself

@@ -34,10 +34,12 @@ def double_the_domain() -> None:
         file["x-coordinate"][:] = 2 * file["x-coordinate"][:] - 1
 
 
-def test_floor_of_right_data_is_said_by_the_check_by_training_and_by_the_report(config: RunConfig) -> None:
-    report, notes = check_data(None, GIVEN), list[str]()
+def test_floor_of_right_data_is_said_by_the_check_by_training_and_by_the_report(
+    config: RunConfig, notes: list[str]
+) -> None:
+    report = check_data(None, GIVEN)
     assert report.problems == ()
-    check_floors(config, ["burgers1d"], note=notes.append)
+    check_floors(config, ["burgers1d"])
     (task,) = evaluate(config, make_simulator(config)).tasks
     for text in (*(check.text for check in report.checks[-1:]), *notes, task.protocol):
         assert "True frames miss the equation by" in text
@@ -47,5 +49,5 @@ def test_data_that_break_the_law_are_refused_by_the_check_and_by_training(config
     double_the_domain()
     assert [check.kind for check in check_data(None, GIVEN).problems] == ["broken_law"]
     with pytest.raises(ConfigError) as caught:
-        check_floors(config, ["burgers1d"], note=print)
+        check_floors(config, ["burgers1d"])
     assert caught.value.kind == "broken_law"

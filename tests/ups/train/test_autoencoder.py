@@ -268,7 +268,7 @@ def make_config(root: Path, folder: Path, *more: str, task: str = "advection1d")
 
 @pytest.mark.rendered
 def test_training_lowers_the_error_and_reports_size_and_floor(root: Path, tmp_path: Path) -> None:
-    report = run_stage("autoencoder", make_config(root, tmp_path), note=print)
+    report = run_stage("autoencoder", make_config(root, tmp_path))
     epochs = [
         json.loads(line)["score"]
         for line in (tmp_path / "autoencoder.jsonl").read_text().splitlines()
@@ -289,7 +289,7 @@ def test_training_lowers_the_error_and_reports_size_and_floor(root: Path, tmp_pa
 def test_transient_and_steady_task_train_together(root: Path, tmp_path: Path) -> None:
     more = ["stages.autoencoder.epochs=1", "stages.autoencoder.steps_per_epoch=6"]
     config = make_config(root, tmp_path, *more, task="[advection1d,darcy2d]")
-    report = run_stage("autoencoder", config, note=print)
+    report = run_stage("autoencoder", config)
     assert set(report["floor_nrmse"]) == {"advection1d", "darcy2d", "darcy2d/coefficient"}
     assert report["compression"]["darcy2d"] == 16.0
     encoder = LatentEncoder.load(tmp_path / "autoencoder.safetensors", task="darcy2d")
@@ -301,7 +301,7 @@ def test_transient_and_steady_task_train_together(root: Path, tmp_path: Path) ->
 
 def test_basis_alone_is_exported_without_training(root: Path, tmp_path: Path) -> None:
     config = make_config(root, tmp_path, "encoder.residual=false", task="[advection1d,darcy2d]")
-    report = run_stage("autoencoder", config, note=print)
+    report = run_stage("autoencoder", config)
     assert report["steps"] == 0
     assert report["best_step"] is None
     left = {path.name for path in tmp_path.iterdir() if path.name != ".lock"}
@@ -312,26 +312,26 @@ def test_basis_alone_is_exported_without_training(root: Path, tmp_path: Path) ->
     steps = report["floor_by_step"]["advection1d"].values()
     assert report["floor_nrmse"]["advection1d"] == pytest.approx(sum(steps) / 4, rel=1e-5)
     digest = hash_tensors(tmp_path / "autoencoder.safetensors")
-    run_stage("autoencoder", config, note=print)
+    run_stage("autoencoder", config)
     assert hash_tensors(tmp_path / "autoencoder.safetensors") == digest  # stores stay valid
 
 
 def test_trained_autoencoder_is_isometric(root: Path, tmp_path: Path) -> None:
     config = make_config(root, tmp_path, "encoder.basis=none")
-    report = run_stage("autoencoder", config, note=print)
+    report = run_stage("autoencoder", config)
     before, after = (report[f"decoder_condition{of}"]["advection1d"] for of in ("_before_isometry", ""))
     assert after < min(1.3, before)
     (data,) = lineage_of(tmp_path / "autoencoder.safetensors").made_from
     assert (data.state, data.origin.kind) == ("same", "source")  # also in what was written again
     digest = hash_tensors(tmp_path / "autoencoder.safetensors")
-    again = run_stage("autoencoder", config, note=print)  # nothing is left to train, nor to rescale
+    again = run_stage("autoencoder", config)  # nothing is left to train, nor to rescale
     assert again["decoder_condition_before_isometry"] == {}
     assert hash_tensors(tmp_path / "autoencoder.safetensors") == digest
 
 
 def test_tokens_that_do_not_fit_the_grid_are_refused_before_training(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"latent\.tokens = 7"):
-        run_stage("autoencoder", make_config(root, tmp_path, "latent.tokens=7"), note=print)
+        run_stage("autoencoder", make_config(root, tmp_path, "latent.tokens=7"))
     assert [path.name for path in tmp_path.iterdir()] in ([], [".lock"])
 
 

@@ -23,7 +23,6 @@ from ups.eval.baseline_model import load_baseline
 from ups.eval.forecasters import Persistence
 from ups.eval.rollout import roll_out
 from ups.eval.training_logs import read_stage_log
-from ups.output import discard
 from ups.train.baseline import BaselineStage
 from ups.train.budget import (
     Costs,
@@ -190,7 +189,7 @@ def test_resume_equals_a_training_without_a_break(root: Path, tmp_path: Path, ki
     for _ in range(2):
         first.train_step()
     first.save()
-    report = run_stage(kind, config, note=discard)
+    report = run_stage(kind, config)
     assert (report["resumed_at"], report["steps"]) == (2, 6)
     mine, theirs = (weights_of(tmp_path / name / f"{kind}.safetensors") for name in ("parts", "through"))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
@@ -208,7 +207,7 @@ def test_a_continuation_compares_what_the_stage_reads_and_nothing_else(root: Pat
 
 def test_every_task_has_a_baseline_of_its_own(root: Path, tmp_path: Path) -> None:
     config = small_config(root, tmp_path, "burgers1d", "darcy2d", **{"stages.unet.steps": 1})
-    report = train_stage_of_baselines("unet", config, note=discard)
+    report = train_stage_of_baselines("unet", config)
     assert list(report["stages"]) == ["burgers1d", "darcy2d"]
     assert report["stages"]["darcy2d"]["persistence_nrmse"] == {}
     for task in report["stages"]:
@@ -232,7 +231,7 @@ def test_budget_of_operations_is_kept_within_one_step(
 ) -> None:
     allowed = 2e9
     config = small_config(root, tmp_path, **{"stages.fno.budget.flops": allowed, **options})
-    train_stage_of_baselines("fno", config, note=discard)
+    train_stage_of_baselines("fno", config)
     model = load_baseline(baseline_path(config, "fno", "burgers1d", "flops"))
     assert model.effort is not None
     stage = make(root, tmp_path, **options)
@@ -245,7 +244,7 @@ def test_budget_of_samples_is_kept_and_repeats_to_the_bit(root: Path, tmp_path: 
     trained = []
     for name in ("one", "two"):
         config = small_config(root, tmp_path / name, **{"stages.unet.budget.samples": 100})
-        train_stage_of_baselines("unet", config, note=discard)
+        train_stage_of_baselines("unet", config)
         path = baseline_path(config, "unet", "burgers1d", "samples")
         trained.append(weights_of(path))
         effort = load_baseline(path).effort
@@ -257,7 +256,7 @@ def test_budget_of_samples_is_kept_and_repeats_to_the_bit(root: Path, tmp_path: 
 def test_budget_of_seconds_stays_what_it_became(root: Path, tmp_path: Path) -> None:
     options = {"stages.fno.budget.seconds": 0.2}
     own = config_of_baseline(small_config(root, tmp_path, **options), "fno", "burgers1d")
-    run_stage("fno", own, note=discard)
+    run_stage("fno", own)
     folder = baseline_folder(own.model_copy(update={"checkpoint": own.checkpoint}), "fno", "burgers1d", "x")
     assert folder.parent.parent == own.checkpoint.dir
     log = read_stage_log(own.checkpoint.dir / "fno.jsonl", "fno")
@@ -265,16 +264,16 @@ def test_budget_of_seconds_stays_what_it_became(root: Path, tmp_path: Path) -> N
     assert log.steps >= 1
     again = within_budget("fno", own, device=CPU)
     assert again.stage("fno").steps == log.steps
-    assert run_stage("fno", own, note=discard)["resumed_at"] == log.steps
+    assert run_stage("fno", own)["resumed_at"] == log.steps
 
 
-def test_a_baseline_is_trained_once_for_a_budget(root: Path, tmp_path: Path) -> None:
-    config, notes = small_config(root, tmp_path), list[str]()
+def test_a_baseline_is_trained_once_for_a_budget(root: Path, tmp_path: Path, notes: list[str]) -> None:
+    config = small_config(root, tmp_path)
     budgets = small_config(root, tmp_path, **{"stages.fno.budget.samples": 32}).stages["fno"].budget
     assert budgets is not None
     for changed in ({}, {}, {"seed": 1}):
         other = config.model_copy(update=changed)
-        path = obtain_baseline(other, "fno", "burgers1d", budget=budgets, note=notes.append)
+        path = obtain_baseline(other, "fno", "burgers1d", budget=budgets)
     assert sum("is there already, trained alike" in note for note in notes) == 1
     assert sum("is trained again" in note for note in notes) == 1
     assert json.loads(json.dumps(load_checkpoint(path, kind="baseline")[1]["config"]["seed"])) == 1

@@ -13,7 +13,6 @@ from ups.eval.baseline_model import load_baseline
 from ups.eval.equal_budgets import used_stages
 from ups.eval.report import Report
 from ups.eval.training_logs import read_stage_logs
-from ups.output import discard
 from ups.train.compare import compare_run
 from ups.train.run import run_stage
 
@@ -25,19 +24,19 @@ def run(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: p
     return own_copy(shared_run(tmp_path_factory), tmp_path, monkeypatch)
 
 
-def compare(run: Path, *by: str, notes: list[str]) -> Report:
+def compare(run: Path, *by: str) -> Report:
     given = {"config_path": run / "run.yaml", "overrides": SHORT, "split": "val", "kinds": ["fno"]}
-    return compare_run(None, **given, by=by, amounts={}, note=notes.append)
+    return compare_run(None, **given, by=by, amounts={})
 
 
-def test_baselines_have_what_the_operator_and_its_autoencoder_took(run: Path) -> None:
-    config, notes = configure(run, *SHORT), list[str]()
-    run_stage("operator", config, note=discard)
+def test_baselines_have_what_the_operator_and_its_autoencoder_took(run: Path, notes: list[str]) -> None:
+    config = configure(run, *SHORT)
+    run_stage("operator", config)
     autoencoder, operator = logs = used_stages(read_stage_logs(config))
     assert used_stages([*logs, dataclasses.replace(operator, stage="diff_residual")]) == logs  # not its work
     assert operator.flops > 0
     assert operator.preparation_flops > 0
-    report = compare(run, "flops", "seconds", notes=notes)
+    report = compare(run, "flops", "seconds")
     rows = {row.name: row for row in report.tasks[0].rows}
     assert list(rows)[:3] == ["operator", "fno_flops", "fno"]
     assert "for encoding" in rows["operator"].note
@@ -57,7 +56,7 @@ def test_baselines_have_what_the_operator_and_its_autoencoder_took(run: Path) ->
     assert "times one of the operator's" in rows["fno"].note
     assert "a step takes" in rows["fno"].note
 
-    compare(run, "seconds", notes=notes)
+    compare(run, "seconds")
     again = load_baseline(baseline_path(config, "fno", "burgers1d", "seconds")).effort
     assert again == by_time  # nothing was measured or trained again
     assert sum("timed in turns" in note for note in notes) == 1

@@ -72,7 +72,7 @@ def test_gradients_are_the_same(run: Path, counting: Counting, case: str, how: s
     stage = stage_of(run, case)
     names, expected = list(stage.model.state_dict()), gradients_of(stage, losses_of(stage))
     config = config_of(run, case, *BY_BLOCKS, f"training.activation_checkpointing={how}")
-    forward = forward_of(stage, config, note=pytest.fail)
+    forward = forward_of(stage, config)
     assert_same(gradients_of(stage, losses_of(stage, forward)), expected)
     assert counting.graphs
     assert list(stage.model.state_dict()) == list(forward.state_dict()) == names
@@ -84,13 +84,13 @@ def test_gradients_are_the_same(run: Path, counting: Counting, case: str, how: s
 def test_blocks_of_one_kind_are_compiled_once(run: Path, counting: Counting) -> None:
     stage = stage_of(run, "convolution", "operator.pdet.depths=[6]", "operator.pdet.drop_path=0")
     config = config_of(run, "convolution", *BY_BLOCKS)
-    losses_of(stage, forward_of(stage, config, note=pytest.fail))
+    losses_of(stage, forward_of(stage, config))
     assert len(counting.graphs) <= 2  # one where the tokens need no gradient yet
 
 
 def test_frozen_blocks_are_not_compiled(run: Path, counting: Counting) -> None:
     stage = stage_of(run, "convolution")
-    forward = forward_of(stage, config_of(run, "convolution", *BY_BLOCKS), note=pytest.fail)
+    forward = forward_of(stage, config_of(run, "convolution", *BY_BLOCKS))
     parameters = torch.full((2, len(forward.spec.parameters)), torch.nan)
     with torch.no_grad():
         forward.decode(torch.zeros(2, 8, 2), parameters, task="burgers1d")
@@ -99,19 +99,21 @@ def test_frozen_blocks_are_not_compiled(run: Path, counting: Counting) -> None:
 
 def test_stochastic_depth_ends_with_training(run: Path, counting: Counting) -> None:
     stage = stage_of(run, "convolution")
-    forward = forward_of(stage, config_of(run, "convolution", *BY_BLOCKS), note=pytest.fail)
+    forward = forward_of(stage, config_of(run, "convolution", *BY_BLOCKS))
     stage.model.eval()
     torch.testing.assert_close(losses_of(stage, forward), losses_of(stage), rtol=1e-6, atol=1e-7)
 
 
-def test_model_without_blocks_is_compiled_as_a_whole(run: Path, counting: Counting) -> None:
-    stage, notes = stage_of(run, "fno"), list[str]()
-    forward = forward_of(stage, config_of(run, "fno", *BY_BLOCKS), note=notes.append)
+def test_model_without_blocks_is_compiled_as_a_whole(run: Path, counting: Counting, notes: list[str]) -> None:
+    stage = stage_of(run, "fno")
+    forward = forward_of(stage, config_of(run, "fno", *BY_BLOCKS))
     assert notes == ["the model of stage fno has no blocks: its step is compiled as a whole"]
     assert "advance" in vars(forward)
 
 
-def test_compiler_that_fails_is_said_once_for_all_blocks(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_fails_is_said_once_for_all_blocks(
+    run: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     from torch._dynamo.exc import TorchDynamoException
 
     def broken(function: Callable[..., Any], *, mode: str) -> Callable[..., Any]:
@@ -121,9 +123,9 @@ def test_compiler_that_fails_is_said_once_for_all_blocks(run: Path, monkeypatch:
         return call
 
     monkeypatch.setattr("torch.compile", broken)
-    stage, notes = stage_of(run, "convolution"), list[str]()
+    stage = stage_of(run, "convolution")
     expected = gradients_of(stage, losses_of(stage))
-    forward = forward_of(stage, config_of(run, "convolution", *BY_BLOCKS), note=notes.append)
+    forward = forward_of(stage, config_of(run, "convolution", *BY_BLOCKS))
     assert_same(gradients_of(stage, losses_of(stage, forward)), expected)
     assert notes == ["torch.compile failed, going on without: TorchDynamoException: no C++ compiler"]
 
@@ -154,23 +156,23 @@ def test_stage_says_itself_whether_it_is_compiled_and_what_it_is_computed_in() -
 def test_stage_that_is_not_compiled_is_called_as_it_is(run: Path) -> None:
     stage = stage_of(run, "convolution")
     config = config_of(run, "convolution", "training.compile=true", "stages.operator.compile=false")
-    assert forward_of(stage, config, note=pytest.fail) is stage.model
+    assert forward_of(stage, config) is stage.model
 
 
 # --- the cache -----------------------------------------------------------------------------------------
 
 
-def test_cache_is_where_it_is_said_while_training_lasts(tmp_path: Path) -> None:
-    variables, notes = dict[str, str](), list[str]()
-    with compile_cache(tmp_path / "cache", note=notes.append, variables=variables):
+def test_cache_is_where_it_is_said_while_training_lasts(tmp_path: Path, notes: list[str]) -> None:
+    variables = dict[str, str]()
+    with compile_cache(tmp_path / "cache", variables=variables):
         assert variables == {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     assert variables == {}
     assert notes == []
 
 
-def test_cache_of_the_environment_wins_and_is_said(tmp_path: Path) -> None:
-    variables, notes = {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}, list[str]()
-    with compile_cache(tmp_path / "cache", note=notes.append, variables=variables):
+def test_cache_of_the_environment_wins_and_is_said(tmp_path: Path, notes: list[str]) -> None:
+    variables = {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
+    with compile_cache(tmp_path / "cache", variables=variables):
         assert variables == {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
     assert "TORCHINDUCTOR_CACHE_DIR=/elsewhere is used, not training.compile_cache" in notes[0]
 
@@ -180,9 +182,9 @@ has_compiler = pytest.mark.skipif(
 )
 
 
-def step_of(stage: Stage, config: RunConfig, note: Any) -> list[Tensor]:
-    with compile_cache(config.training.compile_cache, note=note):
-        return gradients_of(stage, losses_of(stage, forward_of(stage, config, note=note)))
+def step_of(stage: Stage, config: RunConfig) -> list[Tensor]:
+    with compile_cache(config.training.compile_cache):
+        return gradients_of(stage, losses_of(stage, forward_of(stage, config)))
 
 
 @has_compiler
@@ -196,7 +198,7 @@ def test_second_run_takes_what_the_first_compiled(run: Path, monkeypatch: pytest
     for _ in range(2):
         torch._dynamo.reset()
         counters.clear()
-        for found, one in zip(step_of(stage, config, pytest.fail), expected, strict=True):
+        for found, one in zip(step_of(stage, config), expected, strict=True):
             torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-5)  # sums in another order
         kinds = (("inductor", "fxgraph_cache_hit"), ("aot_autograd", "autograd_cache_hit"))
         hits.append(sum(counters[part][kind] for part, kind in kinds))
@@ -207,13 +209,15 @@ def test_second_run_takes_what_the_first_compiled(run: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_without_a_cpp_compiler_the_reason_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cpp_compiler_the_reason_is_said(
+    run: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    stage, notes = stage_of(run, "convolution"), list[str]()
+    stage = stage_of(run, "convolution")
     config = config_of(run, "convolution", *BY_BLOCKS, f"training.compile_cache={run / 'compiled'}")
     expected = gradients_of(stage, losses_of(stage))
-    assert_same(step_of(stage, config, notes.append), expected)
+    assert_same(step_of(stage, config), expected)
     assert len(notes) == 1
     assert "going on without" in notes[0]
     assert "compiler" in notes[0].lower().partition("without")[2]

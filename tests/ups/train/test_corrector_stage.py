@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from ups.data.residuals import ResidualBuild, held_out
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.errors import CheckpointError, ConfigError, GateMissedError, MissedGatesWarning
-from ups.output import discard
 from ups.pipeline.lineage import lineage_of
 from ups.train.corrector import CorrectorStage, make_corrector_stage
 from ups.train.run import run_stage, train_unless_valid
@@ -63,7 +62,7 @@ def prepare(folder: Path) -> None:
     make_dataset("burgers1d", folder / "data", num_samples=40, points=32, frames=9, nu=0.1)
     (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS))
     build(folder, "latent.encoder=none")
-    run_stage("operator", load_config(folder / "run.yaml"), note=discard)
+    run_stage("operator", load_config(folder / "run.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +70,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, prepare)
 
 
-def make_stage(folder: Path, *overrides: str, note: Callable[[str], None] = discard) -> CorrectorStage:
-    stage = make_corrector_stage(configure(folder, *overrides), device=CPU, start=StageStart(note=note))
+def make_stage(folder: Path, *overrides: str) -> CorrectorStage:
+    stage = make_corrector_stage(configure(folder, *overrides), device=CPU, start=StageStart())
     assert isinstance(stage, CorrectorStage)
     _MADE.append(stage)
     return stage
@@ -167,20 +166,19 @@ def test_sigma_is_the_root_mean_square_of_what_seams_leave_of_the_residuals(run:
     assert sigma < float(residual.double().square().mean().sqrt())
 
 
-def test_stores_are_reused_until_operator_or_settings_change(run: Path) -> None:
-    notes: list[str] = []
-    make_stage(run, note=notes.append)
+def test_stores_are_reused_until_operator_or_settings_change(run: Path, notes: list[str]) -> None:
+    make_stage(run)
     assert sum("are computed" in note for note in notes) == 2
     notes.clear()
-    make_stage(run, note=notes.append)
+    make_stage(run)
     assert sum("reused" in note for note in notes) == 2
     notes.clear()
-    make_stage(run, "diffusion.residual_dtype=float16", note=notes.append)
+    make_stage(run, "diffusion.residual_dtype=float16")
     assert sum("are computed" in note for note in notes) == 2
     assert residual_store("fit").arrays["residual"].dtype == np.float16
     change_operator()
     notes.clear()
-    make_stage(run, "diffusion.residual_dtype=float16", note=notes.append)
+    make_stage(run, "diffusion.residual_dtype=float16")
     assert sum("are computed" in note for note in notes) == 2
 
 
@@ -224,7 +222,7 @@ def test_rollouts_longer_than_trajectories_are_refused(run: Path) -> None:
 
 
 def test_stage_trains_and_leaves_a_file_that_gives_ensembles(run: Path) -> None:
-    report = run_stage("diff_residual", configure(run), note=discard)
+    report = run_stage("diff_residual", configure(run))
     json.dumps(report)
     assert report["steps"] == 10
     assert report["residuals"]["burgers1d"] == {"fit": 4 * 7 * 2, "check": 4 * 7 * 2}
@@ -253,7 +251,7 @@ def test_score_is_the_flow_matching_error_of_the_kept_residuals(run: Path) -> No
 
 
 def test_file_names_what_it_was_made_from(run: Path) -> None:
-    run_stage("diff_residual", configure(run), note=discard)
+    run_stage("diff_residual", configure(run))
     lineage = lineage_of(CORRECTOR_PATH)
     assert lineage.is_whole
     found = {link.origin.role: link for link in lineage.made_from}
@@ -266,7 +264,7 @@ def test_file_names_what_it_was_made_from(run: Path) -> None:
 
 def test_operator_stays_as_it_is(run: Path) -> None:
     before = hash_tensors(OPERATOR_PATH)
-    run_stage("diff_residual", configure(run, "training.ema_decay=0.9"), note=discard)
+    run_stage("diff_residual", configure(run, "training.ema_decay=0.9"))
     model = load_corrected(CORRECTOR_PATH)
     assert hash_tensors(CORRECTOR_PATH, prefix="simulator.") == before == model.corrector_spec.operator_sha256
     assert not any(weight.requires_grad for weight in model.simulator.parameters())
@@ -298,37 +296,38 @@ def test_training_goes_on_to_the_bit(run: Path, tmp_path: Path, overrides: tuple
         assert torch.equal(found[name], tensor), name
 
 
-def test_training_is_not_continued_for_another_operator_but_begun_again_by_a_run(run: Path) -> None:
-    run_stage("diff_residual", configure(run), note=discard)
+def test_training_is_not_continued_for_another_operator_but_begun_again_by_a_run(
+    run: Path, notes: list[str]
+) -> None:
+    run_stage("diff_residual", configure(run))
     change_operator()
     with pytest.raises(CheckpointError) as caught:
-        run_stage("diff_residual", configure(run), note=discard)
+        run_stage("diff_residual", configure(run))
     assert caught.value.kind == "other_data"
-    notes: list[str] = []
-    report = train_unless_valid("diff_residual", configure(run), note=notes.append, restart=False)
+    report = train_unless_valid("diff_residual", configure(run), restart=False)
     assert report["resumed_at"] == 0
     assert any("trained again" in note for note in notes)
     assert load_corrected(CORRECTOR_PATH).corrector_spec.operator_sha256 == hash_tensors(OPERATOR_PATH)
 
 
 def test_lost_corrector_is_exported_again(run: Path) -> None:
-    run_stage("diff_residual", configure(run), note=discard)
+    run_stage("diff_residual", configure(run))
     whole = hash_tensors(CORRECTOR_PATH)
     CORRECTOR_PATH.unlink()
-    run_stage("diff_residual", configure(run), note=discard)
+    run_stage("diff_residual", configure(run))
     assert hash_tensors(CORRECTOR_PATH) == whole
 
 
 def test_lost_candidate_isnt_taken_for_what_an_earlier_training_exported(run: Path) -> None:
-    run_stage("diff_residual", configure(run), note=discard)
+    run_stage("diff_residual", configure(run))
     own, earlier = ("training.lr=3e-3", "diffusion.export_anyway=false"), hash_tensors(CORRECTOR_PATH)
     candidate = CORRECTOR_PATH.with_name("corrector.candidate.safetensors")
     with pytest.raises(GateMissedError):
-        run_stage("diff_residual", configure(run, *own), note=discard, restart=True)
+        run_stage("diff_residual", configure(run, *own), restart=True)
     found = hash_tensors(candidate)
     candidate.unlink()
     with pytest.raises(GateMissedError):
-        run_stage("diff_residual", configure(run, *own), note=discard)
+        run_stage("diff_residual", configure(run, *own))
     assert (hash_tensors(candidate), hash_tensors(CORRECTOR_PATH)) == (found, earlier)
 
 
@@ -340,14 +339,14 @@ def test_missing_operator_is_named_with_what_makes_it(run: Path) -> None:
 
 @pytest.mark.slow
 def test_compiled_velocity_trains_as_the_plain_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = run_stage("diff_residual", configure(run), note=discard)
+    plain = run_stage("diff_residual", configure(run))
     expected = load_checkpoint(CORRECTOR_PATH, kind="corrector")[0]
     compile_ = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda f, **options: compile_(f, backend="eager", **{**options, "mode": None})
     )
     overrides = ("training.compile=true", "training.activation_checkpointing=full")
-    compiled = run_stage("diff_residual", configure(run, *overrides), note=discard, restart=True)
+    compiled = run_stage("diff_residual", configure(run, *overrides), restart=True)
     assert compiled["start_score"] == pytest.approx(plain["start_score"], rel=1e-5)
     found = load_checkpoint(CORRECTOR_PATH, kind="corrector")[0]
     for name, tensor in expected.items():
@@ -386,7 +385,7 @@ def test_corrector_that_missed_a_gate_is_not_exported_and_its_state_is_kept(run:
     anyway = "diffusion.export_anyway=true"
     config = configure(run, "diffusion.export_anyway=false", "stages.diff_residual.steps_per_epoch=1")
     with pytest.raises(GateMissedError, match="spread over skill of the corrector on burgers1d = ") as caught:
-        run_stage("diff_residual", config, note=discard)
+        run_stage("diff_residual", config)
     assert caught.value.exit_code == 10
     assert {verdict["gate"] for verdict in caught.value.verdicts if not verdict["passed"]} >= {"spread_skill"}
     assert not CORRECTOR_PATH.exists()
@@ -395,14 +394,14 @@ def test_corrector_that_missed_a_gate_is_not_exported_and_its_state_is_kept(run:
     missed = next(line for line in lines if line["event"] == "gate_missed")
     assert missed["report"]["ensembles"]["burgers1d"]["corrected"]["spread_skill"] < 0.8
     config = configure(run, anyway, "stages.diff_residual.steps_per_epoch=1")
-    report = run_stage("diff_residual", config, note=discard)
+    report = run_stage("diff_residual", config)
     assert report["resumed_at"] == report["steps"] == 2
     assert report["gates_missed"]
     assert not Path("checkpoints/corrector.candidate.safetensors").exists()
     document = load_checkpoint(CORRECTOR_PATH, kind="corrector")[1]
     assert [gate["says"] for gate in document["gates"] if not gate["passed"]] == report["gates_missed"]
     assert "**missed**" in CORRECTOR_PATH.with_name("corrector.card.md").read_text()
-    again = run_stage("diff_residual", config, note=discard)
+    again = run_stage("diff_residual", config)
     assert again["ensembles"]["burgers1d"]["corrected"]["crps"] == pytest.approx(
         report["ensembles"]["burgers1d"]["corrected"]["crps"]
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import rank_training
 import torch
-from on_demand_helpers import build, make_folder
+from cache_runs import build, make_folder
 from rank_processes import rank_variables, start, wait
 from rank_training import TRAINERS, Waves, baseline_trainer, make_config
 
@@ -230,7 +230,7 @@ def test_folder_that_ranks_do_not_share_is_refused(tmp_path: Path, monkeypatch: 
 def test_ranks_that_contradict_each_other_are_refused(variables: dict[str, str]) -> None:
     with (
         pytest.raises(ConfigError, match=f"RANK={variables['RANK']}"),
-        joined_ranks("cpu", timeout_s=1, note=print, variables=variables),
+        joined_ranks("cpu", timeout_s=1, variables=variables),
     ):
         pass
 
@@ -239,20 +239,20 @@ def test_processes_of_a_scheduler_that_would_all_train_the_same_are_refused() ->
     variables = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
     with (
         pytest.raises(StoreConfigError, match=r"process 1 of 2 that Slurm started.*torchrun") as caught,
-        joined_ranks("cpu", timeout_s=1, note=print, variables=variables),
+        joined_ranks("cpu", timeout_s=1, variables=variables),
     ):
         pass
     assert caught.value.kind == "one_of_several"
 
 
 def test_process_without_torchrun_is_alone() -> None:
-    with joined_ranks("cpu", timeout_s=1, note=print, variables={"WORLD_SIZE": "4"}) as (ranks, device):
+    with joined_ranks("cpu", timeout_s=1, variables={"WORLD_SIZE": "4"}) as (ranks, device):
         assert (ranks, device) == (Ranks(), CPU)
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert Ranks(0, 2, 0).device("auto", note=print) == torch.device("cuda", 0)
+    assert Ranks(0, 2, 0).device("auto") == torch.device("cuda", 0)
     with pytest.raises(ConfigError, match="--nproc-per-node 1, found local rank 1") as caught:
-        Ranks(1, 2, 1).device("cuda", note=print)
+        Ranks(1, 2, 1).device("cuda")
     assert caught.value.kind == "too_many_ranks"

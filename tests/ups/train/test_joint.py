@@ -149,7 +149,7 @@ def test_joint_compiles_encoder_step_and_decoder(run: Path, monkeypatch: pytest.
     overrides = ["training.lambda_alignment=1", "training.compile=true", "training.horizon=2"]
     stage = make_stage(run, *overrides)
     torch.nn.init.normal_(stage.model.operator.out.weight, std=0.1)
-    forward = forward_of(stage, joint(run, *overrides), note=pytest.fail)
+    forward = forward_of(stage, joint(run, *overrides))
     batch = batch_with(stage, "burgers1d")
     found, expected = (stage.losses(m, batch) for m in (forward, stage.model))  # type: ignore[arg-type]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
@@ -174,7 +174,7 @@ def test_inverse_losses_come_every_few_optimiser_steps(run: Path) -> None:
 
 def test_stage_leaves_an_autoencoder_and_an_operator_that_goes_with_it(run: Path) -> None:
     longer = ["training.lr=3e-3", "stages.joint.steps_per_epoch=90"]
-    report = run_stage("joint", joint(run, ONE, *longer), note=print)
+    report = run_stage("joint", joint(run, ONE, *longer))
     # A few seconds of training, validated on one trajectory, whose floor is about 0.53.
     assert report["nrmse"]["burgers1d"] < 0.9 * report["persistence_nrmse"]["burgers1d"]
     assert report["floor_nrmse"]["burgers1d"] < 0.7
@@ -187,19 +187,19 @@ def test_stage_leaves_an_autoencoder_and_an_operator_that_goes_with_it(run: Path
 
 
 def test_transient_and_steady_task_train_together(run: Path) -> None:
-    report = run_stage("joint", joint(run, "stages.joint.steps_per_epoch=5"), note=print)
+    report = run_stage("joint", joint(run, "stages.joint.steps_per_epoch=5"))
     assert report["floor_nrmse"].keys() == report["nrmse"].keys() == {"burgers1d", "darcy2d"}
     assert report["persistence_nrmse"].keys() == {"burgers1d"}
 
 
 def test_stores_of_latents_are_rebuilt_after_it(run: Path) -> None:
     few = "stages.joint.steps_per_epoch=2"
-    run_stage("joint", joint(run, ONE, few), note=print)
+    run_stage("joint", joint(run, ONE, few))
     assert build(run, ONE, "data.split=train") == [False]
     assert build(run, ONE, "data.split=train") == [True]
     shutil.rmtree("checkpoints")
     config, path = joint(run, ONE, few, "seed=1"), Path("checkpoints/autoencoder.safetensors")
-    run_stage("joint", config, note=print)
+    run_stage("joint", config)
     with pytest.raises(ConfigError, match="latents are those of another encoder"):
         open_latents(config, "burgers1d", "train", autoencoder_path=path)
     assert build(run, ONE, "data.split=train") == [False]
@@ -250,12 +250,12 @@ def test_run_continues_with_the_statistics_that_it_began_with(
 
 def test_report_is_of_what_joint_training_left_also_after_an_operator_s(run: Path) -> None:
     config = joint(run, ONE, "stages.joint.steps_per_epoch=5")
-    report = run_stage("joint", config, note=print)
+    report = run_stage("joint", config)
     path = Path("checkpoints/operator.safetensors")
     simulator = ups.load(str(path))
     torch.nn.init.normal_(simulator.operator.out.weight, std=1.0)
     save_simulator(path, simulator, config={}, report={})
-    again = run_stage("joint", config, note=print)
+    again = run_stage("joint", config)
     assert again["nrmse"] == report["nrmse"]
     assert again["checkpoint"] == "checkpoints/joint.safetensors"
 

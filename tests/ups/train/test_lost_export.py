@@ -12,7 +12,6 @@ from operator_runs import configure, made_once, own_copy, prepare_fields
 from ups.config import RunConfig
 from ups.data.identities import checkpoint_identity
 from ups.errors import CheckpointError
-from ups.output import discard
 from ups.train.run import run_stage, train_unless_valid
 from ups.train.saved_state import TRAINING, state_path
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
@@ -34,7 +33,7 @@ def config(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 def train(config: RunConfig, **options: Any) -> dict[str, Any]:
-    return run_stage("operator", config, note=discard, **options)
+    return run_stage("operator", config, **options)
 
 
 def flip(path: Path) -> None:
@@ -69,15 +68,16 @@ def test_lost_checkpoint_is_exported_again_from_the_training_state(
     assert "again" not in capsys.readouterr().err
 
 
-def test_lost_weights_that_the_training_state_lacks_are_trained_again(config: RunConfig) -> None:
+def test_lost_weights_that_the_training_state_lacks_are_trained_again(
+    config: RunConfig, notes: list[str]
+) -> None:
     train(config)
     with_position(config, best_step=5)
     PATH.unlink()
     with pytest.raises(CheckpointError, match=r"those of step 5 were exported.*--restart") as caught:
         train(config)
     assert caught.value.kind == "lost_weights"
-    notes: list[str] = []
-    report = train_unless_valid("operator", config, note=notes.append, restart=False)
+    report = train_unless_valid("operator", config, restart=False)
     assert report["resumed_at"] == 0
     assert PATH.exists()
     assert any("stage operator is trained again" in note for note in notes)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_demand_helpers import build, make_folder
+from cache_runs import build, make_folder
 from operator_runs import own_copy, shared_run
 from rank_training import CPU, Waves, make_config, operator_trainer, patched
 from test_distributed import run_ranks, steps_of
@@ -227,13 +227,13 @@ def of_training(*settings: str) -> RunConfig:
     return load_config(overrides=["data.tasks=burgers1d", *(f"training.{setting}" for setting in settings)])
 
 
-def test_number_of_ranks_is_that_of_the_configuration() -> None:
-    training, notes = of_training("num_gpus=4", "parallel=fsdp2").training, list[str]()
+def test_number_of_ranks_is_that_of_the_configuration(notes: list[str]) -> None:
+    training = of_training("num_gpus=4", "parallel=fsdp2").training
     for ranks in (Ranks(world_size=4), Ranks(world_size=8, local_world_size=4)):
-        check_num_ranks(training, ranks, note=notes.append)
+        check_num_ranks(training, ranks)
     assert notes == []
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node 4 -m ups train") as caught:
-        check_num_ranks(training, Ranks(), note=notes.append)
+        check_num_ranks(training, Ranks())
     assert caught.value.kind == "num_gpus"
     assert notes == ["warning: training.parallel = fsdp2 has no effect: one process has all parameters"]
 
@@ -253,19 +253,18 @@ def test_ranks_that_make_no_whole_groups_are_refused() -> None:
     assert caught.value.kind == "shard_size"
 
 
-def test_settings_of_nccl_that_are_there_stay_and_are_said() -> None:
-    variables, notes = {"NCCL_MIN_NCHANNELS": "16", "NCCL_DEBUG": "WARN", "PATH": "/"}, list[str]()
-    set_nccl_variables(variables, note=notes.append)
+def test_settings_of_nccl_that_are_there_stay_and_are_said(notes: list[str]) -> None:
+    variables = {"NCCL_MIN_NCHANNELS": "16", "NCCL_DEBUG": "WARN", "PATH": "/"}
+    set_nccl_variables(variables)
     assert variables == NCCL_VARIABLES | {"NCCL_MIN_NCHANNELS": "16", "NCCL_DEBUG": "WARN", "PATH": "/"}
-    set_nccl_variables(variables, note=notes.append)
+    set_nccl_variables(variables)
     assert set(notes) == {"settings of NCCL as in the environment: NCCL_DEBUG=WARN, NCCL_MIN_NCHANNELS=16"}
 
 
-def test_sharded_weights_are_compiled_without_graphs() -> None:
-    notes: list[str] = []
-    assert without_graphs("reduce-overhead", note=notes.append) == "default"
+def test_sharded_weights_are_compiled_without_graphs(notes: list[str]) -> None:
+    assert without_graphs("reduce-overhead") == "default"
     assert "training.compile_mode = reduce-overhead" in notes[0]
-    assert without_graphs("default", note=notes.append) == "default"
+    assert without_graphs("default") == "default"
     assert len(notes) == 1
 
 
@@ -300,8 +299,8 @@ def test_earlier_configuration_makes_a_step_of_its_batches(
     assert (config.training.num_gpus, config.training.accum_steps) == (num_gpus, batches)
     assert config.stage("operator").batch_size == config.stage("joint").batch_size == rows
     with pytest.raises(ConfigError, match=f"nproc-per-node {num_gpus}"):
-        run_stage("operator", config, note=lambda text: None)
+        run_stage("operator", config)
     here = load_config(file, overrides=[*TINY, "training.num_gpus=1"])
-    assert run_stage("operator", here, note=lambda text: None)["steps"] == 1
+    assert run_stage("operator", here)["steps"] == 1
     start = json.loads((folder / "checkpoints" / "operator.jsonl").read_text().splitlines()[0])
     assert start["effective_batch_size"] == rows * batches

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from noted import noted
 from numbered_batches import batch_of
 from operator_runs import AUTOENCODER, TASKS, build, change_weights, configure
 
@@ -25,7 +26,6 @@ from ups.eval.metrics import nrmse_per_sample
 from ups.models.operator_size import SIZES, OperatorSize
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.run import run_stage
-from ups.train.stage import StageStart
 from ups.trained.autoencoder import load_autoencoder
 from ups.trained.checkpoint import hash_tensors, read_document
 from ups_store.torch import map_tensors
@@ -52,9 +52,9 @@ def test_store_of_the_checkpoint_is_taken(run: Path) -> None:
 
 def batches_of_epoch(run: Path) -> tuple[list[Any], str]:
     """All batches of the first epoch on one task's finished store, and what the log says of that."""
-    notes: list[str] = []
     config = configure(run, only("burgers1d"), "training.cache_mode=store")
-    stage = make_operator_stage(config, device=CPU, start=StageStart(note=notes.append))
+    with noted() as notes:
+        stage = make_operator_stage(config, device=CPU)
     batches = list(stage.loader)
     stage.close()
     (line,) = [note for note in notes if "latents reused" in note]
@@ -323,7 +323,7 @@ def scores_of(folder: Path) -> list[float]:
 def test_training_beats_persistence_and_the_file_predicts_alone(run: Path, state: str) -> None:
     overrides = [only("burgers1d"), f"operator.state={state}", "stages.operator.steps_per_epoch=40"]
     config = configure(run, *overrides, "training.lambda_relative=1")
-    report = run_stage("operator", config, note=lambda text: None)
+    report = run_stage("operator", config)
     scores = scores_of(run)
     assert scores[-1] < scores[0] < report["persistence_nrmse"]["burgers1d"]
     assert report["score"] == pytest.approx(min(scores), rel=1e-4)
@@ -346,14 +346,14 @@ def test_missing_latents_are_made_while_training(run: Path) -> None:
     path = run / "latents" / "burgers1d_train.zarr.zip"
     built = path.read_bytes()
     path.unlink()
-    report = run_stage("operator", configure(run, only("burgers1d")), note=lambda text: None)
+    report = run_stage("operator", configure(run, only("burgers1d")))
     assert report["score"] < report["persistence_nrmse"]["burgers1d"]
     assert path.read_bytes() == built
 
 
 def test_transient_and_steady_task_of_different_grids_train_together(run: Path) -> None:
     overrides = ["data.tasks=[advection1d,darcy2d]", "training.horizon=2", "training.augment=false"]
-    report = run_stage("operator", configure(run, *overrides), note=lambda text: None)
+    report = run_stage("operator", configure(run, *overrides))
     assert set(report["nrmse"]) == {"advection1d", "darcy2d"}
     assert set(report["persistence_nrmse"]) == {"advection1d"}
     assert report["rollout_steps"] == {"advection1d": 8, "darcy2d": 1}

@@ -16,7 +16,6 @@ from operator_runs import SETTINGS, made_once, prepare_fields
 
 from ups.config import load_config
 from ups.errors import ConfigError, DivergedError
-from ups.output import discard
 from ups.train.budget import with_steps
 from ups.train.contenders import Contender, Measured, peak_nbytes
 from ups.train.optimizations import Gates, Row, _row, validate_optimizations, winner_of
@@ -46,7 +45,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def variants_of(file: Path, *switches: str) -> list[Variant]:
-    options = {"overrides": SMALL, "only_optimized": switches, "stage": "operator", "note": discard}
+    options = {"overrides": SMALL, "only_optimized": switches, "stage": "operator"}
     return make_variants(file, file, **options)  # type: ignore[arg-type]
 
 
@@ -94,7 +93,7 @@ def test_equal_configurations_are_refused(file: Path) -> None:
 
 
 def test_switches_that_do_not_combine_are_refused_before_any_trains(file: Path) -> None:
-    given: dict[str, Any] = {"stage": "operator", "warm_up": 2, "gates": Gates(), "note": discard}
+    given: dict[str, Any] = {"stage": "operator", "warm_up": 2, "gates": Gates()}
     offload = ["training.cpu_offload_optimizer=true"]
     with pytest.raises(ConfigError, match=r"training\.grad_clip=null") as caught:
         validate_optimizations(file, file, overrides=[], only_optimized=offload, **given)
@@ -232,7 +231,7 @@ def test_exit_codes_and_the_suggested_configuration(run: Path) -> None:
     assert (document["is_passed"], document["is_complete"]) == (False, True)
     assert [row["name"] for row in document["variants"]] == ["baseline", "training.prefetch_factor=1"]
     assert document["variants"][1]["loss_difference"] == 0.0
-    suggested = load_config(run / "reports/optimizations/suggested.yaml", note=discard)
+    suggested = load_config(run / "reports/optimizations/suggested.yaml")
     won = document["winner"] != "baseline"
     assert suggested.training.prefetch_factor == (1 if won else 0)
     assert suggested.stage("operator").steps is None

@@ -216,11 +216,10 @@ def test_priors_are_due_every_few_steps_and_warm_up(run: Path) -> None:
     }
 
 
-def test_several_tasks_have_the_priors_that_they_have_laws_for(run: Path) -> None:
+def test_several_tasks_have_the_priors_that_they_have_laws_for(run: Path, notes: list[str]) -> None:
     """Darcy's residual takes its coefficient, out of latents, too; what has no law is left out, and said."""
-    notes: list[str] = []
     config = configure(run, "data.tasks=[burgers1d,darcy2d]", *prior(conservation=1.0, residual=1.0))
-    stage = make_operator_stage(config, device=CPU, start=StageStart(note=notes.append))
+    stage = make_operator_stage(config, device=CPU, start=StageStart())
     assert any("conservation is left out" in note and "darcy2d" in note for note in notes)
     found = {}
     for number in range(12):
@@ -255,6 +254,6 @@ def test_stage_joint_has_priors_whose_gradients_reach_encoder_and_decoder(run: P
 def test_training_goes_on_with_priors_and_logs_them(run: Path) -> None:
     settings = prior(conservation=1.0, every=2, warmup_steps=5)
     config = configure(run, ONE, FIELDS, *settings, "stages.operator.epochs=1", "training.log_every=1")
-    run_stage("operator", config, note=lambda text: None)
+    run_stage("operator", config)
     log = (run / "checkpoints" / "operator.jsonl").read_text()
     assert "physics/conservation" in log

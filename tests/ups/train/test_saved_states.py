@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cache_runs import build, checkpoint, configure, make_folder
 from command_line import run_ups
-from on_demand_helpers import build, checkpoint, configure, make_folder
 from operator_runs import change_weights
 from rich.console import Console
 
@@ -50,8 +50,8 @@ def short(folder: Path, *overrides: str) -> RunConfig:
     return configure(folder, *SHORT, *overrides)
 
 
-def train(config: RunConfig, notes: list[str] | None = None, **options: Any) -> dict[str, Any]:
-    return run_stage("operator", config, note=(notes if notes is not None else []).append, **options)
+def train(config: RunConfig, **options: Any) -> dict[str, Any]:
+    return run_stage("operator", config, **options)
 
 
 def shown(report: dict[str, Any]) -> str:
@@ -107,22 +107,20 @@ def test_state_of_an_earlier_version_is_refused_before_anything_is_opened(folder
     assert says in str(caught.value)
 
 
-def test_all_stages_train_anew_what_an_earlier_version_left(folder: Path) -> None:
+def test_all_stages_train_anew_what_an_earlier_version_left(folder: Path, notes: list[str]) -> None:
     config = short(folder, "training.cache_mode=none", "stages.autoencoder.epochs=0")
-    notes: list[str] = []
     for _ in range(2):
-        report = run_all(config, config_path=None, overrides=[], note=notes.append)
+        report = run_all(config, config_path=None, overrides=[])
     assert report["stages"]["operator"]["resumed_at"] == 2
     forget(state_path(config, "operator"), "best_step")
-    report = run_all(config, config_path=None, overrides=[], note=notes.append)
+    report = run_all(config, config_path=None, overrides=[])
     assert report["stages"]["operator"]["resumed_at"] == 0
     (anew,) = (note for note in notes if "trained again" in note)
     assert anew == "stage operator is trained again: the training state was written by an earlier version"
 
 
-def test_notes_of_a_stage_go_where_those_of_the_run_go(folder: Path) -> None:
-    notes: list[str] = []
-    train(short(folder), notes)
+def test_notes_of_a_stage_go_where_those_of_the_run_go(folder: Path, notes: list[str]) -> None:
+    train(short(folder))
     assert any("encoding on demand" in note for note in notes)
     assert not any("bytes needed" in note for note in notes)
 
@@ -192,7 +190,7 @@ def test_build_that_fails_after_a_restart_does_not_say_that_the_same_command_con
     monkeypatch.setattr("ups.pipeline.nodes._BUILD", ("-c", "raise SystemExit(3)"))
     config = short(folder, "stages.autoencoder.epochs=0")
     with pytest.raises(UpsError, match="exit code 3; fix what its own message above says; the") as caught:
-        run_all(config, config_path=None, overrides=[], note=lambda text: None)
+        run_all(config, config_path=None, overrides=[])
 
     def failed(*args: Any, **options: Any) -> None:
         raise caught.value

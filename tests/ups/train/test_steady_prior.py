@@ -18,7 +18,6 @@ from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
 from ups.eval.predict import PredictionRequest, predict_store
 from ups.eval.runs import evaluate_run
-from ups.output import discard
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.nodes import training_nodes
 from ups.train.run import run_stage
@@ -65,7 +64,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_stage_trains_and_leaves_a_file_that_draws_solutions(run: Path, overrides: tuple[str, ...]) -> None:
     config = configure(run, *overrides)
-    report = run_stage("steady_prior", config, note=discard)
+    report = run_stage("steady_prior", config)
     is_flow = config.steady_prior.method == "flow"
     assert report["members"] == (64 if is_flow else 1)
     assert ("spread_skill" in report["scores"]["darcy2d"]) == is_flow
@@ -79,8 +78,8 @@ def test_stage_trains_and_leaves_a_file_that_draws_solutions(run: Path, override
 @pytest.mark.parametrize("observed", ["5", "null"])
 def test_states_may_be_latents(run: Path, observed: str) -> None:
     config = configure(run, "operator.state=latent", f"steady_prior.observed_points={observed}")
-    run_stage("autoencoder", config, note=discard)
-    report = run_stage("steady_prior", config, note=discard)
+    run_stage("autoencoder", config)
+    report = run_stage("steady_prior", config)
     assert report["states"] == "latent"
     model = ups.load(PRIOR_PATH)
     assert isinstance(model, SteadyPrior)
@@ -135,14 +134,14 @@ def predict(observed: str | None, *, out: str = "out.zarr.zip", members: int | N
     (source,) = Path("data").rglob("*.hdf5")
     asked = {"split": "val", "limit": 2, "members": members, "observed": observed}
     request = PredictionRequest(source, PRIOR_PATH, Path(out), device="cpu", **asked)
-    predict_store(request, note=discard)
+    predict_store(request)
     store = ups_store.open(out)
     assert isinstance(store, ups_store.Store)
     return store
 
 
 def test_prediction_is_of_the_points_of_a_file_or_of_random_ones(run: Path) -> None:
-    run_stage("steady_prior", configure(run), note=discard)
+    run_stage("steady_prior", configure(run))
     mask = np.zeros((2, 8, 8), bool)
     mask[0, 2, ::2] = mask[1, :4, 5] = True
     np.save("mask.npy", mask)
@@ -170,7 +169,7 @@ REFUSED: list[tuple[str | None, str, str]] = [
 
 
 def test_points_that_can_not_be_are_refused(run: Path) -> None:
-    run_stage("steady_prior", configure(run, "stages.steady_prior.epochs=1"), note=discard)
+    run_stage("steady_prior", configure(run, "stages.steady_prior.epochs=1"))
     np.save("other.npy", np.ones((4, 8), bool))
     np.save("numbers.npy", np.full((8, 8), 0.5))
     np.save("nowhere.npy", np.zeros((8, 8), bool))
@@ -185,9 +184,9 @@ def test_points_that_can_not_be_are_refused(run: Path) -> None:
 def test_evaluation_has_a_row_of_the_prior_where_members_are_asked_for(run: Path) -> None:
     stage = ("stages.operator.epochs=1", "stages.operator.steps_per_epoch=2")
     build(run, "latent.encoder=none")
-    run_stage("operator", configure(run, *stage), note=discard)
-    run_stage("steady_prior", configure(run), note=discard)
-    evaluated = partial(evaluate_run, None, config_path=Path("run.yaml"), overrides=(), note=discard)
+    run_stage("operator", configure(run, *stage))
+    run_stage("steady_prior", configure(run))
+    evaluated = partial(evaluate_run, None, config_path=Path("run.yaml"), overrides=())
     (task,) = evaluated(members=3).tasks
     assert [row.name for row in task.rows][:2] == ["operator", "prior"]
     ensemble = task.rows[1].ensemble

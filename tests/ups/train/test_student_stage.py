@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from command_line import run_ups
+from noted import noted
 from operator_runs import build, made_once
 
 import ups
@@ -30,7 +31,6 @@ from ups.eval.ensemble_scores import ensemble_numbers
 from ups.eval.ensembles import Climate, measure_ensemble
 from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.runs import evaluate_run
-from ups.output import discard
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.nodes import training_nodes
 from ups.train.consistency import ConsistencyStage
@@ -76,7 +76,7 @@ def prepare(folder: Path) -> None:
     (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS))
     build(folder, "latent.encoder=none")
     for stage in ("operator", "diff_residual"):
-        run_stage(stage, load_config(folder / "run.yaml"), note=discard)
+        run_stage(stage, load_config(folder / "run.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,8 @@ def configured(*overrides: str) -> RunConfig:
     return load_config(Path("run.yaml"), overrides=overrides)
 
 
-def make_stage(*overrides: str, note: Callable[[str], None] = discard) -> StudentStage:
-    return make_student_stage(configured(*overrides), device=CPU, start=StageStart(note=note))
+def make_stage(*overrides: str) -> StudentStage:
+    return make_student_stage(configured(*overrides), device=CPU, start=StageStart())
 
 
 def pair_store(part: str) -> ups_store.Store:
@@ -130,8 +130,8 @@ def test_pairs_are_what_the_teacher_makes_of_their_noise(run: Path) -> None:
 
 def test_pairs_are_reused_until_teacher_sampler_number_or_seed_change(run: Path) -> None:
     def drawn(*overrides: str) -> int:
-        notes: list[str] = []
-        make_stage(*overrides, note=notes.append)
+        with noted() as notes:
+            make_stage(*overrides)
         return sum("the teacher draws" in note for note in notes)
 
     assert drawn() == 2
@@ -160,7 +160,7 @@ def test_student_of_either_method_comes_closer_to_its_teacher(run: Path, method:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_student_is_exported_whole_and_bound_to_its_teacher(run: Path, method: str) -> None:
-    report = run_stage(STAGE, configured(*METHODS[method], "training.distill_num_steps=2"), note=discard)
+    report = run_stage(STAGE, configured(*METHODS[method], "training.distill_num_steps=2"))
     json.dumps(report)
     assert report["method"] == method
     rows = report["ensembles"]["burgers1d"]
@@ -253,12 +253,12 @@ def test_smaller_student_begins_with_the_linear_correction_alone(run: Path) -> N
 
 
 def test_training_is_begun_again_for_another_teacher(run: Path) -> None:
-    run_stage(STAGE, configured(), note=discard)
+    run_stage(STAGE, configured())
     change_teacher()
     with pytest.raises(CheckpointError) as caught:
-        run_stage(STAGE, configured(), note=discard)
+        run_stage(STAGE, configured())
     assert caught.value.kind == "other_data"
-    report = train_unless_valid(STAGE, configured(), note=discard, restart=False)
+    report = train_unless_valid(STAGE, configured(), restart=False)
     assert report["resumed_at"] == 0
     taught = load_corrected(STUDENT_PATH, kind=STUDENT).corrector_spec.taught
     assert taught is not None
@@ -307,11 +307,11 @@ def test_run_distils_after_the_corrector_and_again_for_another_one(run: Path) ->
 def test_student_that_missed_a_gate_is_not_exported_and_its_state_is_kept(run: Path) -> None:
     stops = "diffusion.export_anyway=false"
     with pytest.raises(GateMissedError, match="of the student on burgers1d") as caught:
-        run_stage(STAGE, configured(stops), note=discard)
+        run_stage(STAGE, configured(stops))
     assert caught.value.exit_code == 10
     assert CANDIDATE_PATH.exists()
     assert not STUDENT_PATH.exists()
-    report = run_stage(STAGE, configured(), note=discard)
+    report = run_stage(STAGE, configured())
     assert report["resumed_at"] == report["steps"] == 10
     assert STUDENT_PATH.exists()
     assert not CANDIDATE_PATH.exists()
@@ -384,35 +384,40 @@ def test_collapsed_student_misses_the_gate_that_it_should(
 
 
 @pytest.mark.filterwarnings("ignore::ups.errors.MissedGatesWarning")
-def test_evaluation_has_rows_of_corrector_and_student_where_members_are_asked_for(run: Path) -> None:
-    run_stage(STAGE, configured(), note=discard)
-    said: list[str] = []
-    evaluated = partial(evaluate_run, None, config_path=Path("run.yaml"), overrides=(), note=said.append)
+def test_evaluation_has_rows_of_corrector_and_student_where_members_are_asked_for(
+    run: Path, notes: list[str]
+) -> None:
+    run_stage(STAGE, configured())
+    evaluated = partial(evaluate_run, None, config_path=Path("run.yaml"), overrides=())
     (task,) = evaluated(members=4).tasks
     assert [row.name for row in task.rows][:3] == ["operator", "corrected", "student"]
     members = {row.name: row.ensemble.num_members for row in task.rows if row.ensemble is not None}
     assert (members["operator"], members["corrected"], members["student"]) == (1, 4, 4)
     assert not {"corrected", "student"} & {row.name for row in evaluated().tasks[0].rows}  # costly, unasked
     Path("checkpoints/operator.training.safetensors").unlink()
-    run_stage("operator", configured("seed=5"), note=discard)
+    run_stage("operator", configured("seed=5"))
     (task,) = evaluated(members=4).tasks
     assert "corrected" not in {row.name for row in task.rows}
-    assert any("corrector.safetensors is left out: it corrects another operator" in text for text in said)
+    assert any("corrector.safetensors is left out: it corrects another operator" in text for text in notes)
 
 
-def test_evaluation_says_which_gates_were_missed_and_that_there_is_only_a_candidate(run: Path) -> None:
-    said: list[str] = []
+def test_evaluation_says_which_gates_were_missed_and_that_there_is_only_a_candidate(
+    run: Path, notes: list[str]
+) -> None:
     with pytest.raises(GateMissedError) as caught:
-        run_stage(STAGE, configured("diffusion.export_anyway=false"), note=discard)
+        run_stage(STAGE, configured("diffusion.export_anyway=false"))
     missed = next(verdict["says"] for verdict in caught.value.verdicts if not verdict["passed"])
-    found = find_corrected(OPERATOR_PATH, device="cpu", note=said.append)
+    notes.clear()
+    found = find_corrected(OPERATOR_PATH, device="cpu")
     assert [kind_of(model) for model in found] == [CORRECTOR]
-    assert said[0].startswith(f"warning: {TEACHER_PATH} was exported although it missed gates: ")
-    assert said[1].startswith(f"warning: {STUDENT_PATH} isn't there, so it isn't evaluated: {CANDIDATE_PATH}")
-    run_stage(STAGE, configured(), note=discard)
-    said.clear()
-    _, student = find_corrected(OPERATOR_PATH, device="cpu", note=said.append)
-    assert missed in said[1]
+    assert notes[0].startswith(f"warning: {TEACHER_PATH} was exported although it missed gates: ")
+    assert notes[1].startswith(
+        f"warning: {STUDENT_PATH} isn't there, so it isn't evaluated: {CANDIDATE_PATH}"
+    )
+    run_stage(STAGE, configured())
+    notes.clear()
+    _, student = find_corrected(OPERATOR_PATH, device="cpu")
+    assert missed in notes[1]
     assert missed in corrected_forecaster(student).note  # of its row in the report
 
 
@@ -426,14 +431,14 @@ def test_evaluation_of_a_correctors_file_names_its_operator(run: Path) -> None:
 def test_compiled_student_trains_as_the_plain_one(
     run: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    plain = run_stage(STAGE, configured(*METHODS[method]), note=discard)
+    plain = run_stage(STAGE, configured(*METHODS[method]))
     expected = load_checkpoint(STUDENT_PATH, kind=STUDENT)[0]
     compile_ = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda f, **options: compile_(f, backend="eager", **{**options, "mode": None})
     )
     switches = ("training.compile=true", "training.distill_compile_teacher=true")
-    compiled = run_stage(STAGE, configured(*METHODS[method], *switches), note=discard, restart=True)
+    compiled = run_stage(STAGE, configured(*METHODS[method], *switches), restart=True)
     assert compiled["start_score"] == pytest.approx(plain["start_score"], rel=1e-5)
     found = load_checkpoint(STUDENT_PATH, kind=STUDENT)[0]
     for name, tensor in expected.items():

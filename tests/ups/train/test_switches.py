@@ -145,7 +145,7 @@ def test_run_is_refused_before_its_data_are_opened(tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="there is no torchao")
     config = load_config(overrides=[*overrides, "training.device=cpu", f"checkpoint.dir={tmp_path}"])
     with pytest.raises(ConfigError, match=r"training\.grad_clip=null") as caught:
-        run_stage("operator", config, note=print)
+        run_stage("operator", config)
     assert caught.value.kind == "switches"
 
 

@@ -32,4 +32,4 @@ def test_missing_writer_names_the_extra_before_data_is_opened(
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     config = make_config(tmp_path, "logging.tensorboard.enabled=true", "data.root=nowhere")
     with pytest.raises(MissingExtraError, match=r"pip install 'ups-store\[tensorboard\]'"):
-        run_stage("autoencoder", config, note=print)
+        run_stage("autoencoder", config)

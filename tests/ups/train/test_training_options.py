@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from cache_runs import make_folder
 from numbered_batches import batch_of
-from on_demand_helpers import make_folder
 from test_trainer import CPU, Regression, Rows, make_config, records, train
 from torch import Tensor, nn
 
@@ -234,7 +234,7 @@ def test_ranks_wait_for_each_other_as_long_as_is_said(monkeypatch: pytest.Monkey
     variables = {"RANK": "0", "WORLD_SIZE": "2"}
     with (
         pytest.raises(ConfigError, match="seen"),
-        joined_ranks("cpu", timeout_s=12.5, note=print, variables=variables),
+        joined_ranks("cpu", timeout_s=12.5, variables=variables),
     ):
         pass
     assert told["timeout"] == timedelta(seconds=12.5)

@@ -14,7 +14,6 @@ from trained_baselines import small_config
 
 from ups.config import dump_config, load_config
 from ups.errors import ConfigError, DivergedError, InterruptedTrainingError, MissingExtraError
-from ups.output import discard
 from ups.train import tune as module
 from ups.train.tune import space_of, tune
 
@@ -36,7 +35,7 @@ def written(root: Path, folder: Path, **options: Any) -> Path:
 
 
 def search(path: Path, num_trials: int = 2, stage: str = "fno", **options: Any) -> dict[str, Any]:
-    given = {"overrides": (), "amounts": {"samples": 32}, "note": discard, **options}
+    given = {"overrides": (), "amounts": {"samples": 32}, **options}
     return tune(stage, path, num_trials=num_trials, **given)
 
 
@@ -52,9 +51,11 @@ def test_space_has_only_sizes_for_which_the_grids_have_room(root: Path) -> None:
         space_of("joint", both)
 
 
-def test_search_records_its_trials_and_leaves_the_best_to_be_included(root: Path, tmp_path: Path) -> None:
-    path, notes = written(root, tmp_path), list[str]()
-    report = search(path, 3, note=notes.append)
+def test_search_records_its_trials_and_leaves_the_best_to_be_included(
+    root: Path, tmp_path: Path, notes: list[str]
+) -> None:
+    path = written(root, tmp_path)
+    report = search(path, 3)
     folder = tmp_path / "checkpoints" / "tune" / "fno"
     lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
     assert [line["trial"] for line in lines] == [0, 1, 2]
@@ -78,11 +79,11 @@ def test_search_that_was_interrupted_ends_as_one_that_was_not(
     whole = search(written(root, tmp_path / "whole"))
     path, plain, asked = written(root, tmp_path / "parts"), module.train_stage_of_baselines, list[float]()
 
-    def interrupted(kind: str, config: Any, *, note: Any) -> dict[str, Any]:
+    def interrupted(kind: str, config: Any) -> dict[str, Any]:
         asked.append(config.stage("fno").optimizer.lr)
         if len(asked) == 2:
             raise InterruptedTrainingError("stopped", continued_by="the same command")
-        return plain(kind, config, note=note)
+        return plain(kind, config)
 
     monkeypatch.setattr(module, "train_stage_of_baselines", interrupted)
     with pytest.raises(InterruptedTrainingError):
@@ -101,11 +102,11 @@ def test_trial_that_fails_is_recorded_and_the_search_goes_on(
 ) -> None:
     plain, asked = module.train_stage_of_baselines, list[str]()
 
-    def diverging(kind: str, config: Any, *, note: Any) -> dict[str, Any]:
+    def diverging(kind: str, config: Any) -> dict[str, Any]:
         asked.append(kind)
         if len(asked) != 2:
             raise DivergedError("the loss is not finite")
-        return plain(kind, config, note=note)
+        return plain(kind, config)
 
     monkeypatch.setattr(module, "train_stage_of_baselines", diverging)
     path = written(root, tmp_path)

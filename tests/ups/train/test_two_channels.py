@@ -49,7 +49,7 @@ def train(folder: Path) -> None:
     Path("run.yaml").write_text(yaml.safe_dump(settings))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ups.pipeline.training._build", build_here)
-        run_all(configure(folder), config_path=folder / "run.yaml", overrides=[], note=lambda text: None)
+        run_all(configure(folder), config_path=folder / "run.yaml", overrides=[])
     request = PredictionRequest(
         source=SOURCE,
         checkpoint=OPERATOR,
@@ -59,7 +59,7 @@ def train(folder: Path) -> None:
         limit=2,
         device="cpu",
     )
-    predict_store(request, note=lambda text: None)
+    predict_store(request)
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,9 @@ def with_wandb(folder: Path, *overrides: str, **settings: Any) -> RunConfig:
     return RunConfig.model_validate(values, context={"tasks": ()})
 
 
-def opened(folder: Path, job: str, notes: list[str], **settings: Any) -> WandbSink:
+def opened(folder: Path, job: str, **settings: Any) -> WandbSink:
     values = WandbConfig(enabled=True, project="waves", **settings)
-    sink = open_wandb(values, folder, job=job, run_config={}, note=notes.append)
+    sink = open_wandb(values, folder, job=job, run_config={})
     assert sink is not None
     return sink
 
@@ -89,7 +89,7 @@ def test_context_that_is_handed_over_says_which_run_it_is(
     handed.write_text(json.dumps({"run_id": "abc", "project": "storms", "step": 7, "other": 1}))
     monkeypatch.setenv("FAST_TO_SOTA_WANDB_INFO", str(info))
     with handing_on(handed):
-        sink = opened(tmp_path / "checkpoints", "evaluation", [])
+        sink = opened(tmp_path / "checkpoints", "evaluation")
         forget_run(tmp_path / "checkpoints")
     sink.log({"evaluation/nrmse": 0.5})
     sink.close(has_failed=False)
@@ -114,7 +114,7 @@ def test_run_from_scratch_is_another_run(tmp_path: Path) -> None:
 
 def test_evaluation_joins_a_run_and_begins_none(tmp_path: Path, wandb: Standin) -> None:
     settings = WandbConfig(enabled=True)
-    options: dict[str, Any] = {"job": "evaluation", "run_config": {}, "note": print, "joins": True}
+    options: dict[str, Any] = {"job": "evaluation", "run_config": {}, "joins": True}
     assert open_wandb(settings, tmp_path, **options) is None
     assert not context_path(tmp_path).exists()
 
@@ -123,7 +123,7 @@ def test_files_name_what_they_were_made_from(tmp_path: Path, wandb: Standin) -> 
     path = tmp_path / "operator.safetensors"
     path.write_bytes(b"weights")
     origin = Origin("training data of waves", "store", "latents/waves train.zarr.zip", "config_hash", "ab12")
-    sink = opened(tmp_path, "operator", [])
+    sink = opened(tmp_path, "operator")
     sink.log_files("operator", kind="model", files=[path], about={"identity": "ff"}, made_from=[origin])
     sink.log_table("operator/errors", columns=["task"], rows=[("waves",)])
     sink.log_images({"operator/errors": (path, "a caption")})
@@ -169,10 +169,11 @@ def test_training_goes_on_whatever_wandb_does(tmp_path: Path, wandb: Standin, fa
     assert sum(says in warning for warning in warnings(tmp_path)) == 1
 
 
-def test_run_that_can_not_begin_online_is_kept_offline(tmp_path: Path, wandb: Standin) -> None:
+def test_run_that_can_not_begin_online_is_kept_offline(
+    tmp_path: Path, wandb: Standin, notes: list[str]
+) -> None:
     wandb.fails("online", "artifact")
-    notes: list[str] = []
-    sink = opened(tmp_path, "operator", notes)
+    sink = opened(tmp_path, "operator")
     sink.log_files("operator", kind="model", files=[], about={}, made_from=[])
     sink.log({"operator/loss": 1.0})
     sink.close(has_failed=False)
@@ -184,11 +185,13 @@ def test_run_that_can_not_begin_online_is_kept_offline(tmp_path: Path, wandb: St
     assert artifact == "warning: Weights & Biases didn't take artifact (artifact is not to be had)"
 
 
-def test_context_that_can_not_be_written_is_a_warning(tmp_path: Path, wandb: Standin) -> None:
-    blocked, notes = tmp_path / "file", list[str]()
+def test_context_that_can_not_be_written_is_a_warning(
+    tmp_path: Path, wandb: Standin, notes: list[str]
+) -> None:
+    blocked = tmp_path / "file"
     blocked.write_text("in the place of the folder")
     settings = WandbConfig(enabled=True)
-    assert open_wandb(settings, blocked, job="operator", run_config={}, note=notes.append) is None
+    assert open_wandb(settings, blocked, job="operator", run_config={}) is None
     assert "nothing goes to Weights & Biases" in notes[0]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noted import noted
 from wandb_runs import read_offline
 
 from ups.config.run import WandbConfig
@@ -23,9 +24,14 @@ ORIGIN = Origin("training data of waves", "store", "waves.zarr.zip", "config_has
 
 def send(folder: Path, stage: str, losses: list[float]) -> None:
     """What a process of a stage sends."""
-    notes: list[str] = []
     settings = WandbConfig(enabled=True, project="waves", group="tests", timeout_s=150)
-    sink = open_wandb(settings, folder, job=stage, run_config={"seed": 3}, note=notes.append)
+    with noted() as notes:
+        _send(settings, folder, stage, losses)
+    assert not any(note.startswith("warning") for note in notes)
+
+
+def _send(settings: WandbConfig, folder: Path, stage: str, losses: list[float]) -> None:
+    sink = open_wandb(settings, folder, job=stage, run_config={"seed": 3})
     assert sink is not None
     for step, loss in enumerate(losses, start=1):
         sink.write({"event": "step", "stage": stage, "time": 0.0, "step": step, "loss/error": loss})
@@ -34,7 +40,6 @@ def send(folder: Path, stage: str, losses: list[float]) -> None:
     sink.log_files(stage, kind="model", files=[checkpoint], about={"identity": "ff"}, made_from=[ORIGIN])
     sink.log_table(f"{stage}/errors", columns=["task", "nrmse"], rows=[("waves", 0.25)])
     sink.close(has_failed=False)
-    assert not any(note.startswith("warning") for note in notes)
 
 
 @pytest.fixture(scope="module")

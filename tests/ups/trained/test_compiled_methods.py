@@ -49,7 +49,7 @@ def test_no_horizon_and_no_task_makes_a_step_compile_again() -> None:
     counters = {name: Counting() for name in OperatorStage.compiled}
     forward = simulator
     for name, counting in counters.items():
-        forward = with_compiled(forward, [name], note=pytest.fail, backend=counting)
+        forward = with_compiled(forward, [name], backend=counting)
     for task in ("burgers1d", "darcy2d"):
         state, parameters, dt_B = given_of(simulator, task)
         for steps in range(1, 13):
@@ -68,7 +68,7 @@ def test_operators_of_many_tasks_stay_compiled() -> None:
             return x * len(task)
 
     counting = Counting()
-    compiled = with_compiled(Scaled(), ["scale"], note=pytest.fail, backend=counting)
+    compiled = with_compiled(Scaled(), ["scale"], backend=counting)
     with torch._dynamo.config.patch(recompile_limit=2):
         for _ in range(2):
             for num in range(1, 7):
@@ -76,13 +76,13 @@ def test_operators_of_many_tasks_stay_compiled() -> None:
     assert len(counting.graphs) == 6
 
 
-def test_limit_of_recompilations_is_told_once_and_the_rest_runs_uncompiled() -> None:
+def test_limit_of_recompilations_is_told_once_and_the_rest_runs_uncompiled(notes: list[str]) -> None:
     class Repeated(nn.Module):
         def forward(self, x: Tensor, times: int) -> Tensor:
             return sum([x] * times)
 
-    notes, counting = list[str](), Counting()
-    compiled = with_compiled(Repeated(), ["forward"], note=notes.append, backend=counting, dynamic=False)
+    counting = Counting()
+    compiled = with_compiled(Repeated(), ["forward"], backend=counting, dynamic=False)
     with torch._dynamo.config.patch(recompile_limit=2):
         for _ in range(2):
             for times in range(1, 6):
@@ -96,7 +96,7 @@ def test_limit_of_recompilations_is_told_once_and_the_rest_runs_uncompiled() -> 
 def test_model_with_compiled_methods_shares_weights_and_leaves_the_plain_one_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     counting = Counting()
-    compiled = with_compiled(model, ["forward"], note=pytest.fail, backend=counting)
+    compiled = with_compiled(model, ["forward"], backend=counting)
     model(torch.ones(1, 2))
     assert counting.graphs == []
     with torch.no_grad():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from burgers_encoder import T, X, make_checkpoint
+from noted import noted
 from test_encode_loop import N
 
 from ups.errors import ConfigError
@@ -97,11 +98,10 @@ def test_number_of_lanes_changes_no_byte(
 
 @pytest.mark.parametrize(("room", "told"), [(8, []), (4, [8]), (2, [8, 4]), (1, [8, 4, 2])])
 def test_out_of_memory_halves_the_lanes_until_they_fit_and_changes_no_byte(
-    checkpoint: Path, batch: dict[str, np.ndarray], room: int, told: list[int]
+    checkpoint: Path, batch: dict[str, np.ndarray], room: int, told: list[int], notes: list[str]
 ) -> None:
-    notes: list[str] = []
     memory = LittleMemory(room)
-    encoder = encoder_of(checkpoint, memory, num_lanes=8, note=notes.append)
+    encoder = encoder_of(checkpoint, memory, num_lanes=8)
     assert latents(encoder, batch) == latents(encoder_of(checkpoint, num_lanes=1), batch)
     assert memory.most <= room
     expected = [f"cpu ran out of memory with {num} micro-batches of {T} frames at a time" for num in told]
@@ -112,7 +112,7 @@ def test_out_of_memory_halves_the_lanes_until_they_fit_and_changes_no_byte(
 def test_micro_batch_that_does_not_fit_alone_is_an_error_that_says_what_to_do(
     checkpoint: Path, batch: dict[str, np.ndarray]
 ) -> None:
-    encoder = encoder_of(checkpoint, LittleMemory(0), num_lanes=2, note=lambda note: None)
+    encoder = encoder_of(checkpoint, LittleMemory(0), num_lanes=2)
     with pytest.raises(ConfigError, match=f"room for {T} frames.*smaller latent.micro_batch") as caught:
         latents(encoder, batch)
     assert (caught.value.kind, caught.value.found) == (
@@ -160,7 +160,7 @@ def test_batches_that_overlap_give_what_they_give_one_after_the_other(
 
 
 def test_no_more_jobs_are_taken_than_lanes_and_the_next_one() -> None:
-    lanes = Lanes(2, device=CPU, micro_batch=1, note=lambda note: None)
+    lanes = Lanes(2, device=CPU, micro_batch=1)
     gate, taken = threading.Event(), []
 
     def submit_all() -> None:
@@ -236,11 +236,9 @@ def test_memory_limit_of_a_gpu_halves_the_lanes(checkpoint: Path) -> None:
     batch = {"fields": fields, "nu": np.full(512, 0.01)}
 
     def encode(num: int) -> tuple[bytes, list[str]]:
-        notes: list[str] = []
-        encoder = BatchEncoder(
-            LatentEncoder.load(checkpoint, device="cuda"), micro_batch=8192, num_lanes=num, note=notes.append
-        )
-        return encoder.encode(batch, samples=np.arange(512))["latent"].tobytes(), notes
+        encoder = BatchEncoder(LatentEncoder.load(checkpoint, device="cuda"), micro_batch=8192, num_lanes=num)
+        with noted() as notes:
+            return encoder.encode(batch, samples=np.arange(512))["latent"].tobytes(), notes
 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

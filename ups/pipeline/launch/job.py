@@ -18,7 +18,7 @@ from typing import Any
 from ups.config import RunConfig
 from ups.config.loading import load_config, write_standalone
 from ups.errors import ConfigError, LaunchError
-from ups.output import Note
+from ups.log import logger
 
 # Where downloads go, in the machine's working directory.
 DATA_ROOT = "data"
@@ -64,7 +64,7 @@ class Job:
 
 
 def make_job(
-    config_path: Path, overrides: Sequence[str], *, num_gpus: int | None, remote: str, note: Note, **more: Any
+    config_path: Path, overrides: Sequence[str], *, num_gpus: int | None, remote: str, **more: Any
 ) -> Job:
     """The launch of a configuration, which is checked here, before anything costs money.
 
@@ -72,13 +72,12 @@ def make_job(
         config_path: YAML file, or the name of a shipped one.
         num_gpus: GPUs; by default `training.num_gpus`, or one.
         remote: See `Job`.
-        note: Takes warnings of the configuration.
         more: Other attributes of the `Job`.
 
     Raises:
         ConfigError: If the configuration is wrong, or is for another number of GPUs.
     """
-    config = load_config(config_path, overrides=overrides, note=note)
+    config = load_config(config_path, overrides=overrides)
     meant = config.training.num_gpus
     num = num_gpus or meant or 1
     if meant not in (None, num):
@@ -87,11 +86,11 @@ def make_job(
             "--gpus", expected=f"{meant}, as training.num_gpus has it", found=str(num), hint=hint
         )
     if config.latent.checkpoint is not None:
-        note(f"warning: latent.checkpoint = {config.latent.checkpoint} has to be on the machine")
+        logger.warning(f"latent.checkpoint = {config.latent.checkpoint} has to be on the machine")
     there = [f"data.root={DATA_ROOT}"] if remote else []
     together = [f"pipeline.num_processes={num}"] if num > 1 else []
     for name in _missing_keys(config, remote, more.get("results", "")):
-        note(f"warning: {name} isn't set here, and the job needs it: export it before the launch")
+        logger.warning(f"{name} isn't set here, and the job needs it: export it before the launch")
     return Job(
         name=config_path.stem,
         launch_id=secrets.token_hex(4),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ups.errors import LaunchError, check_installed, needs
-from ups.output import Note
+from ups.log import logger
 from ups.pipeline.launch.job import Job, packed
 
 # As the API has it; longer scripts go on in a variable.
@@ -191,14 +191,13 @@ class Vast:
         return sorted(map(Offer.of, rows), key=lambda offer: offer.price)
 
     def create(
-        self, offers: Sequence[Offer], parameters: Callable[[Offer], dict[str, Any]], *, note: Note
+        self, offers: Sequence[Offer], parameters: Callable[[Offer], dict[str, Any]]
     ) -> tuple[int, Offer]:
         """Accept the first offer that is still there.
 
         Args:
             offers: To be tried in turn: others rent machines, too.
             parameters: Gives what `request` does, for an offer.
-            note: Called with those that are gone.
 
         Returns:
             Number of the instance, and the offer.
@@ -213,7 +212,7 @@ class Vast:
             except LaunchError as error:
                 if error.kind != "gone":
                     raise
-                note(f"offer {offer.id} is gone")
+                logger.info(f"offer {offer.id} is gone")
         raise LaunchError("all offers that were found are gone", kind="no_offer", hint="run it again")
 
     def _accept(self, offer: Offer, parameters: Mapping[str, Any]) -> int:
@@ -248,20 +247,25 @@ class Vast:
         made.exit_code = 5 if is_asked else LaunchError.exit_code
         return made
 
-    def wait(self, instance: int, *, seconds: float, destroys: bool, note: Note) -> None:
+    def wait(
+        self,
+        instance: int,
+        *,
+        seconds: float,
+        destroys: bool,
+    ) -> None:
         """Wait until an instance runs, and so its script.
 
         Args:
             instance: Its number.
             seconds: How long.
             destroys: Whether one that doesn't start is destroyed: its script can't switch it off.
-            note: Called with how far it is.
 
         Raises:
             LaunchError: Kind "not_started"; "interrupted", where the instance stays as it is.
         """
         try:
-            problem = self._problem(instance, time.monotonic() + seconds, each_change(note, instance))
+            problem = self._problem(instance, time.monotonic() + seconds, each_change(instance))
         except KeyboardInterrupt as error:
             made = LaunchError(f"instance {instance} goes on without being watched", kind="interrupted")
             made.instance, made.hint, made.exit_code = instance, _destroy(instance), 5
@@ -315,14 +319,14 @@ class Vast:
             raise
 
 
-def each_change(note: Note, instance: int) -> Callable[[str], None]:
+def each_change(instance: int) -> Callable[[str], None]:
     """Passes a state on when it is another one than before."""
     before = ""
 
     def tell(state: str) -> None:
         nonlocal before
         if state != before:
-            note(f"instance {instance}: {state}")
+            logger.info(f"instance {instance}: {state}")
         before = state
 
     return tell

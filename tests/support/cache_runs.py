@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import h5py
@@ -13,6 +14,7 @@ from ups.config import RunConfig, load_config
 from ups.data.batches import TrainingData, WindowSource
 from ups.data.latents import open_latent_windows
 from ups.data.solvers import make_dataset
+from ups.data.stores import Store
 from ups.grid import GridSpec
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec
@@ -97,7 +99,9 @@ def configure(folder: Path, *overrides: str) -> RunConfig:
     return load_config(folder / "run.yaml", overrides=[*paths, *overrides])
 
 
-def open_windows(folder: Path, *overrides: str, seed: int = 0) -> TrainingData[WindowSource]:
+def open_windows(
+    folder: Path, *overrides: str, seed: int = 0, made: Mapping[str, Store] | None = None
+) -> TrainingData[WindowSource]:
     return open_latent_windows(
         configure(folder, *overrides),
         "train",
@@ -106,6 +110,7 @@ def open_windows(folder: Path, *overrides: str, seed: int = 0) -> TrainingData[W
         horizon=HORIZON,
         seed=seed,
         device="cpu",
+        made=made,
     )
 
 
