@@ -2,10 +2,9 @@
 
 Each of these uses what stands behind it:
 
-- all stages: `batches`, which the loader of `ups_store.torch` makes; `augment`, `statistics`, `stores`.
-- stage `autoencoder`: `field_batches` (frames), `fields` (a store's, or from HDF5).
-- stages `operator` and `joint`: `windows` (of a store); `on_demand` while latents are being encoded.
-- validation, evaluation: `trajectories`, `latent_trajectories`; baselines train on `field_batches`.
+- all: `stores` (where they lie), `splits` (opens them, or HDF5 into memory), `windows` (samples of a split).
+- training: `batches` (of frames and windows), which the loader of `ups_store.torch` makes; `augment`,
+  `statistics`; `latents` builds what an operator is trained on.
 - `ups predict`: `prediction_files`.
 - `solvers` make data sets in the layout of PDEBench.
 """

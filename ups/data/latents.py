@@ -1,4 +1,4 @@
-"""Latents that an operator trains on, as `training.cache_mode` says; docs/guides/on-demand.md is about them.
+"""Latents that an operator trains on, as `training.cache_mode` says; docs/guides/latents.md is about them.
 
 `make_latents` builds what is missing before the first step; `open_latent_windows` opens it, or what encodes
 fields in each step.

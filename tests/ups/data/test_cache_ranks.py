@@ -10,8 +10,8 @@ from pathlib import Path
 
 import cache_ranks
 import pytest
-from cache_runs import NUM_TRAIN, build, make_folder, open_windows
 from cache_ranks import digest
+from cache_runs import NUM_TRAIN, build, make_folder, open_windows
 from numbered_batches import batch_of
 from rank_processes import rank_variables, start, wait
 
