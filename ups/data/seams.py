@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.data.cached import OF_STATISTICS, PREDICTED, RESIDUAL
 from ups.data.held_out import Items
-from ups.data.residuals import OF_STATISTICS, PREDICTED, RESIDUAL
 from ups.data.stores import Store
 from ups.data.windows import evenly_spread
 from ups.nn.neighbours import NeighbourMap, with_neighbours

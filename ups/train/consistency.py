@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.data.residual_batches import FlowBatch, ResidualBatch
+from ups.data.cached import FlowBatch, ResidualBatch
 from ups.diffusion.distillation import consistency_error, consistency_intervals, consistency_target
 from ups.diffusion.paths import at_time
 from ups.diffusion.samplers import Velocity

@@ -18,20 +18,22 @@ from torch import Tensor
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
 from ups.data.batches import TrainingData, batch_size_of
-from ups.data.held_out import HeldOutPart, Items
-from ups.data.identities import hash_of
-from ups.data.residual_batches import (
+from ups.data.cached import (
     FlowBatch,
+    PairBuild,
     ResidualBatch,
+    ResidualBuild,
     ResidualSource,
     residual_data,
     shifted,
+    sigma_by_lead,
+    wanted_residuals,
     with_flow,
 )
-from ups.data.residuals import ResidualBuild, sigma_by_lead, wanted_residuals
+from ups.data.held_out import HeldOutPart, Items
+from ups.data.identities import hash_of
 from ups.data.seams import measure_seams
 from ups.data.stores import Store
-from ups.data.teacher_pairs import PairBuild
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart

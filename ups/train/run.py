@@ -77,7 +77,12 @@ def run_stage(
     latents: dict[str, Store] | None = None
     if name == "operator" and config.operator.state == "latent":
         # Before ranks join: none waits in a collective for one that encodes, dies or hangs.
-        check_data = SavedState.read(saved).check_data if is_continued else None
+        check_data = None
+        if is_continued:
+            state = SavedState.read(saved)
+            check_data = state.check_data
+            if config.stage(name).budget is None:  # which says the number of steps only later
+                state.check_config(config, stage=name)
         places: dict[str, Any] = {"autoencoder_path": config.autoencoder_path, "device": training.device}
         built_s = time.perf_counter()
         with clock.phase("cache"), before_steps(name, saved, restart=restart):
