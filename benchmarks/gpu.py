@@ -34,12 +34,12 @@ from benchmarks.harness import machine, report
 from benchmarks.harness.inputs import Folder
 from benchmarks.harness.measure import RATE, Comparison, UnavailableError, compare, tracked
 from benchmarks.harness.report import Result
-from benchmarks.harness.run import _measure
+from benchmarks.harness.run import measure
 from benchmarks.peers.formats import Hdf5, Items, Peer, PtFolder, Samples
 from benchmarks.train.inputs import demo
 from ups.data.batches import WindowBatch, WindowSource
 from ups.data.windows import Windows
-from ups.train.numbers import GPU_LOAD
+from ups.train.tracking import GPU_LOAD
 from ups.train.trainer import Trainer
 from ups_store.torch import new_tensor
 
@@ -134,7 +134,7 @@ class Precompute(_Latents):
 
 def run_precompute() -> Iterator[Result]:
     Precompute.params = (("contiguous", "compressed"), size.readers)
-    return _measure(Precompute, "gpu.Precompute", ["rate"])
+    return measure(Precompute, "gpu.Precompute", ["rate"])
 
 
 LARGE = "20 M parameters, batches of 256, bfloat16"
@@ -219,7 +219,7 @@ class Training:
 
 
 def run_training() -> Iterator[Result]:
-    return _measure(Training, "gpu.Training", ["step", "waiting", "load", "used"])
+    return measure(Training, "gpu.Training", ["step", "waiting", "load", "used"])
 
 
 def read_from(trainer: Trainer, kind: type[Peer], folder: Path) -> None:

@@ -61,10 +61,6 @@ def public_names(module: str) -> list[str]:
     return [name for name in names if getattr(getattr(loaded, name), "__module__", "") not in ERROR_MODULES]
 
 
-def _is_error(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)
-
-
 def _module_page(module: str) -> str:
     parts = [f"# `{module}`", inspect.getdoc(importlib.import_module(module)) or ""]
     room = "ups_store.building" if module == "ups_store.build" else module  # where its table of names stands
@@ -79,7 +75,8 @@ def _module_page(module: str) -> str:
 def error_classes(module: str) -> list[type[BaseException]]:
     """Error classes of a module in the order of its source."""
     members = vars(importlib.import_module(module)).values()
-    return [value for value in members if _is_error(value) and value.__module__ == module]
+    errors = [value for value in members if isinstance(value, type) and issubclass(value, BaseException)]
+    return [error for error in errors if error.__module__ == module]
 
 
 def _errors_page() -> str:
@@ -96,26 +93,12 @@ def _errors_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _error_row(module: str, cls: type) -> str:
+def _error_row(module: str, cls: Any) -> str:
+    kind, code = getattr(cls, "kind", ""), getattr(cls, "exit_code", "")
+    bases = ", ".join(f"`{base.__name__}`" for base in cls.__bases__)
+    when = _cell((inspect.getdoc(cls) or "").partition("\n")[0])
     name = f"[`{cls.__name__}`][{module}.{cls.__name__}]"
-    return f"| {name} | {_bases(cls)} | {_kind(cls)} | {_exit_code(cls)} | {_cell(_first_line(cls))} |"
-
-
-def _bases(cls: type) -> str:
-    return ", ".join(f"`{base.__name__}`" for base in cls.__bases__)
-
-
-def _kind(cls: type) -> str:
-    kind = getattr(cls, "kind", None)
-    return f"`{kind}`" if kind else ""
-
-
-def _exit_code(cls: type) -> str:
-    return str(getattr(cls, "exit_code", ""))
-
-
-def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").partition("\n")[0]
+    return f"| {name} | {bases} | {f'`{kind}`' if kind else ''} | {code} | {when} |"
 
 
 # --- commands ---
@@ -328,7 +311,9 @@ def type_text(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(type_text(argument) for argument in arguments)
     if origin in (tuple, list):
-        return _sequence_text(arguments)
+        several = [argument for argument in arguments if argument is not ...]
+        count = f" of {len(several)}" if len(several) > 1 else ""
+        return f"list{count}: {type_text(several[0])}"
     if origin is dict:
         return f"{type_text(arguments[1])} by name"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -336,13 +321,6 @@ def type_text(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
     return str(getattr(annotation, "__name__", annotation))
-
-
-def _sequence_text(arguments: tuple[Any, ...]) -> str:
-    several = [argument for argument in arguments if argument is not ...]
-    if len(several) > 1:
-        return f"list of {len(several)}: {type_text(several[0])}"
-    return f"list: {type_text(several[0])}"
 
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -353,11 +331,10 @@ def _limits(metadata: Any) -> str:
     flat = [
         inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else (item,))
     ]
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     found = [
         f"{sign} {getattr(item, name)}"
         for item in flat
-        for name, sign in signs.items()
+        for name, sign in _SIGNS.items()
         if hasattr(item, name)
     ]
     return f" {', '.join(found)}" if found else ""

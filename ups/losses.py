@@ -11,12 +11,17 @@ the token grid, P points, Q parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from ups.errors import needs
+from ups.errors import ConfigError, needs
 from ups.grid import FIELDS
+from ups.registry import Registry
 from ups.trained.simulator import Simulator
+
+if TYPE_CHECKING:
+    from ups.config import TrainingConfig
 
 with needs("train"):
     import torch
@@ -26,7 +31,6 @@ with needs("train"):
 _FAINT = 0.01
 _TINY = 1e-12
 ReconstructionLoss = Literal["mse", "l1", "relative_l2"]
-RolloutLoss = Literal["mse", "relative_l2"]
 
 
 def inverse_losses(
@@ -171,42 +175,112 @@ def root(square: Tensor) -> Tensor:
     return (square + _TINY).sqrt()
 
 
+@dataclass(frozen=True)
+class LossContext:
+    """What a loss is told besides predicted and true states.
+
+    Attributes:
+        task: Name of the task.
+        tokens: Tokens along each axis, L in all; of a network that works on fields itself its points.
+        dt_B: Physical time of a step.
+        parameters_BQ: In the order of the model, NaN where the task has none of that name.
+        fields: Gives the fields, (B, K, X..., C) in physical units, of states, (B, K, L, D); gradients go
+            through it, and where states are latents through the decoder.
+    """
+
+    task: str
+    tokens: tuple[int, ...]
+    dt_B: Tensor
+    parameters_BQ: Tensor
+    fields: Callable[[Tensor], Tensor]
+
+
+Loss = Callable[[Tensor, Tensor, LossContext], Tensor]
+
+# Decorates a loss of rollouts, `@register_loss("h1")`, which `training.losses` then weighs by its name. It is
+# called with predicted and true normalised states after each of K steps, both float32, (B, K, L, D), and a
+# `LossContext`; it returns a scalar, or an error of each sample and step, (B, K), whose mean is taken.
+register_loss: Registry[Loss] = Registry("loss", key="training.losses")
+
+
+@register_loss("mse")
+def _square_error(predicted_BKLD: Tensor, truth_BKLD: Tensor, context: LossContext) -> Tensor:
+    return (predicted_BKLD - truth_BKLD).square().mean(dim=(2, 3))
+
+
+@register_loss("relative")
+def _relative_square_error(predicted_BKLD: Tensor, truth_BKLD: Tensor, context: LossContext) -> Tensor:
+    """|p - y|^2 / |y|^2: every frame counts the same however faint it is."""
+    square_BK = _square_error(predicted_BKLD, truth_BKLD, context)
+    return square_BK / (truth_BKLD.square().mean(dim=(2, 3)) + _FAINT)
+
+
+@register_loss("relative_l2")
+def _relative_error(predicted_BKLD: Tensor, truth_BKLD: Tensor, context: LossContext) -> Tensor:
+    """|p - y| / |y|: its gradient doesn't fade with the error."""
+    return root(_relative_square_error(predicted_BKLD, truth_BKLD, context))
+
+
+@register_loss("spectral")
+def _spectral_error(predicted_BKLD: Tensor, truth_BKLD: Tensor, context: LossContext) -> Tensor:
+    return spectral_error(predicted_BKLD, truth_BKLD, tokens=context.tokens)
+
+
+# Of which the first step counts as much as all later ones together, logged as "one_step" and "rollout".
+_BY_STEP = ("mse", "relative_l2")
+
+
+def loss_weights(training: TrainingConfig) -> dict[str, float]:
+    """Weights of the losses of a rollout by name: `training.losses`, or what the older keys say."""
+    if training.losses:
+        return dict(training.losses)
+    weights = {"relative": training.lambda_relative, "spectral": training.lambda_spectral}
+    return {training.rollout_loss: 1.0} | {name: weight for name, weight in weights.items() if weight}
+
+
+def check_losses(training: TrainingConfig) -> None:
+    """Find every loss of `training.losses`, importing the modules that they name.
+
+    Raises:
+        ConfigError: Kinds "unknown_loss", "no_code".
+    """
+    for name in training.losses:
+        register_loss.find(name)
+
+
 def rollout_losses(
-    predicted_BKLD: Tensor,
-    truth_BKLD: Tensor,
-    *,
-    tokens: tuple[int, ...],
-    kind: RolloutLoss = "mse",
-    lambda_relative: float = 0.0,
-    lambda_spectral: float = 0.0,
+    predicted_BKLD: Tensor, truth_BKLD: Tensor, *, weights: Mapping[str, float], context: LossContext
 ) -> dict[str, Tensor]:
     """Losses of a rollout, weighted; their sum is minimised.
 
     Args:
         predicted_BKLD: States after each of K steps, shape (B, K, L, D).
         truth_BKLD: True ones.
-        tokens: Tokens along each axis, L in all.
-        kind: "mse", or "relative_l2", |p - y| / |y| of each state: its gradient doesn't fade with it.
-        lambda_relative: Weight of the mean over samples and steps of |p - y|^2 / |y|^2: every frame counts
-            the same however faint it is.
-        lambda_spectral: Weight of `spectral_error`.
+        weights: By name, as `loss_weights` gives them.
+        context: What losses are told besides.
     Returns:
-        "one_step" and, of longer rollouts, "rollout" (errors of the first and of the later steps); "relative"
-        and "spectral" where they have a weight.
+        By name; of "mse" and "relative_l2" as "one_step" and, of longer rollouts, "rollout": the errors of
+        the first and of the later steps.
+
+    Raises:
+        ConfigError: Kind "loss_shape", if a loss returns neither a scalar nor errors (B, K).
     """
     predicted_BKLD, truth_BKLD = predicted_BKLD.float(), truth_BKLD.float()
-    square_BK = (predicted_BKLD - truth_BKLD).square().mean(dim=(2, 3))
-    relative_BK = square_BK
-    if kind == "relative_l2" or lambda_relative:
-        relative_BK = square_BK / (truth_BKLD.square().mean(dim=(2, 3)) + _FAINT)
-    error_BK = root(relative_BK) if kind == "relative_l2" else square_BK
-    losses = {"one_step": error_BK[:, 0].mean()}
-    if error_BK.shape[1] > 1:
-        losses["rollout"] = error_BK[:, 1:].mean()
-    if lambda_relative:
-        losses["relative"] = lambda_relative * relative_BK.mean()
-    if lambda_spectral:
-        losses["spectral"] = lambda_spectral * spectral_error(predicted_BKLD, truth_BKLD, tokens=tokens)
+    losses: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        error = register_loss.find(name)(predicted_BKLD, truth_BKLD, context)
+        if error.ndim and error.shape != predicted_BKLD.shape[:2]:
+            expected = f"a scalar, or errors {tuple(predicted_BKLD.shape[:2])} of samples and steps"
+            found = f"shape {tuple(error.shape)}"
+            raise ConfigError(f"loss {name}", kind="loss_shape", expected=expected, found=found)
+        if name not in _BY_STEP:
+            losses[name] = weight * error.mean()
+            continue
+        parts = {"one_step": error[:, 0].mean()}
+        if error.shape[1] > 1:
+            parts["rollout"] = error[:, 1:].mean()
+        for part, value in parts.items():
+            losses[part] = losses[part] + weight * value if part in losses else weight * value
     return losses
 
 

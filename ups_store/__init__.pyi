@@ -33,13 +33,13 @@ from ups_store.format.root import describe_differences as describe_differences
 from ups_store.format.root import differences as differences
 from ups_store.packed.store import PackedStore as PackedStore
 from ups_store.read.base import AnyStore as AnyStore
+from ups_store.read.items import Window as Window
 from ups_store.read.loader import make_loader as make_loader
 from ups_store.read.open import open_any
 from ups_store.read.preload import plan_preload as plan_preload
 from ups_store.read.ragged import RaggedArray as RaggedArray
 from ups_store.read.several import PartitionedStore as PartitionedStore
 from ups_store.read.store import Store as Store
-from ups_store.read.windows import Window as Window
 from ups_store.remote.store import RemoteStore as RemoteStore
 from ups_store.system.memory import available_bytes
 from ups_store.system.memory import num_cores as num_cores

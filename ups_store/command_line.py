@@ -12,7 +12,7 @@ from ups_store.console import log, set_quiet, set_verbosity
 from ups_store.errors import needs
 from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import FLAGS
-from ups_store.system.urls import check_local, is_remote
+from ups_store.system.paths import check_local, is_remote
 
 with needs("cli"):
     import typer

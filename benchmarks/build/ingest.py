@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
@@ -13,15 +15,15 @@ import numpy as np
 
 import ups_store
 from benchmarks.build.build import SOURCE, TASK, make_source
-from benchmarks.build.silent_read import SilentRead
 from benchmarks.harness.inputs import Bench, check, values_of
 from benchmarks.harness.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store.building.config import load_config
+from ups_store.building.progress import QuietWatcher
 from ups_store.building.read import BATCH_BYTES
 from ups_store.building.stores import build_all
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.reader import ALIGN, ReadRequest
+from ups_store.sources.reader import ALIGN, Reader, ReadRequest
 from ups_store.sources.readers import ReadBatch, ReaderPool
 from ups_store.sources.tasks import get_task
 
@@ -137,6 +139,32 @@ class CompressedGroups(_Compressed):
         return compare(two, one, pairs=SCALE.write_pairs, nbytes=self.nbytes)
 
 
+@functools.cache
+def _silent_reader() -> Reader:
+    """The only one of this process: it reports nothing, and its files stay open."""
+    return Reader()
+
+
+@dataclass(frozen=True)
+class SilentRead:
+    """Many batches that a reader process reads without a word between them: supervised once."""
+
+    requests: Sequence[ReadRequest]  # all of the same arrays in the same shapes
+    subject = "all samples"
+    first_sample = None
+
+    @property
+    def path(self) -> Path:
+        """The file of the first batch."""
+        return self.requests[0].path
+
+    def run(self, reader: Reader) -> None:
+        """Read every batch to the same place in the slot."""
+        place = functools.cache(lambda name, shape, dtype: reader.place(name, shape, dtype))
+        for number, request in enumerate(self.requests):
+            _silent_reader().run(request, request_id=number, place=place)
+
+
 class Supervision(_Compressed):
     """The same reader process with and without: two equal processes differ by more than is looked for."""
 
@@ -177,7 +205,7 @@ class WholeBuild(Bench):
             check(store["fields"][-1, ..., 0], file["tensor"][-1])
 
     def build(self, i: int) -> None:
-        build_all(self.config, watcher=_Nobody())
+        build_all(self.config, watcher=QuietWatcher())
 
     def build_from_scratch(self, i: int) -> float:
         shutil.rmtree(self.cache, ignore_errors=True)
@@ -220,17 +248,3 @@ class FirstSample(Bench):
     @tracked("start of a build to its first sample, with a reader, source digest aside", "s", at_most=2.0)
     def track_first_sample(self) -> float:
         return median_s(self.build, repeats=SCALE.process_pairs)
-
-
-class _Nobody:
-    """A watcher that shows nothing."""
-
-    def stage(self, name: str, total: int, *, unit: str) -> None: ...
-
-    def advance(self, num: int) -> None: ...
-
-    def note(self, message: str) -> None: ...
-
-    def watch(self, pool: ReaderPool) -> None: ...
-
-    def waits(self, what: str) -> None: ...

@@ -31,34 +31,23 @@ _LINE = {"points": 128, "frames": 21, "end_time": 2.0}
 
 @dataclass(frozen=True)
 class Task:
-    """A question with how it is asked here.
+    """A question with how it is asked here."""
 
-    Attributes:
-        question: Data, operator and its budget.
-        why: What a state leaves open, for people.
-        corrector_flops: Budget of the corrector's training, counted operations.
-        student_flops: The same of the student's.
-        num_trajectories: Of the test split, that are predicted.
-        horizon: Time steps of each.
-        lead_times: Steps of the operator's own rollouts that residuals are taken from: 1 where what follows a
-            true state is random by itself, more where the operator's errors grow by themselves.
-        num_pairs: Of noise and the teacher's residual, that the student learns from.
-        num_judged: Validation trajectories that gates are judged by.
-    """
-
-    question: Question
-    why: str
-    corrector_flops: float
+    question: Question  # data, operator and its budget
+    why: str  # a state leaves open what follows, for people
+    corrector_flops: float  # budget of the corrector's training, counted operations
     student_flops: float
-    num_trajectories: int
-    horizon: int
+    num_trajectories: int  # of the test split, that are predicted
+    horizon: int  # time steps of each
+    # Steps of the operator's own rollouts that residuals are taken from: 1 where what follows a true state is
+    # random by itself, more where the operator's errors grow by themselves.
     lead_times: int = 1
-    num_pairs: int = 8192
-    num_judged: int = 8
+    num_pairs: int = 8192  # of noise and the teacher's residual, that the student learns from
+    num_judged: int = 8  # validation trajectories that gates are judged by
 
     @property
     def overrides(self) -> Sequence[str]:
-        """`key=value` of the run besides those of the question."""
+        """Give `key=value` of the run besides those of the question."""
         return (
             f"stages.diff_residual.budget.flops={self.corrector_flops}",
             f"stages.consistency_distill.budget.flops={self.student_flops}",

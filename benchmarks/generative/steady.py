@@ -8,8 +8,7 @@ whenever you like: run again, it goes on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,24 +16,20 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 import ups
-from benchmarks.harness import machine
-from benchmarks.harness.report import write_docs
+from benchmarks.harness.commands import note, show_and_keep, show_progress
 from ups.config import load_config
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_trajectories
-from ups.eval.ensemble_scores import ensemble_numbers
-from ups.eval.ensembles import Climate, roll_out_members, roll_out_point
+from ups.eval.ensembles import Climate, ensemble_numbers, roll_out_members, roll_out_point
 from ups.eval.forecasters import PriorForecaster
 from ups.output import with_nulls, write_atomically
 from ups.train.run import run_stage
 
 _HERE = Path(__file__).resolve().parent
-_PAGE = _HERE.parents[1] / "docs" / "results" / "generative.md"
-BEGIN, END = "<!-- begin steady -->\n", "<!-- end steady -->"
 TASK, METHODS, SEEDS = "darcy2d", ("regression", "flow"), (0, 1, 2)
+NUM_SAMPLES, OBSERVED = 800, 12  # OBSERVED: points where the coefficient is known
 SPLIT, MEMBERS, SHOWN = "test", 16, ("mean_nrmse", "crps", "energy_score", "spread_skill")
 SETTINGS = {
     "operator": {"state": "fields", "pdet": {"num_heads": 4}},
@@ -46,18 +41,6 @@ SETTINGS = {
     },
     "evaluation": {"enabled": False},
 }
-
-console = Console(stderr=True)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of the data, and of each training."""
-
-    points: int = 32
-    num_samples: int = 800
-    observed: int = 12
-    steps: int = 400
 
 
 def main(
@@ -73,65 +56,54 @@ def main(
     ] = False,
 ) -> None:
     """Make the data, train what isn't trained yet, and print the table of what is."""
+    show_progress()
     torch.set_num_threads(1)
-    folder, sizes = out or _HERE / "out-steady", Sizes(points=points, steps=steps)
+    folder = out or _HERE / "out-steady"
     data = folder / "data"
     if not data.exists():
-        make_dataset(TASK, data, num_samples=sizes.num_samples, points=points)
-    found = list(_scores(folder, sizes, [int(seed) for seed in seeds.split(",")]))
-    about = {"machine": machine.describe(folder), "torch": torch.__version__, "sizes": vars(sizes)}
-    document = {**about, "runs": found}
-    write_atomically(folder / "steady.json", json.dumps(with_nulls(document), indent=1).encode())
-    text = table(found)
-    print(text)
-    if docs:
-        write_docs(_PAGE, text, begin=BEGIN, end=END)
-
-
-def _scores(folder: Path, sizes: Sizes, seeds: list[int]) -> Iterator[dict[str, Any]]:
-    """Of every training, from its file where it is there."""
-    for seed, observed, method in product(seeds, (None, sizes.observed), METHODS):
+        make_dataset(TASK, data, num_samples=NUM_SAMPLES, points=points)
+    runs = []
+    for seed, observed, method in product(map(int, seeds.split(",")), (None, OBSERVED), METHODS):
         path = folder / f"{method}-{observed or 'all'}-{seed}" / "scores.json"
         if not path.exists():
-            console.print(f"{path.parent.name}: training")
-            scores = train_and_score(path.parent, folder / "data", sizes, method, observed, seed)
+            note(f"{path.parent.name}: training")
+            scores = train_and_score(path.parent, data, method, observed, seed=seed, steps=steps)
             write_atomically(path, json.dumps(with_nulls(scores), indent=1).encode())
-        yield {"method": method, "observed": observed, "seed": seed, **json.loads(path.read_text())}
+        run = {"method": method, "observed": observed, "seed": seed, **json.loads(path.read_text())}
+        runs.append(run)
+    sizes = {"points": points, "num_samples": NUM_SAMPLES, "observed": OBSERVED, "steps": steps}
+    page, document = "generative" if docs else "", {"sizes": sizes, "runs": runs}
+    show_and_keep(table(runs), folder / "steady.md", document, page=page, block="steady")
 
 
 def train_and_score(
-    folder: Path, data: Path, sizes: Sizes, method: str, observed: int | None, seed: int
+    folder: Path, data: Path, method: str, observed: int | None, *, seed: int, steps: int
 ) -> dict[str, Any]:
     """Train one model, and score it on the test split.
 
     Args:
         folder: Of its checkpoints.
         data: Of the samples.
-        sizes: How much.
         method: Of `METHODS`.
         observed: Points at which the coefficient is known; None for all.
         seed: Of the training.
+        steps: Of the optimiser.
     """
+    stage = {"epochs": 4, "steps": steps, "scheduler": {"name": "cosine", "warmup_steps": 40}}
     settings = {
         **SETTINGS,
         "data": {"task": TASK, "root": str(data)},
         "cache": {"dir": str(folder.parent / "cache")},
         "encoder": {"patch_size": 4},
         "steady_prior": {"method": method, "observed_points": observed},
-        "stages": {
-            "steady_prior": {
-                "epochs": 4,
-                "steps": sizes.steps,
-                "scheduler": {"name": "cosine", "warmup_steps": 40},
-            }
-        },
+        "stages": {"steady_prior": stage},
         "checkpoint": {"dir": str(folder)},
         "seed": seed,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    config_path = folder / "run.yaml"
-    config_path.write_text(json.dumps(settings))  # JSON is YAML
-    config = load_config(config_path)
+    path = folder / "run.yaml"
+    path.write_text(json.dumps(settings))  # JSON is YAML
+    config = load_config(path)
     report = run_stage("steady_prior", config)
     model = ups.load(report["checkpoint"])
     trajectories = open_trajectories(config.build, TASK, SPLIT)
@@ -149,28 +121,21 @@ def train_and_score(
     }
 
 
-def table(runs: list[dict[str, Any]]) -> str:
+def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Means over seeds, with the standard deviation over them where there are several."""
     columns = "nRMSE of the mean | CRPS | energy score | spread/skill | training, s"
-    head = f"| coefficient known at | model | {columns} |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    lines = [f"| coefficient known at | model | {columns} |", "|---|---|---|---|---|---|---|"]
     for observed, method in product(dict.fromkeys(run["observed"] for run in runs), METHODS):
         rows = [run for run in runs if (run["observed"], run["method"]) == (observed, method)]
-        if not rows:
-            continue
-        where = "all points" if observed is None else f"{observed} points"
-        name = f"prior, {MEMBERS} members" if method == "flow" else "regression"
-        numbers = [_shown(rows, key) for key in SHOWN]
-        seconds = f"{mean(run['training_seconds'] for run in rows):.0f}"
-        lines.append(f"| {where} | {name} | {' | '.join(numbers)} | {seconds} |")
+        cells = ["all points" if observed is None else f"{observed} points"]
+        cells.append(f"prior, {MEMBERS} members" if method == "flow" else "regression")
+        for key in SHOWN:
+            values = [run[key] for run in rows if run.get(key) is not None]
+            spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
+            cells.append(f"{mean(values):.3f}{spread}" if values else "-")
+        cells.append(f"{mean(run['training_seconds'] for run in rows):.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _shown(rows: list[Mapping[str, Any]], key: str) -> str:
-    values = [run[key] for run in rows if run.get(key) is not None]
-    if not values:
-        return "-"
-    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

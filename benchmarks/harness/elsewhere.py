@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +13,25 @@ from benchmarks.harness.report import Result
 Key = tuple[str, tuple[tuple[str, Any], ...]]  # title and parameters; names of modules may change
 
 
-@dataclass(frozen=True)
-class Missed:
-    """A target that another machine missed.
-
-    Attributes:
-        cpu: Its processor.
-        date: Of its latest result.
-        value: What it measured.
-    """
-
-    cpu: str
-    date: str
-    value: float
-
-    def __str__(self) -> str:
-        return f"missed on {self.cpu}: {self.value:.3g} ({self.date})"
-
-
 def missed_elsewhere(
     results: Sequence[Result], folder: Path, machine: Mapping[str, Any]
-) -> dict[int, list[Missed]]:
-    """By the place of a row here, the machines whose latest result misses the row's target.
+) -> dict[int, list[str]]:
+    """Say by the place of a row here, the machines whose latest result misses the row's target.
 
     Args:
         results: What was measured here.
         folder: Of the JSON files of all runs.
         machine: This one, as `machine.describe` gives it; its own older results don't count.
     """
-    found: dict[int, list[Missed]] = {}
+    missed: dict[int, list[str]] = {}
     for document in _latest_of_each(folder, but=kind(dict(machine))):
         values = {_key(row): row["value"] for row in document["results"] if row["value"] is not None}
         cpu, date = document["machine"]["cpu"], document["date"]
         for place, result in enumerate(results):
             value = values.get(_key(vars(result)))
             if value is not None and result.is_met_by(value) is False:
-                found.setdefault(place, []).append(Missed(cpu, date, value))
-    return found
+                missed.setdefault(place, []).append(f"missed on {cpu}: {value:.3g} ({date})")
+    return missed
 
 
 def _latest_of_each(folder: Path, *, but: str) -> Iterator[dict[str, Any]]:
@@ -58,7 +39,7 @@ def _latest_of_each(folder: Path, *, but: str) -> Iterator[dict[str, Any]]:
     latest: dict[tuple[str, bool], dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):  # names begin with the date
         document: dict[str, Any] = json.loads(path.read_text())
-        is_of_these = not {"peers", "gpu"} & {*path.stem.split("-")}
+        is_of_these = "results" in document and not {"peers", "gpu"} & {*path.stem.split("-")}
         if is_of_these and (name := kind(document["machine"])) != but:
             latest[name, path.stem.endswith("-train")] = document
     yield from latest.values()

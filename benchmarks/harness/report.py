@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.harness import machine
 from benchmarks.harness.measure import RATE, TIME, Comparison, Limit
 
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 BEGIN, END = "<!-- table: written by benchmarks/harness/run.py -->\n", "<!-- end of table -->"
 BEGIN_TRAINING = "<!-- training: written by benchmarks/harness/run.py -->\n"
 END_TRAINING = "<!-- end of training -->"
@@ -24,28 +28,16 @@ _WORDS = {"sample_bytes": "bytes a sample", "num_samples": "samples", "batch_mib
 
 @dataclass(frozen=True)
 class Result:
-    """One measured number.
+    """One measured number, or why there is none."""
 
-    Attributes:
-        benchmark: asv's name of it.
-        title: What was measured.
-        parameters: Values of the parameters, by name.
-        value: The number; None where it couldn't be measured.
-        unit: Its unit.
-        at_most: Target, where less is better.
-        at_least: Target, where more is better.
-        comparison: What a ratio is made of.
-        failure: Why there is no number.
-    """
-
-    benchmark: str
+    benchmark: str  # asv's name of it
     title: str
     parameters: dict[str, Any]
-    value: float | None
+    value: float | None  # None where it couldn't be measured
     unit: str
-    at_most: float | None = None
-    at_least: float | None = None
-    comparison: Comparison | None = None
+    at_most: float | None = None  # target, where less is better
+    at_least: float | None = None  # target, where more is better
+    comparison: Comparison | None = None  # what a ratio is made of
     failure: str | None = None
 
     @property
@@ -62,49 +54,40 @@ class Result:
     @property
     def cells(self) -> tuple[str, ...]:
         """Texts of a row, by `COLUMNS`."""
-        with_ = ", ".join(_parameter(name, value) for name, value in self.parameters.items())
         target = f"≤ {self.at_most:g}" if self.at_most is not None else ""
         target = f"≥ {self.at_least:g}" if self.at_least is not None else target
         verdict = {None: "", True: "met", False: "missed"}[self.is_met]
         number = self.failure or "" if self.value is None else f"{self.value:.3g} {self.unit}"
-        return self.title, with_, number, *_details(self), target, verdict
+        given = []
+        for name, value in self.parameters.items():
+            word = _WORDS.get(name, name)
+            text = f"{value:,}" if isinstance(value, int) else str(value)
+            given.append(f"{word} {value}" if isinstance(value, str) else f"{text} {word}")
+        return self.title, ", ".join(given), number, *self._details, target, verdict
+
+    @property
+    def _details(self) -> tuple[str, str, str, str]:
+        """Quartiles, the ratio of processor times, and the two sides as rates or times."""
+        pairs = self.comparison
+        if pairs is None:
+            return "", "", "", ""
+        nbytes, quartiles, processor = pairs.nbytes, "", ""
+        ours, theirs = (
+            f"{nbytes / seconds / 1e9:.2f} GB/s" if nbytes else f"{1e3 * seconds:.3g} ms"
+            for seconds in (pairs.ours_s, pairs.reference_s)
+        )
+        if self.unit in (TIME, RATE):
+            low, high = pairs.quartiles
+            low, high = (low, high) if self.unit == TIME else (1 / high, 1 / low)
+            quartiles = f"{low:.2f} to {high:.2f}"
+            if (ratio := pairs.processor_ratio) is not None:
+                processor = f"{ratio if self.unit == TIME else 1 / ratio:.3g}"
+        return quartiles, processor, ours, theirs
 
 
 def limit_of(limit: Limit | None, parameters: Sequence[Any]) -> float | None:
     """The target for these parameters."""
     return limit.get(parameters[0]) if isinstance(limit, Mapping) else limit
-
-
-def _parameter(name: str, value: Any) -> str:
-    number = f"{value:,}" if isinstance(value, int) else value
-    return (
-        f"{_WORDS.get(name, name)} {value}"
-        if isinstance(value, str)
-        else f"{number} {_WORDS.get(name, name)}"
-    )
-
-
-def _details(result: Result) -> tuple[str, str, str, str]:
-    """Quartiles, the ratio of processor times, and the two sides as rates or times."""
-    found = result.comparison
-    if found is None:
-        return "", "", "", ""
-    low, high = found.quartiles if result.unit != RATE else (1 / found.quartiles[1], 1 / found.quartiles[0])
-    quartiles = f"{low:.2f} to {high:.2f}" if result.unit in (TIME, RATE) else ""
-    sides = _side(found.ours_s, found.nbytes), _side(found.reference_s, found.nbytes)
-    return quartiles, _processor(result.unit, found), *sides
-
-
-def _processor(unit: str, found: Comparison) -> str:
-    if found.processor_ratio is None or unit not in (TIME, RATE):
-        return ""
-    return f"{found.processor_ratio if unit == TIME else 1 / found.processor_ratio:.3g}"
-
-
-def _side(seconds: float, nbytes: int) -> str:
-    if nbytes:
-        return f"{nbytes / seconds / 1e9:.2f} GB/s"
-    return f"{1e3 * seconds:.3g} ms"
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -120,7 +103,7 @@ def table(results: Sequence[Result]) -> Table:
 def markdown(
     results: Sequence[Result],
     about: Mapping[str, Any],
-    elsewhere: Mapping[int, Sequence[object]] | None = None,
+    elsewhere: Mapping[int, Sequence[str]] | None = None,
 ) -> str:
     """For the documentation.
 
@@ -129,23 +112,30 @@ def markdown(
         about: Date, mode and machine.
         elsewhere: By the place of a row, what says that other machines miss its target.
     """
-    machine, missed = about["machine"], elsewhere or {}
-    packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    hardware, missed = about["machine"], elsewhere or {}
+    packages = ", ".join(f"{name} {number}" for name, number in hardware["packages"].items())
     lines = [
-        f"{about['date']}, `--{about['mode']}`: {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['caches']}, {machine['memory_gib']} GiB, {machine['kernel']}, {machine['file_system']}, "
-        f"load {machine['load']} at the start; Python {machine['python']}, {packages}; "
-        f"batches copied by {machine['copies']}.",
+        f"{about['date']}, `--{about['mode']}`: {hardware['cpu']}, {hardware['cores']} cores, "
+        f"{hardware['caches']}, {hardware['memory_gib']} GiB, {hardware['kernel']}, "
+        f"{hardware['file_system']}, load {hardware['load']} at the start; "
+        f"Python {hardware['python']}, {packages}; batches copied by {hardware['copies']}.",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     for place, result in enumerate(results):
         *cells, verdict = result.cells
-        others = [str(one) for one in missed.get(place, ())]
+        others = missed.get(place, ())
         row = [*cells, "; ".join(["met here" if others and result.is_met else verdict, *others])]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     return "\n".join(lines) + "\n"
+
+
+def describe(mode: str = "", *, folder: Path | None = None) -> dict[str, Any]:
+    """Date, mode and machine of a result; the file system is that of the folder."""
+    hardware = machine.describe(folder or Path(tempfile.gettempdir()))
+    modes = {"mode": mode} if mode else {}
+    return {"date": f"{datetime.now(UTC):%Y-%m-%d}", **modes, "machine": hardware}
 
 
 def write_docs(page: Path, text: str, *, begin: str = BEGIN, end: str = END) -> None:

@@ -7,12 +7,9 @@ import inspect
 import itertools
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -44,7 +41,6 @@ SWEEP = "store.sweep"
 FAILED = "failed:"
 OF_TRAINING = (f"{TRAIN}train_step", f"{TRAIN}earlier_step")
 _HERE = Path(__file__).resolve().parents[1]
-_RESULTS = _HERE / "results"
 _PAGE = _HERE.parent / "docs" / "results" / "performance.md"
 _CHART = _HERE.parent / "docs" / "images" / "performance.png"
 _SWEEP_CHART = _CHART.with_name("sweep.png")
@@ -71,16 +67,16 @@ def main(
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes start as where it is installed
     if folder:
         os.environ["UPS_BENCH_DIR"] = str(folder.resolve())
-    hardware = machine.describe(folder or Path(tempfile.gettempdir()))
-    about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "mode": mode, "machine": hardware}
+    about = report.describe(mode, folder=folder)
+    hardware = about["machine"]
     results = list(measure_all(only or ""))
     console.print(report.table(results))
     part = {TRAIN: "-train", SWEEP: "-sweep"}.get(only or "", "")
     name = f"{about['date']}-{machine.kind(hardware)}{part}.json"
-    report.write_json(out or _RESULTS / name, results, about)
+    report.write_json(out or report.RESULTS / name, results, about)
     of_training = [result for result in results if result.benchmark.startswith(TRAIN)]
     if only in (None, TRAIN):
-        text = report.markdown(of_training, about, missed_elsewhere(of_training, _RESULTS, hardware))
+        text = report.markdown(of_training, about, missed_elsewhere(of_training, report.RESULTS, hardware))
         report.write_docs(_PAGE, text, begin=report.BEGIN_TRAINING, end=report.END_TRAINING)
     if only in (None, SWEEP):
         from benchmarks.harness import chart
@@ -88,7 +84,7 @@ def main(
         chart.draw_sweep(_SWEEP_CHART, [result for result in results if result.benchmark.startswith(SWEEP)])
     if only is None:
         of_stores = [result for result in results if result not in of_training]
-        elsewhere = missed_elsewhere(of_stores, _RESULTS, hardware)
+        elsewhere = missed_elsewhere(of_stores, report.RESULTS, hardware)
         report.write_docs(_PAGE, report.markdown(of_stores, about, elsewhere))
         chart.draw(_CHART, of_stores)
     num_failed = sum((result.failure or "").startswith(FAILED) for result in results)
@@ -101,25 +97,18 @@ def measure_all(only: str) -> Iterator[Result]:
     """Every number of every operation whose asv name contains `only`."""
     for operation in (*OPERATIONS, *OF_TRAINING):
         module = importlib.import_module(f"benchmarks.{operation}")
-        for benchmark in _classes(module):
-            tracks = [
-                n for n, _ in inspect.getmembers(benchmark, inspect.isfunction) if n.startswith("track_")
-            ]
-            prefix = f"{operation}.{benchmark.__name__}"
-            wanted = [name for name in tracks if only in f"{prefix}.{name}"]
-            yield from _measure(benchmark, prefix, wanted) if wanted else ()
+        for name, benchmark in vars(module).items():  # in the order of its text
+            is_own = inspect.isclass(benchmark) and benchmark.__module__ == module.__name__
+            if not is_own or name.startswith("_"):
+                continue
+            prefix, methods = f"{operation}.{name}", inspect.getmembers(benchmark, inspect.isfunction)
+            tracks = [track for track, _ in methods if track.startswith("track_")]
+            chosen = [track for track in tracks if only in f"{prefix}.{track}"]
+            yield from measure(benchmark, prefix, chosen) if chosen else ()
 
 
-def _classes(module: ModuleType) -> list[type[Any]]:
-    """The module's own benchmark classes in the order of its text."""
-    return [
-        item
-        for name, item in vars(module).items()
-        if inspect.isclass(item) and item.__module__ == module.__name__ and not name.startswith("_")
-    ]
-
-
-def _measure(benchmark: type[Any], prefix: str, tracks: list[str]) -> Iterator[Result]:
+def measure(benchmark: type[Any], prefix: str, tracks: list[str]) -> Iterator[Result]:
+    """Rows of these methods, for all values of the parameters; what fails has a row that says why."""
     names = getattr(benchmark, "param_names", ())
     choices = getattr(benchmark, "params", ())
     if len(names) == 1:  # asv's short form
@@ -128,62 +117,42 @@ def _measure(benchmark: type[Any], prefix: str, tracks: list[str]) -> Iterator[R
         parameters = dict(zip(names, values, strict=True))
         console.log(prefix, *parameters.items())
         instance = benchmark()
+        rows = [_row(instance, prefix, track, parameters) for track in tracks]
         try:
             instance.setup(*values)
         except Exception as error:
-            yield from [_failed(instance, prefix, track, parameters, error) for track in tracks]
+            yield from [_failed(row, error) for row in rows]
             continue
         try:
-            yield from [_result(instance, prefix, track, parameters) for track in tracks]
+            for track, row in zip(tracks, rows, strict=True):
+                try:
+                    value = float(getattr(instance, track)(*values))
+                except Exception as error:  # the others are measured all the same, and the row tells
+                    yield _failed(row, error)
+                else:
+                    comparison = getattr(instance, "comparison", None)
+                    yield replace(row, value=value, comparison=comparison)
         finally:
-            _end(instance, values)
+            try:
+                getattr(instance, "teardown", lambda *values: None)(*values)
+            except Exception:  # its numbers count, and the next one is measured
+                console.print_exception()
 
 
-def _end(instance: Any, values: tuple[Any, ...]) -> None:
-    if not hasattr(instance, "teardown"):
-        return
-    try:
-        instance.teardown(*values)
-    except Exception:  # its numbers count, and the next one is measured
-        console.print_exception()
-
-
-def _result(instance: Any, prefix: str, track: str, parameters: dict[str, Any]) -> Result:
-    try:
-        value = float(getattr(instance, track)(*parameters.values()))
-    except Exception as error:  # the others are measured all the same, and the row tells
-        return _failed(instance, prefix, track, parameters, error)
-    comparison = getattr(instance, "comparison", None)
-    return replace(_unmeasured(instance, prefix, track, parameters), value=value, comparison=comparison)
-
-
-def _unmeasured(instance: Any, prefix: str, track: str, parameters: dict[str, Any]) -> Result:
+def _row(instance: Any, prefix: str, track: str, parameters: dict[str, Any]) -> Result:
     method, values = getattr(instance, track), tuple(parameters.values())
-    return Result(
-        f"{prefix}.{track}",
-        method.title,
-        parameters,
-        None,
-        method.unit,
-        at_most=report.limit_of(method.at_most, values),
-        at_least=report.limit_of(method.at_least, values),
-    )
+    limits = {key: report.limit_of(getattr(method, key), values) for key in ("at_most", "at_least")}
+    return Result(f"{prefix}.{track}", method.title, parameters, None, method.unit, **limits)
 
 
-def _failed(instance: Any, prefix: str, track: str, parameters: dict[str, Any], error: Exception) -> Result:
+def _failed(row: Result, error: Exception) -> Result:
+    """The row with the reason in one line; of a process that failed, what it said last."""
     if isinstance(error, UnavailableError):
-        failure = f"not measured: {error}"
-    else:
-        console.print_exception()
-        failure = f"{FAILED} {type(error).__name__}: {_reason(error)}"
-    return replace(_unmeasured(instance, prefix, track, parameters), failure=failure)
-
-
-def _reason(error: Exception) -> str:
-    """In one line; of a process that failed, what it said last."""
-    if isinstance(error, subprocess.CalledProcessError) and isinstance(error.stderr, str):
-        return last_line(error.stderr)
-    return last_line(str(error))
+        return replace(row, failure=f"not measured: {error}")
+    console.print_exception()
+    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
+    reason = last_line(said if isinstance(said, str) else str(error))
+    return replace(row, failure=f"{FAILED} {type(error).__name__}: {reason}")
 
 
 if __name__ == "__main__":

@@ -7,147 +7,96 @@ that are timed in turns in one process. Stop it whenever you like: run again, it
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks.models.data import make_all_data, training_identity
+from benchmarks.harness.commands import show_and_keep, show_progress
 from benchmarks.models.questions import SMALL, TEST, Question
-from benchmarks.models.table import LABELS, PEERS, WORDS, Row, rows_of, shown_interval, summary
-from benchmarks.models.timed import Timed, ratio_of_times
-from benchmarks.models.train import MODELS, known_scores, train_and_score
+from benchmarks.models.run import SEEDS
+from benchmarks.models.table import LABELS, PEER_HEADS, PEERS, Row, peer_cells, rows_of, sentences
+from benchmarks.models.table import shown_interval as shown
+from benchmarks.models.training import MODELS, Scores, identity_of, make_data, ratio_of_times, scores_of
 from ups.config import load_config
-from ups.output import write_atomically
 
 _HERE = Path(__file__).resolve().parent
 SHARE = 0.25  # of the benchmark's counted operations, for FNO
 UNIT = "fno"
-SEEDS = (0, 1, 2)
 LIMITS = {"samples": "equal samples", "seconds": "equal processor time"}
 QUESTIONS = {question.name: replace(question, flops=SHARE * question.flops) for question in SMALL}
 
-Scores = dict[str, dict[int, Any]]  # by model and seed
-console = Console(stderr=True)
+ByModel = dict[str, dict[int, Scores]]  # and seed
 
 
 def main(
     tasks: Annotated[str, typer.Option(help="which of them")] = ",".join(QUESTIONS),
     models: Annotated[str, typer.Option(help="beside FNO")] = ",".join(m for m in MODELS if m != UNIT),
-    seeds: Annotated[str, typer.Option(help="training seeds")] = ",".join(map(str, SEEDS)),
+    seeds: Annotated[str, typer.Option(help="training seeds")] = SEEDS,
     out: Annotated[
         Path | None, typer.Option(help="folder of data and scores [default: benchmarks/models/out-budgets]")
     ] = None,
 ) -> None:
     """Train what isn't trained yet, and print the table of what is."""
+    show_progress()
     torch.set_num_threads(1)
     folder = out or _HERE / "out-budgets"
-    wanted, numbers = models.split(","), [int(seed) for seed in seeds.split(",")]
     rows: dict[str, list[Row]] = {limit: [] for limit in LIMITS}
-    found: dict[tuple[str, str], Scores] = {}
+    scores: dict[tuple[str, str], ByModel] = {}
     for question in (QUESTIONS[name] for name in tasks.split(",")):
-        for limit, scores in scores_of(question, wanted, numbers, folder).items():
-            found[question.name, limit] = scores
-            rows[limit] += rows_of(question, scores)
-    text = markdown(rows, found)
-    write_atomically(folder / "budgets.md", text.encode())
-    Console().print(text, markup=False, soft_wrap=True)
+        by_limit = scores_by_limit(question, models.split(","), [*map(int, seeds.split(","))], folder)
+        for limit, by_model in by_limit.items():
+            scores[question.name, limit] = by_model
+            rows[limit] += rows_of(question, by_model)
+    show_and_keep(markdown(rows, scores), folder / "budgets.md")
 
 
-def scores_of(
+def scores_by_limit(
     question: Question, models: Sequence[str], seeds: Sequence[int], folder: Path
-) -> dict[str, Scores]:
+) -> dict[str, ByModel]:
     """Scores of a question by limit, of FNO and of the models beside it."""
-    config_path = make_all_data(question, folder / question.name, note=_note)
-    unit = {seed: _trained(question, UNIT, seed, config_path, folder) for seed in seeds}
-    config = load_config(config_path, overrides=question.overrides)
-    identity = training_identity(question)
-    found: dict[str, Scores] = {limit: {UNIT: unit} for limit in LIMITS}
+    path = make_data(question, folder / question.name)
+    unit = {seed: scores_of(question, UNIT, seed, folder) for seed in seeds}
+    config = load_config(path, overrides=question.overrides)
+    scores: dict[str, ByModel] = {limit: {UNIT: unit} for limit in LIMITS}
     for model in models:
-        timed = (Timed(name, config) for name in (model, UNIT))
-        ratio = ratio_of_times(*timed, folder / "ratios" / f"{question.name}-{model}-{identity}.json")
+        ratios = folder / "ratios" / f"{question.name}-{model}-{identity_of(question)}.json"
+        ratio = ratio_of_times((model, config), (UNIT, config), ratios)
         for limit in LIMITS:
             for seed in seeds:
                 steps = round(unit[seed]["steps"] / (ratio if limit == "seconds" else 1.0))
-                scores = _trained(question, model, seed, config_path, folder, limit=limit, steps=steps)
-                found[limit].setdefault(model, {})[seed] = scores
-    return found
-
-
-def _trained(
-    question: Question,
-    model: str,
-    seed: int,
-    config_path: Path,
-    folder: Path,
-    *,
-    limit: str = "",
-    steps: int | None = None,
-) -> dict[str, Any]:
-    scores = known_scores(question, model, seed, folder, variant=limit)
-    if scores is None or steps not in (None, scores["steps"]):
-        _note(f"{question.name}: {model}, seed {seed}, {LIMITS.get(limit, 'counted operations')}")
-        scores = train_and_score(
-            question,
-            model,
-            seed,
-            config_path=config_path,
-            folder=folder,
-            note=_note,
-            variant=limit,
-            steps=None if steps is None else lambda stage, config: steps,
-        )
+                by_seed = scores[limit].setdefault(model, {})
+                by_seed[seed] = scores_of(question, model, seed, folder, variant=limit, steps=steps)
     return scores
 
 
-def markdown(rows: Mapping[str, Sequence[Row]], scores: Mapping[tuple[str, str], Scores]) -> str:
+def markdown(rows: Mapping[str, Sequence[Row]], scores: Mapping[tuple[str, str], ByModel]) -> str:
     """A sentence a limit and model, and a table of the test sets of the training's distribution."""
-    lines = [line for limit in LIMITS for line in _sentences(limit, rows[limit])]
-    lines += [
-        "",
-        "| task | budget | " + " | ".join(f"{LABELS[model]}: steps, s | nRMSE" for model in MODELS) + " | "
-        "" + " | ".join(f"operator / {LABELS[peer]} | verdict" for peer in PEERS) + " |",
-        "|---|---|" + "---:|---:|" * len(MODELS) + "---:|---|" * len(PEERS),
+    lines = [
+        line
+        for limit, words in LIMITS.items()
+        for line in sentences(rows[limit], begin=f"{words.capitalize()}, the", shows_worst=False)
     ]
+    heads = " | ".join(f"{LABELS[model]}: steps, s | nRMSE" for model in MODELS)
+    lines += ["", f"| task | budget | {heads} | {PEER_HEADS} |"]
+    lines += ["|---|---|" + "---:|---:|" * len(MODELS) + "---:|---|" * len(PEERS)]
     for pair in zip(*rows.values(), strict=True):
         for limit, row in zip(rows, pair, strict=True):
-            if row.set == TEST:
-                lines.append(_line(limit, row, scores[row.question, limit]))
+            if row.set != TEST:
+                continue
+            cells = [row.question, LIMITS[limit]]
+            for model in MODELS:
+                by_seed = list(scores[row.question, limit].get(model, {}).values())
+                if not by_seed:
+                    cells += ["–", "–"]
+                    continue
+                seconds = sum(each["cpu_seconds"] for each in by_seed) / len(by_seed)
+                cells += [f"{by_seed[0]['steps']:,}, {seconds:.0f}", shown(row.nrmse[model])]
+            lines.append(f"| {' | '.join([*cells, *peer_cells(row)])} |")
     return "\n".join(lines) + "\n"
-
-
-def _sentences(limit: str, rows: Sequence[Row]) -> Iterator[str]:
-    for peer, found in summary(rows).items():
-        ahead, behind, untold = (found[verdict] for verdict in WORDS)
-        if found["rows"]:
-            yield (
-                f"- {LIMITS[limit].capitalize()}, the operator beside {LABELS[peer]}, {found['rows']} rows: "
-                f"ahead on {ahead}, behind on {behind}; on {untold} it can't be told."
-            )
-
-
-def _line(limit: str, row: Row, scores: Scores) -> str:
-    cells = [row.question, LIMITS[limit]]
-    for model in MODELS:
-        if model not in scores:
-            cells += ["–", "–"]
-            continue
-        each = list(scores[model].values())
-        seconds = sum(one["cpu_seconds"] for one in each) / len(each)
-        cells += [f"{each[0]['steps']:,}, {seconds:.0f}", shown_interval(row.nrmse[model])]
-    for peer in PEERS:
-        pair = row.paired.get(peer)
-        cells += ["–", "–"] if pair is None else [shown_interval(pair.ratio), WORDS[pair.verdict]]
-    return f"| {' | '.join(cells)} |"
-
-
-def _note(text: str) -> None:
-    console.print(f"{time.strftime('%H:%M:%S')} {text}", style="dim", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Question:
 
     @property
     def sets(self) -> dict[str, Settings]:
-        """Settings of every data set: train, val, test, and the shifted ones."""
+        """Every data set's settings: train, val, test, and the shifted ones."""
         return dict.fromkeys((TRAIN, VAL, TEST), self.settings) | {
             name: {**self.settings, **changed} for name, changed in self.shifts.items()
         }
@@ -60,7 +60,8 @@ class Question:
         """Samples of each file of a set; a shifted set has as many as test in all its files together."""
         if name == TRAIN:
             return self.num_samples
-        return self.num_held_out * (1 if name in (VAL, TEST) else _num_files(self.settings))
+        num_files = max((len(each) for each in self.settings.values() if isinstance(each, tuple)), default=1)
+        return self.num_held_out * (1 if name in (VAL, TEST) else num_files)
 
     def seed_of(self, name: str) -> int:
         """Of a set's initial states; all resolutions and lengths of test start from its states."""
@@ -74,10 +75,6 @@ class Question:
 def hash_of(values: Any) -> str:
     """Of JSON values, short."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _num_files(settings: Settings) -> int:
-    return max((len(value) for value in settings.values() if isinstance(value, tuple)), default=1)
 
 
 _LINE = {"points": 128, "frames": 21, "end_time": 2.0}

@@ -139,6 +139,45 @@ class _Items(Dataset[Tensor]):
         return self._peer.sample(index)
 
 
+class Selected(Peer):
+    """Batches by `index_select` out of `_tensor` into a reused tensor."""
+
+    _tensor: Tensor
+
+    def _keep(self, values: Any) -> None:
+        """Read from these from now on, shape (N, frames, width)."""
+        self._tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+        self._out = torch.from_numpy(self._empty_batch())
+
+    def sample(self, index: int) -> Tensor:
+        return self._tensor[index]
+
+    def batch(self, indices: Items) -> Tensor:
+        return torch.index_select(self._tensor, 0, torch.from_numpy(indices), out=self._out[: len(indices)])
+
+
+class Indexed(Peer):
+    """Whatever is asked for by one index into `_array`."""
+
+    _array: Any
+
+    def _read(self, index: Any) -> Tensor:
+        return torch.from_numpy(np.asarray(self._array[index]))
+
+    def sample(self, index: int) -> Tensor:
+        return self._read(index)
+
+    def window(self, index: int, start: int, length: int) -> Tensor:
+        return self._read((index, slice(start, start + length)))
+
+
+class Rows(Peer):
+    """What has no cheaper way to one sample than a batch of one."""
+
+    def sample(self, index: int) -> Tensor:
+        return self.batch(np.array([index]))[0]
+
+
 class Epochs:
     """Calls a function for every epoch."""
 
@@ -237,11 +276,8 @@ class UpsStore(Peer):
         return Epochs(lambda: (each[NAME] for each in loader))
 
 
-class Memmap(Peer):
-    """Batches by `index_select` into a reused tensor; without workers an epoch is a plain loop.
-
-    That is what people write first, and what a loader is measured against.
-    """
+class Memmap(Selected):
+    """Without workers an epoch is a plain loop: what people write first, and loaders are measured against."""
 
     name, package, has_preload, file = "np.memmap", "numpy", True, "samples.npy"
 
@@ -251,17 +287,10 @@ class Memmap(Peer):
     def open(self) -> None:
         # Copy-on-write: torch has no read-only tensors, and warns.
         self._values = np.load(self.path, mmap_mode="c")
-        self._tensor = torch.from_numpy(self._values)
-        self._out = torch.from_numpy(self._empty_batch())
+        self._keep(self._values)
 
     def preload(self) -> None:
         torch.sum(self._tensor.view(-1)[:: 4096 // 4])
-
-    def sample(self, index: int) -> Tensor:
-        return self._tensor[index]
-
-    def batch(self, indices: Items) -> Tensor:
-        return torch.index_select(self._tensor, 0, torch.from_numpy(indices), out=self._out[: len(indices)])
 
     def windows(self, indices: Items, starts: Items, length: int) -> Tensor:
         return torch.from_numpy(self._values[indices[:, None], starts[:, None] + np.arange(length)])
@@ -334,8 +363,8 @@ class TensorDictFolder(Peer):
         return tensor
 
 
-class TensorDictArchive(Peer):
-    """One file; its tensor is indexed with `index_select` into a reused one, which is faster."""
+class TensorDictArchive(Selected):
+    """One file; a view of its tensor is faster than indexing the TensorDict."""
 
     name, package, file = "TensorDict .tdz", "tensordict", "samples.tdz"
 
@@ -348,14 +377,7 @@ class TensorDictArchive(Peer):
         from tensordict import TensorDict
 
         self._rows = TensorDict.load(self.path)
-        self._tensor = self._rows["fields"].as_subclass(Tensor)
-        self._out = torch.from_numpy(self._empty_batch())
-
-    def sample(self, index: int) -> Tensor:
-        return self._tensor[index]
-
-    def batch(self, indices: Items) -> Tensor:
-        return torch.index_select(self._tensor, 0, torch.from_numpy(indices), out=self._out[: len(indices)])
+        self._keep(self._rows["fields"].as_subclass(Tensor))
 
 
 class SafetensorsMany(Peer):
@@ -412,7 +434,7 @@ class SafetensorsOne(Peer):
         return window
 
 
-class Hdf5(Peer):
+class Hdf5(Indexed):
     """One dataset, a chunk per sample, read one by one into a reused batch: h5py's fancy index is slower."""
 
     name, package, file = "HDF5", "h5py", "samples.h5"
@@ -427,25 +449,19 @@ class Hdf5(Peer):
         import h5py
 
         self._file = h5py.File(self.path, "r")
-        self._values, self._out = self._file["fields"], self._empty_batch()
+        self._array, self._out = self._file["fields"], self._empty_batch()
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
-    def sample(self, index: int) -> Tensor:
-        return torch.from_numpy(self._values[index])
-
     def batch(self, indices: Items) -> Tensor:
         for row, index in enumerate(indices.tolist()):
-            self._values.read_direct(self._out, np.s_[index], np.s_[row])
+            self._array.read_direct(self._out, np.s_[index], np.s_[row])
         return torch.from_numpy(self._out[: len(indices)])
 
-    def window(self, index: int, start: int, length: int) -> Tensor:
-        return torch.from_numpy(self._values[index, start : start + length])
 
-
-class ZarrFolder(Peer):
+class ZarrFolder(Indexed):
     """zarr-python: a file per chunk, a chunk per sample, no compression."""
 
     name, package, file = "Zarr folder", "zarr", "samples.zarr"
@@ -467,20 +483,14 @@ class ZarrFolder(Peer):
         import zarr
 
         self._opened = self._zarr_store("r")
-        self._array: Any = zarr.open_array(self._opened, mode="r")
+        self._array = zarr.open_array(self._opened, mode="r")
 
     def close(self) -> None:
         self._opened.close()
         super().close()
 
-    def sample(self, index: int) -> Tensor:
-        return torch.from_numpy(np.asarray(self._array[index]))
-
     def batch(self, indices: Items) -> Tensor:
         return torch.from_numpy(np.asarray(self._array.oindex[indices]))
-
-    def window(self, index: int, start: int, length: int) -> Tensor:
-        return torch.from_numpy(np.asarray(self._array[index, start : start + length]))
 
 
 class ZarrZip(ZarrFolder):
@@ -494,43 +504,36 @@ class ZarrZip(ZarrFolder):
         return ZipStore(self.path, mode=mode)
 
 
-class TensorStoreZarr(Peer):
+class TensorStoreZarr(Indexed):
     """A Zarr v3 folder, a chunk per sample; batches by one index operation, read with several threads."""
 
     name, package, file = "TensorStore", "tensorstore", "samples.zarr"
 
-    def _spec(self) -> dict[str, Any]:
-        return {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(self.path)}}
+    def _open(self, metadata: dict[str, Any] | None = None) -> Any:
+        import tensorstore
+
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(self.path)}}
+        if metadata:
+            return tensorstore.open({**spec, "metadata": metadata}, create=True).result()
+        return tensorstore.open(spec, read=True).result()
 
     def write(self, values: Floats) -> None:
-        import tensorstore
-
         chunks = {"name": "regular", "configuration": {"chunk_shape": [1, *values.shape[1:]]}}
-        metadata = {
-            "shape": list(values.shape),
-            "data_type": "float32",
-            "chunk_grid": chunks,
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        }
-        array = tensorstore.open({**self._spec(), "metadata": metadata}, create=True).result()
-        array[...].write(values).result()
+        codec = {"name": "bytes", "configuration": {"endian": "little"}}
+        metadata = {"shape": list(values.shape), "data_type": "float32", "chunk_grid": chunks}
+        self._open({**metadata, "codecs": [codec]})[...].write(values).result()
 
     def open(self) -> None:
-        import tensorstore
+        self._array = self._open()
 
-        self._array = tensorstore.open(self._spec(), read=True).result()
-
-    def sample(self, index: int) -> Tensor:
+    def _read(self, index: Any) -> Tensor:
         return torch.from_numpy(np.asarray(self._array[index].read().result()))
 
     def batch(self, indices: Items) -> Tensor:
-        return torch.from_numpy(np.asarray(self._array[indices].read().result()))
-
-    def window(self, index: int, start: int, length: int) -> Tensor:
-        return torch.from_numpy(np.asarray(self._array[index, start : start + length].read().result()))
+        return self._read(indices)
 
 
-class Blosc2(Peer):
+class Blosc2(Indexed):
     """Not compressed, as nothing is here; samples are read one by one, which is its faster way."""
 
     name, package, file = "blosc2", "blosc2", "samples.b2nd"
@@ -544,19 +547,13 @@ class Blosc2(Peer):
     def open(self) -> None:
         import blosc2
 
-        self._values = blosc2.open(str(self.path), mode="r", mmap_mode="r")
+        self._array = blosc2.open(str(self.path), mode="r", mmap_mode="r")
         self._out = self._empty_batch()
-
-    def sample(self, index: int) -> Tensor:
-        return torch.from_numpy(self._values[index])
 
     def batch(self, indices: Items) -> Tensor:
         for row, index in enumerate(indices.tolist()):
-            self._out[row] = self._values[index]
+            self._out[row] = self._array[index]
         return torch.from_numpy(self._out[: len(indices)])
-
-    def window(self, index: int, start: int, length: int) -> Tensor:
-        return torch.from_numpy(self._values[index, start : start + length])
 
 
 # --- formats of tables --------------------------------------------------------------------------------
@@ -582,8 +579,8 @@ def values_of_column(column: Any, samples: Samples) -> Floats:
     return values.reshape(-1, samples.frames, samples.width)
 
 
-class ArrowIpc(Peer):
-    """One file, one record batch, mapped; `index_select` from a view of it is faster than Arrow's `take`."""
+class ArrowIpc(Selected):
+    """One file, one record batch, mapped; a view of it is faster than Arrow's `take`."""
 
     name, package, file = "Arrow IPC", "pyarrow", "samples.arrow"
 
@@ -599,18 +596,11 @@ class ArrowIpc(Peer):
 
         self._file = pa.memory_map(str(self.path))
         values = values_of_column(pa.ipc.open_file(self._file).get_batch(0).column(COLUMN), self.samples)
-        values = np.lib.stride_tricks.as_strided(values, writeable=True)  # torch warns of what is read-only
-        self._tensor = torch.from_numpy(values)
-        self._out = torch.from_numpy(self._empty_batch())
-
-    def sample(self, index: int) -> Tensor:
-        return self._tensor[index]
-
-    def batch(self, indices: Items) -> Tensor:
-        return torch.index_select(self._tensor, 0, torch.from_numpy(indices), out=self._out[: len(indices)])
+        # Torch warns of what is read-only.
+        self._keep(np.lib.stride_tricks.as_strided(values, writeable=True))
 
 
-class Lance(Peer):
+class Lance(Rows):
     """A row per sample, read by `take`; rows come into new memory."""
 
     name, package, file = "Lance", "pylance", "samples.lance"
@@ -625,15 +615,12 @@ class Lance(Peer):
 
         self._rows = lance.dataset(str(self.path))
 
-    def sample(self, index: int) -> Tensor:
-        return self.batch(np.array([index]))[0]
-
     def batch(self, indices: Items) -> Tensor:
         rows = self._rows.take(indices.tolist(), columns=[COLUMN])
         return torch.from_numpy(np.require(values_of_column(rows[COLUMN], self.samples), requirements="W"))
 
 
-class Vortex(Peer):
+class Vortex(Rows):
     """A scan takes rising rows only, so batches are put into their order afterwards."""
 
     name, package, file = "Vortex", "vortex-data", "samples.vortex"
@@ -649,9 +636,6 @@ class Vortex(Peer):
 
         self._file = vortex.open(str(self.path))
         self._rows_of = lambda rising: vortex.array(pa.array(rising, pa.uint64()))
-
-    def sample(self, index: int) -> Tensor:
-        return self.batch(np.array([index]))[0]
 
     def batch(self, indices: Items) -> Tensor:
         rising, places = np.unique(indices, return_inverse=True)
@@ -757,11 +741,10 @@ class MosaicStreaming(Peer):
         return torch.from_numpy(np.array(self._rows[index]["fields"]))
 
     def loader(self, num_workers: int, **options: Any) -> Iterable[Tensor]:
-        return self._data_loader(self._dataset(shuffle=True, **options), num_workers, collate_fn=_stack)
+        def stacked(rows: list[dict[str, Floats]]) -> Tensor:
+            return torch.stack([torch.from_numpy(np.array(row["fields"])) for row in rows])
 
-
-def _stack(rows: list[dict[str, Floats]]) -> Tensor:
-    return torch.stack([torch.from_numpy(np.array(row["fields"])) for row in rows])
+        return self._data_loader(self._dataset(shuffle=True, **options), num_workers, collate_fn=stacked)
 
 
 class WebDataset(Peer):
@@ -788,38 +771,13 @@ class WebDataset(Peer):
             .decode()
             .to_tuple("npy")
             .batched(self.samples.batch, partial=False)
-            .map(_first)
+            .map(lambda batch: torch.as_tensor(batch[0]))
         )
         return self._data_loader(dataset, num_workers, batch_size=None, drop_last=False)
 
 
-def _first(batch: tuple[Floats]) -> Tensor:
-    return torch.as_tensor(batch[0])
-
-
-PEERS: dict[str, type[Peer]] = {
-    peer.name: peer
-    for peer in (
-        Memcpy,
-        UpsStore,
-        Memmap,
-        TensorDictArchive,
-        TensorDictFolder,
-        PtPreloaded,
-        PtFolder,
-        SafetensorsOne,
-        SafetensorsMany,
-        Hdf5,
-        ZarrFolder,
-        ZarrZip,
-        TensorStoreZarr,
-        ArrowIpc,
-        Lance,
-        Vortex,
-        Blosc2,
-        HuggingFace,
-        LitData,
-        MosaicStreaming,
-        WebDataset,
-    )
-}
+# In the order of the tables.
+_ORDER = (Memcpy, UpsStore, Memmap, TensorDictArchive, TensorDictFolder, PtPreloaded, PtFolder,
+          SafetensorsOne, SafetensorsMany, Hdf5, ZarrFolder, ZarrZip, TensorStoreZarr, ArrowIpc, Lance,
+          Vortex, Blosc2, HuggingFace, LitData, MosaicStreaming, WebDataset)  # fmt: skip
+PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in _ORDER}

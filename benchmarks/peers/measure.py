@@ -35,48 +35,27 @@ _AT_ONCE = 8  # samples: a batch's own memory is every process's
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one peer at one size; None where there is none, for the reason in `notes`.
+    """Figures of one peer at one size; None where there is none, for the reason in `notes`."""
 
-    Attributes:
-        write_mb_per_s: Payload over the time to write and sync it.
-        num_files: Files it takes.
-        size_over_payload: Bytes of them over the samples' bytes.
-        open_ms: From the path to the first sample, everything in the page cache.
-        batch_over_memcpy: Time of a random batch over one memcpy of as many bytes.
-        windows_over_memcpy: The same for 64 windows of 2 frames.
-        epoch: Samples a second of a shuffled epoch, everything in the page cache.
-        epoch_2_workers: The same with a DataLoader's 2 worker processes, started before.
-        cold_epoch: The same as `epoch`, from opening on, with nothing in the page cache.
-        pss_over_payload: Memory of 8 processes that hold or map all of it, over the samples' bytes.
-        preload_s: Seconds from a cold file to everything in memory.
-        notes: What was left out, and why.
-    """
-
-    write_mb_per_s: float | None = None
+    write_mb_per_s: float | None = None  # payload over the time to write and sync it
     num_files: int | None = None
-    size_over_payload: float | None = None
-    open_ms: float | None = None
-    batch_over_memcpy: float | None = None
-    windows_over_memcpy: float | None = None
-    epoch: float | None = None
-    epoch_2_workers: float | None = None
-    cold_epoch: float | None = None
-    pss_over_payload: float | None = None
-    preload_s: float | None = None
-    notes: tuple[str, ...] = ()
+    size_over_payload: float | None = None  # bytes of them over the samples' bytes
+    open_ms: float | None = None  # from the path to the first sample, everything in the page cache
+    batch_over_memcpy: float | None = None  # time of a random batch over one memcpy of as many bytes
+    windows_over_memcpy: float | None = None  # the same for 64 windows of 2 frames
+    epoch: float | None = None  # samples a second of a shuffled epoch, everything in the page cache
+    epoch_2_workers: float | None = None  # the same with a DataLoader's 2 worker processes, started before
+    cold_epoch: float | None = None  # the same as `epoch`, from opening on, with nothing in the page cache
+    pss_over_payload: float | None = (
+        None  # memory of 8 processes that hold or map all, over the samples' bytes
+    )
+    preload_s: float | None = None  # seconds from a cold file to everything in memory
+    notes: tuple[str, ...] = ()  # what was left out, and why
 
 
 @dataclass(frozen=True)
 class PeerResult:
-    """A peer's row at one size.
-
-    Attributes:
-        name: The peer.
-        size: Label of the size.
-        version: Of its package; "" for those without one.
-        figures: What was measured; None if it could not be.
-        reason: Why not; "" if it was.
-    """
+    """A peer's row at one size; without figures it says why."""
 
     name: str
     size: str
@@ -94,7 +73,7 @@ def measure_peer(name: str, folder: Path, samples: Samples, timeout_s: float) ->
         return PeerResult(name, samples.label, "", None, f"not installed: {error}")
     try:
         parts = [isolated(written, peer, timeout_s=timeout_s)]
-        isolated(_checked, peer, timeout_s=timeout_s)
+        isolated(check_values, peer, timeout_s=timeout_s)
     except FailedError as error:
         return PeerResult(name, samples.label, found, None, str(error))
     for what, function in _phases(peer):
@@ -111,34 +90,17 @@ def _phases(peer: Peer) -> Iterator[tuple[str, Callable[[], Figures]]]:
     if is_stored:
         yield "2 workers", lambda: Figures(epoch_2_workers=epoch_rate(peer, num_workers=2))
     if peer.is_random:
-        yield "batches", lambda: _random(peer)
+        yield "batches", lambda: random_access(peer, is_stored=is_stored)
         if peer.samples.label == PSS_SIZE and is_stored:
             yield "8 processes", lambda: Figures(pss_over_payload=pss_over_payload(peer))
     if not is_stored:
         return
     if os.geteuid():
-        yield "cold", _needs_root
+        yield "cold", lambda: drop_page_cache()  # which says that only root may
         return
     yield "cold epoch", lambda: Figures(cold_epoch=cold_epoch_rate(peer))
     if peer.has_preload:
         yield "preload", lambda: Figures(preload_s=preload_s(peer))
-
-
-def _random(peer: Peer) -> Figures:
-    torch.set_num_threads(1)  # one memcpy is one thread too
-    peer.open()
-    figures = random_access(peer)
-    peer.close()
-    return merged([figures, Figures(open_ms=open_ms(peer))]) if any(peer.folder.iterdir()) else figures
-
-
-def _checked(peer: Peer) -> None:
-    peer.open()
-    check_values(peer)
-
-
-def _needs_root() -> Figures:
-    raise PermissionError("only root may drop the page cache")
 
 
 # --- figures ---------------------------------------------------------------------------------------
@@ -162,6 +124,7 @@ def written(peer: Peer) -> Figures:
 
 def check_values(peer: Peer) -> None:
     """Fail before anything wrong is timed."""
+    peer.open()
     samples = peer.samples
     if not peer.is_random:  # the order is its own, so only which samples there are can be told
         batch = next(iter(peer.loader(0))).numpy()
@@ -180,44 +143,38 @@ def check_values(peer: Peer) -> None:
     check(peer.windows(indices, starts, WINDOW).numpy(), expected)
 
 
-def random_access(peer: Peer) -> Figures:
-    """Batches and windows over memcpy; everything is in the page cache, as check_values read it."""
+def random_access(peer: Peer, *, is_stored: bool) -> Figures:
+    """Batches and windows over memcpy, and opening; all is in the page cache, as check_values read it."""
+    torch.set_num_threads(1)  # one memcpy is one thread too
     samples, rng = peer.samples, np.random.default_rng(0)
     batches = rng.integers(0, samples.num, (64, samples.batch))
     starts = rng.integers(0, samples.frames - WINDOW + 1, (64, NUM_WINDOWS))
     of_windows = rng.integers(0, samples.num, (64, NUM_WINDOWS))
-    return Figures(
-        batch_over_memcpy=_over_memcpy(
-            samples, samples.batch * samples.sample_bytes, lambda i: peer.batch(batches[i % 64])
-        ),
-        windows_over_memcpy=_over_memcpy(
-            samples,
-            NUM_WINDOWS * WINDOW * samples.width * 4,
-            lambda i: peer.windows(of_windows[i % 64], starts[i % 64], WINDOW),
-        ),
-    )
 
+    def over_memcpy(nbytes: int, function: Callable[[int], object]) -> float:
+        call = timed(function)
+        once = min(call(i) for i in range(2))
+        pairs = max(3, min(101, int(_PAIRS_S / max(once, 1e-6))))
+        memory = Memory(samples.nbytes, nbytes)
+        return compare(call, timed(memory.copy), pairs=pairs, nbytes=nbytes).time_ratio
 
-def _over_memcpy(samples: Samples, nbytes: int, function: Callable[[int], object]) -> float:
-    call = timed(function)
-    once = min(call(i) for i in range(2))
-    pairs = max(3, min(101, int(_PAIRS_S / max(once, 1e-6))))
-    memory = Memory(samples.nbytes, nbytes)
-    return compare(call, timed(memory.copy), pairs=pairs, nbytes=nbytes).time_ratio
-
-
-def open_ms(peer: Peer) -> float:
-    """Median of three; the first sample stands for lazy opening."""
-
-    def first_sample(_: int) -> None:
+    def first_sample(_: int) -> None:  # which stands for lazy opening
         peer.open()
         peer.sample(0)
 
+    peer.open()
+    over = over_memcpy(samples.batch * samples.sample_bytes, lambda i: peer.batch(batches[i % 64]))
+    of_frames = over_memcpy(
+        NUM_WINDOWS * WINDOW * samples.width * 4,
+        lambda i: peer.windows(of_windows[i % 64], starts[i % 64], WINDOW),
+    )
+    peer.close()
     seconds = []
-    for i in range(3):
+    for i in range(3 if is_stored else 0):
         seconds.append(timed(first_sample)(i))
         peer.close()
-    return 1e3 * float(np.median(seconds))
+    opening = 1e3 * float(np.median(seconds)) if seconds else None
+    return Figures(open_ms=opening, batch_over_memcpy=over, windows_over_memcpy=of_frames)
 
 
 def epoch_rate(peer: Peer, *, num_workers: int) -> float:
@@ -248,11 +205,14 @@ def preload_s(peer: Peer) -> float:
     return time.perf_counter() - began
 
 
-def drop_page_cache() -> None:
+def drop_page_cache() -> Figures:
     """Drop what the page cache holds of any file; PermissionError unless root."""
+    if os.geteuid():
+        raise PermissionError("only root may drop the page cache")
     gc.collect()  # what is mapped stays
     os.sync()
     _PAGE_CACHE.write_text("3")
+    return Figures()
 
 
 def _run(loader: object) -> tuple[int, float]:
@@ -265,10 +225,10 @@ def _run(loader: object) -> tuple[int, float]:
 
 def merged(parts: list[Figures]) -> Figures:
     """One of several, each with other figures."""
-    together = Figures()
+    together = Figures(notes=tuple(note for part in parts for note in part.notes))
     for part in parts:
-        found = {name: value for name, value in vars(part).items() if value is not None and name != "notes"}
-        together = replace(together, **found, notes=together.notes + part.notes)
+        known = {name: value for name, value in vars(part).items() if value is not None and name != "notes"}
+        together = replace(together, **known)
     return together
 
 

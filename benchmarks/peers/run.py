@@ -8,17 +8,16 @@ imports every module of a package, then passes over it.
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 import time
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from benchmarks.harness import machine
 from benchmarks.harness.inputs import Folder
+from benchmarks.harness.report import RESULTS, describe, write_docs, write_results
 from benchmarks.peers import table
 from benchmarks.peers.formats import PEERS, Samples, sizes
 from benchmarks.peers.isolated import FailedError, isolated
@@ -27,7 +26,6 @@ from benchmarks.peers.measure import PeerResult, measure_peer
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "results" / "performance.md"
 _CHART = _ROOT / "docs" / "images" / "peers.png"
-_RESULTS = _ROOT / "benchmarks" / "results"
 _FIGURE_S = {False: 60.0, True: 600.0}  # at most, per figure
 
 console = Console()
@@ -42,22 +40,16 @@ def main(
     ] = None,
 ) -> None:
     """Measure, print, write JSON and, when all was measured, the documentation's tables and chart."""
-    hardware = machine.describe(Path(tempfile.gettempdir()))
-    about = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "mode": "full" if full else "quick",
-        "machine": hardware,
-    }
+    about = describe("full" if full else "quick")
     names = [name for name in PEERS if (only or "") in name]
     chosen = [samples for samples in sizes(full=full) if size in (None, samples.label)]
     results = [_measured(name, samples, full=full) for samples in chosen for name in names]
     console.print(table.markdown(results, about))
-    table.write_json(out or _RESULTS / f"{about['date']}-peers.json", results, about)
+    path = out or RESULTS / f"{about['date']}-peers.json"
+    write_results(path, [asdict(result) for result in results], about)
     if only is None and size is None:
-        from benchmarks.peers import chart
-
-        table.update_page(_PAGE, table.markdown(results, about))
-        chart.draw(_CHART, results)
+        write_docs(_PAGE, table.markdown(results, about), begin=table.BEGIN, end=table.END)
+        table.draw(_CHART, results)
 
 
 def _measured(name: str, samples: Samples, *, full: bool) -> PeerResult:

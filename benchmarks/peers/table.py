@@ -1,14 +1,12 @@
-"""The peers' results as tables of `docs/results/performance.md` and as JSON."""
+"""The peers' results as tables and a chart of `docs/results/performance.md` and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.report import write_docs, write_results
-from benchmarks.peers.measure import Figures, PeerResult
+from benchmarks.peers.measure import PeerResult
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers/run.py -->\n", "<!-- end of peers -->"
 
@@ -44,19 +42,14 @@ def markdown(results: Sequence[PeerResult], about: Mapping[str, Any]) -> str:
     ]
     for size in dict.fromkeys(result.size for result in results):
         lines += _table(size, [result for result in results if result.size == size])
-    notes = list(dict.fromkeys(note for result in results for note in _notes(result)))
+    notes: dict[str, None] = {}
+    for result in results:
+        is_missing = result.reason.startswith("not installed")
+        where = result.name if is_missing else f"{result.name}, {result.size}"
+        texts = result.figures.notes if result.figures else (result.reason,)
+        notes |= dict.fromkeys(f"{where}: {text}" for text in texts)
     lines += ["", *(f"- {note}" for note in notes)] if notes else []
     return "\n".join(lines) + "\n"
-
-
-def update_page(page: Path, text: str) -> None:
-    """Replace the peers' tables of the page."""
-    write_docs(page, text, begin=BEGIN, end=END)
-
-
-def write_json(path: Path, results: Sequence[PeerResult], about: Mapping[str, Any]) -> None:
-    """Everything that was measured, with machine and versions."""
-    write_results(path, [asdict(result) for result in results], about)
 
 
 def _table(size: str, results: Sequence[PeerResult]) -> list[str]:
@@ -74,21 +67,17 @@ def _table(size: str, results: Sequence[PeerResult]) -> list[str]:
 def _verdicts(size: str, results: Sequence[PeerResult]) -> dict[str, list[str]]:
     """Ours over each peer's that there is a target for, by heading; nothing where ours wasn't measured."""
     ours = next((result for result in results if result.name == _OURS), None)
-    if size != _TARGET_SIZE or ours is None:
-        return {}
-    return {
-        heading: [_verdict(ours, result, figure) for result in results]
-        for heading, figure in _VERDICTS.items()
-        if _has(ours, figure)
-    }
-
-
-def _verdict(ours: PeerResult, other: PeerResult, figure: str) -> str:
-    target = _TARGETS[figure].get(other.name)
-    if target is None or not _has(other, figure):
-        return "" if target is None else "–"
-    ratio = getattr(ours.figures, figure) / getattr(other.figures, figure)
-    return f"{ratio:.3g}, {'met' if ratio >= target else 'missed'} (≥ {target:g})"
+    verdicts: dict[str, list[str]] = {}
+    for heading, figure in _VERDICTS.items():
+        if size != _TARGET_SIZE or ours is None or not _has(ours, figure):
+            continue
+        for other in results:
+            target, text = _TARGETS[figure].get(other.name), ""
+            if target is not None and _has(other, figure):
+                ratio = getattr(ours.figures, figure) / getattr(other.figures, figure)
+                text = f"{ratio:.3g}, {'met' if ratio >= target else 'missed'} (≥ {target:g})"
+            verdicts.setdefault(heading, []).append(text or ("" if target is None else "–"))
+    return verdicts
 
 
 def _label(result: PeerResult) -> str:
@@ -106,8 +95,49 @@ def _cell(result: PeerResult, figure: str, text: str) -> str:
     return text.format(getattr(result.figures, figure)) if _has(result, figure) else "–"
 
 
-def _notes(result: PeerResult) -> list[str]:
-    figures = result.figures or Figures(notes=(result.reason,))
-    is_missing = result.reason.startswith("not installed")
-    where = result.name if is_missing else f"{result.name}, {result.size}"
-    return [f"{where}: {note}" for note in figures.notes]
+# --- the chart: a random batch over memcpy and a shuffled epoch, for every size; log axes ---
+
+_TEXT, _COLORS = "#333333", {_OURS: "#3b6ea5", "memcpy": "#6b8f71"}
+_PANELS = (
+    ("batch_over_memcpy", "random batch, time over memcpy (less is better)", "{:.3g}"),
+    ("epoch", "shuffled epoch, samples/s (more is better)", "{:,.0f}"),
+)
+
+
+def draw(path: Path, results: Sequence[PeerResult]) -> None:
+    """Draw a row of panels per size; who has no figure is named with a dash."""
+    import matplotlib.pyplot as plt
+
+    sizes = list(dict.fromkeys(result.size for result in results))
+    num_peers = max(sum(result.size == size for result in results) for size in sizes)
+    height = (0.6 + 0.24 * num_peers) * len(sizes)
+    figure, panels = plt.subplots(len(sizes), 2, figsize=(12, height), layout="constrained", squeeze=False)
+    for row, size in zip(panels, sizes, strict=True):
+        of_size = [result for result in results if result.size == size]
+        for axes, (name, title, text) in zip(row, _PANELS, strict=True):
+            _bars(axes, of_size, name, text)
+            axes.set_title(f"{size} a sample: {title}", fontsize=9, color=_TEXT, loc="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _bars(axes: Any, results: Sequence[PeerResult], name: str, text: str) -> None:
+    values = [getattr(result.figures, name, None) for result in results]
+    places = range(len(results))
+    known = [(place, value) for place, value in zip(places, values, strict=True) if value]
+    axes.set_xscale("log")
+    if known:
+        lowest, highest = min(value for _, value in known), max(value for _, value in known)
+        axes.set_xlim(lowest / 2, highest * 4)
+        colors = [_COLORS.get(results[place].name.partition(" ")[0], "#b0b7bf") for place, _ in known]
+        bars = axes.barh([place for place, _ in known], [v for _, v in known], height=0.7, color=colors)
+        axes.bar_label(bars, [text.format(v) for _, v in known], padding=3, fontsize=8, color=_TEXT)
+    for place, value in zip(places, values, strict=True):
+        if not value:
+            axes.text(0.01, place, "–", transform=axes.get_yaxis_transform(), va="center", color=_TEXT)
+    axes.set_yticks(places, [result.name for result in results], fontsize=8)
+    axes.set_ylim(len(results) - 0.4, -0.6)
+    axes.tick_params(axis="y", left=False, colors=_TEXT)
+    axes.tick_params(axis="x", labelsize=8, colors=_TEXT)
+    axes.spines[["top", "right", "left"]].set_visible(False)

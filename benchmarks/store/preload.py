@@ -130,38 +130,6 @@ class PreloadCopy(_Stored):
         return lambda i: store.gather(self.batches[i % NUM_BATCHES], out=out)
 
 
-class _OnDevice(_Stored):
-    """Gathers by a CUDA device, timed until they are done."""
-
-    mode: Any
-
-    def setup(self) -> None:
-        import torch
-
-        self.prepare()
-        self.torch = torch
-        self.store = ups_store.open(self.path)
-        self.there = self.store.preload(self.mode).on_device
-        check(
-            self.there.gather(self.batches[0])[NAME].cpu().numpy(), values_of(self.batches[0], SAMPLE_BYTES)
-        )
-
-    def gather(self, i: int) -> None:
-        self.there.gather(self.batches[i % NUM_BATCHES])
-        self.torch.cuda.synchronize()
-
-    def over(self, source: Any) -> Comparison:
-        """Rate over one copy of as many bytes to the device."""
-        target = self.torch.empty_like(source, device="cuda")
-
-        def copy(i: int) -> None:
-            target.copy_(source, non_blocking=True)
-            self.torch.cuda.synchronize()
-
-        ours, pairs = timed(self.gather), SCALE.read_pairs
-        return compare(ours, timed(copy), pairs=pairs, nbytes=source.nbytes)
-
-
 def _has_cuda() -> bool:
     if importlib.util.find_spec("torch") is None:
         return False
@@ -172,9 +140,30 @@ def _has_cuda() -> bool:
 
 if _has_cuda():
 
-    class PreloadDevice(_OnDevice):
-        mode = "device"
+    class PreloadDevice(_Stored):
+        """Gathers by a CUDA device, timed until they are done, over a copy of as many bytes there."""
+
+        def setup(self) -> None:
+            import torch
+
+            self.prepare()
+            self.torch = torch
+            self.store = ups_store.open(self.path)
+            self.there = self.store.preload("device").on_device
+            batch = self.there.gather(self.batches[0])[NAME].cpu().numpy()
+            check(batch, values_of(self.batches[0], SAMPLE_BYTES))
+            self.source = torch.ones(BATCH * SAMPLE_BYTES // 4, device="cuda")
+            self.target = torch.empty_like(self.source)
+
+        def gather(self, i: int) -> None:
+            self.there.gather(self.batches[i % NUM_BATCHES])
+            self.torch.cuda.synchronize()
+
+        def copy(self, i: int) -> None:
+            self.target.copy_(self.source, non_blocking=True)
+            self.torch.cuda.synchronize()
 
         @tracked(f"gather {BATCH} samples in device memory, over a copy there", RATE, at_least=0.5)
-        def track_over_device_copy(self) -> float:
-            return self.over(self.torch.ones(BATCH * SAMPLE_BYTES // 4, device="cuda"))
+        def track_over_device_copy(self) -> Comparison:
+            ours, pairs = timed(self.gather), SCALE.read_pairs
+            return compare(ours, timed(self.copy), pairs=pairs, nbytes=self.source.nbytes)

@@ -232,7 +232,7 @@ def test_commit_in_pieces_of_which_one_fails_commits_none(
     path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     values = mixed_values()
-    monkeypatch.setattr(commit_module, "DURABLE_PIECE_BYTES", 1)
+    monkeypatch.setattr(commit_module, "DURABLE_BLOCK_BYTES", 1)
     monkeypatch.setattr(commit_module, "NUM_THREADS", 1)
     with begin(path, values) as writer, monkeypatch.context() as patch:
         failing = fail(patch, "write_at", errno.EIO, nth=nth)
@@ -248,7 +248,7 @@ def test_commit_by_threads_of_which_one_fails_commits_none(
     path: Path, monkeypatch: pytest.MonkeyPatch, failing_thread: str
 ) -> None:
     values, threads, together = mixed_values(), set(), threading.Barrier(2)
-    monkeypatch.setattr(commit_module, "DURABLE_PIECE_BYTES", 1)
+    monkeypatch.setattr(commit_module, "DURABLE_BLOCK_BYTES", 1)
     monkeypatch.setattr(parallel, "_pool", functools.cache(parallel._pool.__wrapped__))
 
     def write_at(fd: int, offset: int, data: memoryview) -> None:
@@ -272,7 +272,7 @@ def test_commit_by_threads_of_which_one_fails_commits_none(
 
 def test_commit_by_threads_is_the_same_as_one_by_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values, one_by_one = mixed_values(), path.with_name("one_by_one.zarr.zip")
-    monkeypatch.setattr(commit_module, "DURABLE_PIECE_BYTES", 1)
+    monkeypatch.setattr(commit_module, "DURABLE_BLOCK_BYTES", 1)
     with begin(path, values) as writer:
         writer.commit_many([2, 0, 3, 1], {name: array[[2, 0, 3, 1]] for name, array in values.items()})
         writer.finish()

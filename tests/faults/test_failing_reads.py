@@ -17,7 +17,7 @@ from small_stores import begin, build, mixed_constants, mixed_values, sample_of
 
 import ups_store
 from ups_store import CommitError, ReadError
-from ups_store.building.decide import find_partitions, hash_at, is_finished
+from ups_store.building.decide import hash_at, is_finished, open_partitions
 from ups_store.check.doctor import examine
 from ups_store.check.garbage import find_garbage
 from ups_store.format.layout import Layout
@@ -152,7 +152,7 @@ def _partitions(path: Path) -> object:
         os.link(path, path.with_name(f"{path.name.removesuffix('.zarr.zip')}-{number:05d}-of-00002.zarr.zip"))
     path.unlink()
     plan = SimpleNamespace(partition=None)
-    return find_partitions(SimpleNamespace(plan=plan, path=path, config_hash="any"))  # type: ignore[arg-type]
+    return open_partitions(SimpleNamespace(plan=plan, path=path, config_hash="any"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ask", [lambda path: is_finished(path, "any"), hash_at, _partitions])

@@ -222,13 +222,13 @@ def test_ranks_of_one_torchrun_without_an_id_find_the_same() -> None:
 def test_every_line_of_an_event_log_says_where_it_is_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ups_store.building.watch import EventLog
+    from ups_store.building.watch import BuildWatcher, EventLog
 
     for name, value in {**TORCHRUN, "UPS_RUN_ID": "a\x7fb"}.items():
         monkeypatch.setenv(name, value)
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
-        log.note("\x1b[2J \x7f")
+        BuildWatcher(log=log).note("\x1b[2J \x7f")
     assert all(" " <= c <= "~" or c == "\n" for c in path.read_text())
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines] == ["start", "note", "end"]

@@ -116,7 +116,7 @@ def by_two_committers(run: Run) -> None:
 
 def in_pieces(run: Run) -> None:
     """Each sample of a batch is encoded and written by itself; one pair of syncs commits all of them."""
-    with mock.patch.object(commit_module, "DURABLE_PIECE_BYTES", 1), run.create() as writer:
+    with mock.patch.object(commit_module, "DURABLE_BLOCK_BYTES", 1), run.create() as writer:
         run.commit(writer, [1, 3, 4])
         run.commit(writer, [0, 2])
         run.finish(writer)

@@ -153,7 +153,7 @@ def wandb() -> None:
     from noted import noted
 
     from ups.config.run import WandbConfig
-    from ups.train.wandb_sink import open_wandb
+    from ups.train.tracking import open_wandb
 
     with noted() as notes:
         sink = open_wandb(WandbConfig(enabled=True), here, job="feature", run_config={})
@@ -163,15 +163,15 @@ def wandb() -> None:
 
 
 def tensorboard() -> None:
-    from ups.train.tensorboard_sink import check_tensorboard
+    from ups.errors import check_installed
 
-    check_tensorboard()
+    check_installed("tensorboard", extra="tensorboard")
 
 
 def neuraloperator() -> None:
-    from ups.eval.neuraloperator import check_neuraloperator
+    from ups.eval.baseline_spec import check_kinds
 
-    check_neuraloperator()
+    check_kinds(["fno_neuraloperator"])
 
 
 def torchao() -> None:

@@ -9,9 +9,9 @@ from small_simulators import configure
 
 from ups.config import RunConfig
 from ups.data.splits import open_trajectories
-from ups.eval.baseline_files import baseline_path
 from ups.eval.baseline_model import Baseline, Effort, load_baseline
 from ups.eval.baseline_spec import Kind, make_spec
+from ups.eval.runs import baseline_path
 from ups.train.run import run_stage
 from ups.train.train_baselines import config_of_baseline
 

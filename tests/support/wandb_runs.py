@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ STANDIN = Path(__file__).with_name("wandb_standin")
 
 @dataclass(frozen=True)
 class Standin:
-    """The stand-in, as processes that are started from now on import it."""
+    """The stand-in, as this process and those that it starts import it."""
 
     log: Path
     monkeypatch: pytest.MonkeyPatch
@@ -38,8 +40,18 @@ class Standin:
 
     @classmethod
     def installed(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
-        """Put it in the place of the package."""
+        """Put it in the place of the package, also in processes that are started from now on."""
         monkeypatch.syspath_prepend(STANDIN)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
+            monkeypatch.delitem(sys.modules, name)
+        spec = spec_from_file_location("wandb", STANDIN / "wandb.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setitem(sys.modules, "wandb", module)
+        monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+        monkeypatch.delenv("STANDIN_FAILS", raising=False)
         monkeypatch.setenv("PYTHONPATH", str(STANDIN))
         monkeypatch.setenv("STANDIN_LOG", str(folder / "wandb-calls.jsonl"))
         for name in ("WANDB_MODE", "WANDB_CONTEXT_FILE", "FAST_TO_SOTA_WANDB_INFO"):

@@ -88,7 +88,7 @@ def test_operation_measures_itself(operation: str, tiny: Any, monkeypatch: pytes
         chosen = values if len(values) == 1 else tuple((value,) for value in values)
         monkeypatch.setattr(benchmark, "params", chosen)
     tracks = [track for track in vars(benchmark) if track.startswith("track_")]
-    results = list(run._measure(benchmark, f"{operation}.{name}", tracks))
+    results = list(run.measure(benchmark, f"{operation}.{name}", tracks))
     assert len(results) == len(tracks) > 0
     for result in results:
         assert math.isfinite(result.value)
@@ -138,7 +138,7 @@ def test_step_is_measured_beside_that_of_the_earlier_commit(
         monkeypatch.setattr(module, name, number)
     monkeypatch.setattr(module.EarlierStep, "params", ("demo of then",))
     rows = list(
-        run._measure(module.EarlierStep, "train.earlier_step.EarlierStep", ["track_a_step", "track_loss"])
+        run.measure(module.EarlierStep, "train.earlier_step.EarlierStep", ["track_a_step", "track_loss"])
     )
     if rows[0].failure and rows[0].failure.startswith("not measured"):
         pytest.skip(rows[0].failure)
@@ -174,7 +174,7 @@ class Failing:
 
 
 def test_failure_is_a_row_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = list(run._measure(Failing, "a.Failing", ["track_pipe", "track_number"]))
+    rows = list(run.measure(Failing, "a.Failing", ["track_pipe", "track_number"]))
     assert [row.value for row in rows] == [None, 0.5, None, None, None, None]
     cells = [(row.cells[2], row.cells[-1]) for row in rows]
     assert cells[:2] == [("failed: BrokenPipeError: nobody listens", ""), ("0.5 x time", "met")]

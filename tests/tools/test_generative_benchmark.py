@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.generative import table
 from benchmarks.generative.questions import CORRECTOR, KICKED, OPERATOR, STUDENTS, TASKS
-from benchmarks.generative.train import Cost, TrueFutures
+from benchmarks.generative.training import Cost, TrueFutures
 from ups.config import load_config
 from ups.data.solvers.burgers1d import Burgers1D
 from ups.data.windows import TrajectoryBatch
@@ -53,25 +53,24 @@ def test_true_futures_are_spread_as_the_data_are() -> None:
     assert torch.equal(same[2], members[2])
 
 
-def test_table_says_what_is_ahead_and_what_it_costs() -> None:
+def test_table_says_what_is_ahead_what_it_costs_and_which_gates_are_missed() -> None:
     errors = errors_of(1.0)
     scores = table.scores_of(errors)
     costs = {name: Cost(milliseconds=1.0, flops=1e6 * (1 + number)) for number, name in enumerate(errors)}
     reports = [{"operator": {"steps": 10, "cpu_seconds": 1.0}}]
-    text = table.markdown(KICKED, table.missed_gates(errors), scores, costs, reports)
+    text = table.markdown(KICKED, errors, scores, costs, reports)
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert "**ahead**" in next(row for row in rows if "corrector, 32 steps" in row)
     assert rows[1].split("|")[5].strip() == "–"  # the operator, beside itself
     assert "| 4.00 |" in next(row for row in rows if "student, 2 steps" in row)
     assert "student, 1 step passes all" in text
     json.dumps(table.to_json(scores, costs))
-
-
-def test_gates_that_a_student_misses_are_named_with_the_number_of_seeds() -> None:
-    missed = table.missed_gates(errors_of(0.1))
+    narrow = errors_of(0.1)
+    missed = table.missed_gates(narrow)
     assert missed[CORRECTOR] == {}
     assert {"spread", "spread_skill"} <= missed[ONE].keys()
-    assert "misses spread in 1 of 1 seeds" in table.gates_sentence(missed, num_seeds=1)
+    text = table.markdown(KICKED, narrow, table.scores_of(narrow), costs, reports)
+    assert "misses spread in 1 of 1 seeds" in text
 
 
 def test_configurations_of_all_tasks_are_sound() -> None:

@@ -7,9 +7,15 @@ import math
 import pytest
 import torch
 
-from ups.losses import reconstruction_error, rollout_losses, spectral_error
+from ups.losses import LossContext, reconstruction_error, rollout_losses, spectral_error
 
 B, K, L, D = 3, 2, 16, 2
+NO_FIELDS = LossContext("waves", (L,), torch.ones(B), torch.zeros(B, 0), fields=pytest.fail)
+
+
+def losses_of(predicted: torch.Tensor, truth: torch.Tensor, **weights: float) -> dict[str, torch.Tensor]:
+    """Of a mean square error unless weights say otherwise."""
+    return rollout_losses(predicted, truth, weights=weights or {"mse": 1.0}, context=NO_FIELDS)
 
 
 def states(num_steps: int = K) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,7 +25,7 @@ def states(num_steps: int = K) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def relative_error(predicted: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    return rollout_losses(predicted, truth, tokens=(L,), lambda_relative=1.0)["relative"]
+    return losses_of(predicted, truth, relative=1.0)["relative"]
 
 
 def waves(number: int) -> torch.Tensor:
@@ -30,19 +36,19 @@ def waves(number: int) -> torch.Tensor:
 def test_first_and_later_steps_are_weighed_apart() -> None:
     truth = torch.zeros(B, 3, L, D)
     predicted = torch.stack([truth[:, 0] + 1, truth[:, 1] + 2, truth[:, 2] + 4], dim=1)
-    losses = rollout_losses(predicted, truth, tokens=(L,))
+    losses = losses_of(predicted, truth)
     assert {name: loss.item() for name, loss in losses.items()} == {"one_step": 1.0, "rollout": 10.0}
-    assert rollout_losses(predicted[:, :1], truth[:, :1], tokens=(L,)).keys() == {"one_step"}
+    assert losses_of(predicted[:, :1], truth[:, :1]).keys() == {"one_step"}
 
 
 def test_weights_scale_their_losses_and_zero_leaves_them_out() -> None:
     predicted, truth = states()
-    losses = rollout_losses(predicted, truth, tokens=(L,), lambda_relative=2.0, lambda_spectral=0.5)
+    losses = losses_of(predicted, truth, mse=1.0, relative=2.0, spectral=0.5)
     power_BK = truth.square().mean((2, 3)) + 0.01
     square_BK = (predicted - truth).square().mean((2, 3))
     torch.testing.assert_close(losses["relative"], 2 * (square_BK / power_BK).mean())
     torch.testing.assert_close(losses["spectral"], 0.5 * spectral_error(predicted, truth, tokens=(L,)))
-    assert rollout_losses(predicted, truth, tokens=(L,)).keys() == {"one_step", "rollout"}
+    assert losses_of(predicted, truth).keys() == {"one_step", "rollout"}
 
 
 def test_relative_error_does_not_depend_on_the_size_of_the_states() -> None:
@@ -54,17 +60,17 @@ def test_relative_error_does_not_depend_on_the_size_of_the_states() -> None:
 
 def test_unsquared_relative_error_is_the_root_of_each_state() -> None:
     predicted, truth = states(3)
-    losses = rollout_losses(predicted, truth, tokens=(L,), kind="relative_l2")
+    losses = losses_of(predicted, truth, relative_l2=1.0)
     norm = (truth.square().sum((2, 3)) + 0.01 * L * D).sqrt()
     error_BK = (predicted - truth).square().sum((2, 3)).sqrt() / norm
     torch.testing.assert_close(losses, {"one_step": error_BK[:, 0].mean(), "rollout": error_BK[:, 1:].mean()})
-    near = rollout_losses(truth + 0.1 * (predicted - truth), truth, tokens=(L,), kind="relative_l2")
+    near = losses_of(truth + 0.1 * (predicted - truth), truth, relative_l2=1.0)
     torch.testing.assert_close(near["one_step"], 0.1 * losses["one_step"], rtol=1e-3, atol=0)
 
 
 def test_perfect_prediction_has_finite_gradients() -> None:
     predicted = states()[1].requires_grad_()
-    losses = rollout_losses(predicted, predicted.detach(), tokens=(L,), kind="relative_l2")
+    losses = losses_of(predicted, predicted.detach(), relative_l2=1.0)
     losses["one_step"].backward()
     assert predicted.grad is not None
     assert predicted.grad.isfinite().all()
@@ -111,9 +117,7 @@ def test_spectral_error_of_a_plane_is_that_of_its_two_dimensional_wave_numbers()
 
 def test_empty_state_has_finite_losses_and_gradients() -> None:
     predicted = torch.zeros(B, K, L, D, requires_grad=True)
-    losses = rollout_losses(
-        predicted, torch.zeros(B, K, L, D), tokens=(L,), lambda_relative=1.0, lambda_spectral=1.0
-    )
+    losses = losses_of(predicted, torch.zeros(B, K, L, D), mse=1.0, relative=1.0, spectral=1.0)
     torch.stack(list(losses.values())).sum().backward()
     assert predicted.grad is not None
     assert predicted.grad.isfinite().all()
@@ -122,8 +126,8 @@ def test_empty_state_has_finite_losses_and_gradients() -> None:
 def test_losses_of_a_batch_are_means_of_those_of_its_samples() -> None:
     """So ranks may share a batch."""
     predicted, truth = states()
-    options = {"tokens": (L,), "lambda_relative": 1.0, "lambda_spectral": 1.0}
-    together = rollout_losses(predicted, truth, **options)
-    alone = [rollout_losses(predicted[i : i + 1], truth[i : i + 1], **options) for i in range(B)]
+    weights = {"mse": 1.0, "relative": 1.0, "spectral": 1.0}
+    together = losses_of(predicted, truth, **weights)
+    alone = [losses_of(predicted[i : i + 1], truth[i : i + 1], **weights) for i in range(B)]
     for name, loss in together.items():
         torch.testing.assert_close(loss, torch.stack([one[name] for one in alone]).mean())

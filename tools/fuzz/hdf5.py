@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 from tools.fuzz.changes import Chance, flip_bits
-from tools.fuzz.kind import Arrays, InputKind
+from tools.fuzz.kind import Arrays, Input, Kind
 from ups_store.errors import StoreError
 from ups_store.sources.contents import EVERYTHING
 from ups_store.sources.reader import ALIGN, Reader, ReadRequest, describe_request
@@ -143,7 +143,7 @@ def _named_type() -> h5py.Datatype:
     return file["type"]
 
 
-class Hdf5Kind(InputKind):
+class Hdf5Kind(Kind):
     """Sources, as a build opens and reads them."""
 
     aware = (odd_object, odd_object, flip_bits)
@@ -158,15 +158,15 @@ class Hdf5Kind(InputKind):
         self._pool = ReaderPool(1, slot_nbytes=4 * MAX_SAMPLE_BYTES, patience=PATIENCE)
         self._numbers = itertools.count()
 
-    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+    def read(self, made: Input) -> bool:
         """Describe the file and read two samples of it."""
         path = self.folder / f"{next(self._numbers)}.h5"  # a reader keeps files open
-        path.write_bytes(content)
+        path.write_bytes(made.content)
         try:
             info = self._pool.ask(describe_request(path))
             nbytes = sum(int(np.prod(array.shape)) * 4 + ALIGN for array in info.arrays.values())
             if nbytes > MAX_SAMPLE_BYTES:
-                return
+                return True
             samples = np.unique([0, info.num_samples - 1])
             dtypes = dict.fromkeys(info.arrays, "float32")
             for batch in self._pool.read([CheckedRead(path, None, EVERYTHING, samples, samples, dtypes)]):
@@ -178,6 +178,7 @@ class Hdf5Kind(InputKind):
             raise
         finally:
             path.unlink()
+        return True
 
     def close(self) -> None:
         """End the reader."""

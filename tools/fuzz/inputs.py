@@ -19,9 +19,9 @@ import numpy as np
 import yaml
 
 from tools.fuzz.changes import BLIND, Chance, change_value, flip_bits
-from tools.fuzz.fuzzer import Fuzzer
 from tools.fuzz.hdf5 import Hdf5Kind
-from tools.fuzz.kind import Arrays, InputKind, assert_same
+from tools.fuzz.kind import Arrays, Input, Kind, assert_same
+from tools.fuzz.stores import StoreKind
 from ups.errors import CheckpointError
 from ups_store.building.config import load_config
 from ups_store.convert.import_pt import Names
@@ -71,7 +71,7 @@ def odd_lines(good: bytes, chance: Chance) -> bytes:
     return "\n".join(lines).encode(errors="surrogatepass")
 
 
-class YamlKind(InputKind):
+class YamlKind(Kind):
     """Configurations of builds."""
 
     aware = (odd_value, odd_value, odd_lines)
@@ -83,9 +83,9 @@ class YamlKind(InputKind):
         self.seeds = tuple((configs / name).read_bytes() for name in names)
         self._path = folder / "config.yaml"
 
-    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+    def read(self, made: Input) -> bool:
         """Load it; what it gives, written out and loaded again, has to give the same."""
-        self._path.write_bytes(content)
+        self._path.write_bytes(made.content)
         config = load_config(self._path)
         self._path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
         try:
@@ -93,6 +93,7 @@ class YamlKind(InputKind):
         except StoreError as error:
             raise AssertionError(f"refused what it had given: {error}") from error
         assert again == config, f"{again} was {config}"
+        return True
 
 
 # --- .pt files ------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def rezipped(
     return out.getvalue()
 
 
-class PtKind(InputKind):
+class PtKind(Kind):
     """Samples as `torch.save` writes them, as `import-pt` reads them."""
 
     aware = (odd_pickle, odd_pickle, odd_entry)
@@ -154,19 +155,20 @@ class PtKind(InputKind):
         torch.save(document, file, pickle_protocol=protocol)
         return file.getvalue()
 
-    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+    def read(self, made: Input) -> bool:
         """Read it; where torch reads it, too, both have to find the same, and a blind change nothing else."""
         names = Names({}, ())
-        found, _ = names.read(content, path=Path("sample_0.pt"))
-        if is_blind:
-            assert_same(found, names.read(good, path=Path("sample_0.pt"))[0])
-        for name, value in _by_torch(content):
+        found, _ = names.read(made.content, path=Path("sample_0.pt"))
+        if made.is_blind:
+            assert_same(found, names.read(made.good, path=Path("sample_0.pt"))[0])
+        for name, value in _by_torch(made.content):
             if name in found and value.shape == found[name].shape and value.dtype == found[name].dtype:
                 assert value.tobytes() == found[name].tobytes(), f"{name} has other values than torch reads"
             elif name in found:
                 raise AssertionError(
                     f"{name} is {found[name].dtype} {found[name].shape}, {value.shape} by torch"
                 )
+        return True
 
 
 def _by_torch(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
@@ -208,7 +210,7 @@ def _odd_json(text: str, chance: Chance) -> str:
     return json.dumps(document)
 
 
-class CheckpointKind(InputKind):
+class CheckpointKind(Kind):
     """Checkpoints, which are safetensors files."""
 
     aware = (odd_header, odd_header, flip_bits)
@@ -225,30 +227,31 @@ class CheckpointKind(InputKind):
         save_checkpoint(self._path, tensors, kind="autoencoder", document=document)
         self.seeds = (self._path.read_bytes(),)
 
-    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+    def read(self, made: Input) -> bool:
         """Read document, hash and tensors: these are what the header says of bytes that didn't change."""
         from ups.trained.checkpoint import hash_tensors, load_checkpoint, read_document
 
-        self._path.write_bytes(content)
+        self._path.write_bytes(made.content)
         for read in (hash_tensors, lambda path: read_document(path, kind="autoencoder")):
             with suppress(CheckpointError):
                 read(self._path)
         tensors, document = load_checkpoint(self._path, kind="autoencoder")
         json.dumps(document)
-        if is_blind:
-            self._path.write_bytes(good)
+        if made.is_blind:
+            self._path.write_bytes(made.good)
             assert_same(_numpy(tensors), _numpy(load_checkpoint(self._path, kind="autoencoder")[0]))
-        header = json.loads(content[8 : 8 + struct.unpack_from("<Q", content)[0]])
+        header = json.loads(made.content[8 : 8 + struct.unpack_from("<Q", made.content)[0]])
         header.pop("__metadata__")
         assert tensors.keys() == header.keys()
-        data = content[len(content) - sum(t.numpy().nbytes for t in tensors.values()) :]
+        data = made.content[len(made.content) - sum(t.numpy().nbytes for t in tensors.values()) :]
         for name, tensor in tensors.items():
             first, last = header[name]["data_offsets"]
             assert list(tensor.shape) == header[name]["shape"], f"{name} has another shape"
             assert tensor.numpy().tobytes() == data[first:last], f"{name} has other values"
+        return True
 
 
-class ModelKind(InputKind):
+class ModelKind(Kind):
     """Operators and correctors, as `ups.load` reads them."""
 
     aware = (odd_header,)
@@ -295,46 +298,25 @@ class ModelKind(InputKind):
         save_corrected(self._path, CorrectedSimulator(simulator, corrector), **said)
         return self._path.read_bytes()
 
-    def read(self, content: bytes, good: bytes, *, is_blind: bool) -> None:
+    def read(self, made: Input) -> bool:
         """Load it; where a change is blind, only what is equal loads."""
         import ups
 
-        self._path.write_bytes(content)
+        self._path.write_bytes(made.content)
         ups.load(self._path)
-        assert not is_blind or content == good, "a changed byte was not noticed"
+        assert not made.is_blind or made.content == made.good, "a changed byte was not noticed"
+        return True
 
 
 def _numpy(tensors: Mapping[str, Any]) -> Arrays:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-KINDS: dict[str, type[InputKind]] = {
+KINDS: dict[str, type[Kind]] = {
+    "store": StoreKind,
     "hdf5": Hdf5Kind,
     "yaml": YamlKind,
     "pt": PtKind,
     "safetensors": CheckpointKind,
     "model": ModelKind,
 }
-
-
-class InputFuzzer(Fuzzer):
-    """Inputs of one of these kinds."""
-
-    def __init__(self, kind: str, folder: Path, seed: int) -> None:
-        super().__init__()
-        self._kind, self._seed = KINDS[kind](folder), seed
-
-    def prepare(self, number: int) -> Callable[[], None]:
-        """Make an input."""
-        content, good, is_blind = self._kind.make_input(self._seed, number)
-
-        def read() -> None:
-            self._kind.read(content, good, is_blind=is_blind)
-            self.outcome.num_opened += 1
-
-        return read
-
-    def close(self) -> None:
-        """End the kind's reader."""
-        super().close()
-        self._kind.close()

@@ -2,57 +2,68 @@
 
 from __future__ import annotations
 
-import functools
+import json
+import math
 import multiprocessing
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tools.fuzz.fuzzer import Fuzzer, Outcome
-from tools.fuzz.inputs import KINDS, InputFuzzer
-from tools.fuzz.stores import StoreFuzzer, make_input, make_seeds
+import typer
 
+import ups_store
+from tools.fuzz.inputs import KINDS
+from ups.errors import UpsError
+
+MAX_SECONDS = 1.0  # of processor time, for one input: other work of the machine must not count
 HANG_SECONDS = 60.0  # of wall time, for one input
 MAX_MEMORY_BYTES = 1 << 30  # of address space beyond what a process has when it starts
-STORE = "store"
-BLOCKS = {STORE: 2000}  # inputs that one process tries
 
 
-@contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Have larger allocations fail with MemoryError, which counts as a failure."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    old = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_MEMORY_BYTES, old[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, old)
+@dataclass
+class Outcome:
+    """What the fuzzing did and found.
 
+    Attributes:
+        num_inputs: Inputs that were read.
+        num_opened: Inputs that opened.
+        num_sound: Inputs that opened and verified.
+        max_seconds: The longest that one input took.
+        peak_memory_mib: Largest resident memory of a process.
+        failures: What should not have happened, by input number.
+        kinds: Refusals by kind of error.
+        seconds: How long it took.
+    """
 
-def make_fuzzer(kind: str, folder: Path, seed: int) -> Fuzzer:
-    """The fuzzer of stores, or of another kind of files."""
-    if kind == STORE:
-        return StoreFuzzer(folder, seed)
-    return InputFuzzer(kind, folder, seed)
+    num_inputs: int = 0
+    num_opened: int = 0
+    num_sound: int = 0
+    max_seconds: float = 0.0
+    peak_memory_mib: float = 0.0
+    failures: dict[int, str] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
 
-
-def input_maker(kind: str, folder: Path) -> Callable[[int, int], tuple[Any, ...]]:
-    """Gives the bytes of an input, and more, by seed and number."""
-    if kind == STORE:
-        return functools.partial(make_input, make_seeds(folder))
-    return KINDS[kind](folder).make_input
+    def add(self, other: Outcome) -> None:
+        """Count another process's inputs too."""
+        self.num_inputs += other.num_inputs
+        self.num_opened += other.num_opened
+        self.num_sound += other.num_sound
+        self.max_seconds = max(self.max_seconds, other.max_seconds)
+        self.peak_memory_mib = max(self.peak_memory_mib, other.peak_memory_mib)
+        self.failures |= other.failures
+        self.kinds += other.kinds
 
 
 def fuzz(
-    folder: Path, numbers: range, *, seed: int, kind: str = STORE, current: Synchronized[int] | None = None
+    folder: Path, numbers: range, *, seed: int, kind: str = "store", current: Synchronized[int] | None = None
 ) -> Outcome:
     """Try inputs in this process.
 
@@ -60,65 +71,98 @@ def fuzz(
         folder: An empty folder, for seeds.
         numbers: Numbers of the inputs.
         seed: Of all of them.
-        kind: Which files: "store", or one of `inputs.KINDS`.
-        current: Called with the number of the input that is being tried, in case the process dies of it.
+        kind: Of `KINDS`.
+        current: Told the number of the input that is being tried, in case the process dies of it.
     """
-    fuzzer = make_fuzzer(kind, folder, seed)
-    with bounded_memory():
-        for number in numbers:
-            if current is not None:
-                current.value = number
-            fuzzer.try_input(number)
-    fuzzer.close()
-    return fuzzer.outcome
+    outcome = Outcome()
+    with closing(KINDS[kind](folder)) as files:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        old = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + MAX_MEMORY_BYTES, old[1]))  # more is a MemoryError
+        try:
+            for number in numbers:
+                if current is not None:
+                    current.value = number
+                made, failure = files.make_input(seed, number), ""
+                began = time.process_time()
+                try:
+                    outcome.num_sound += files.read(made)
+                    outcome.num_opened += 1
+                except (ups_store.StoreError, UpsError) as error:
+                    outcome.kinds[error.kind] += 1
+                    str(error)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
+                    failure = f"{type(error).__name__}: {error}"[:300]
+                seconds = time.process_time() - began
+                if seconds > MAX_SECONDS:
+                    failure = f"took {seconds:.2f} s"
+                if failure:
+                    outcome.failures[number] = failure
+                outcome.max_seconds = max(outcome.max_seconds, seconds)
+                outcome.num_inputs += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, old)
+    outcome.peak_memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return outcome
 
 
 def fuzz_in_processes(
-    num_inputs: int, *, seed: int, num_processes: int, max_seconds: float, kind: str = STORE
+    num_inputs: int, *, seed: int, num_processes: int, max_seconds: float, kind: str = "store"
 ) -> Outcome:
     """Share inputs among processes; one that dies of an input, or hangs, is a failure like any other."""
     context, outcome, started = multiprocessing.get_context("fork"), Outcome(), time.perf_counter()
     results: Any = context.SimpleQueue()
-    block, ranks = BLOCKS.get(kind, 1000), range(num_processes)
-    next_first = 0
-    while next_first < num_inputs and time.perf_counter() - started < max_seconds:
-        currents = [context.Value("q", -1) for _ in ranks]
-        shares = [
-            range(first, min(first + block, num_inputs))
-            for first in (next_first + rank * block for rank in ranks)
-        ]
-        workers = [
-            context.Process(target=_work, args=(share, seed, kind, current, results))
-            for share, current in zip(shares, currents, strict=True)
-        ]
-        for worker in workers:
+    block, first = KINDS[kind].block, 0
+    while first < num_inputs and time.perf_counter() - started < max_seconds:
+        workers = []
+        for begin in range(first, first + num_processes * block, block):
+            share, current = range(begin, min(begin + block, num_inputs)), context.Value("q", -1)
+            worker = context.Process(target=_work, args=(share, seed, kind, current, results))
             worker.start()
-        for worker, current in zip(workers, currents, strict=True):
-            if problem := _end_of(worker, current):
-                outcome.failures[current.value] = problem
+            workers.append((worker, current))
+        for worker, current in workers:
+            while worker.exitcode is None:
+                before = current.value
+                worker.join(HANG_SECONDS)
+                if worker.exitcode is None and before == current.value >= 0:  # before, it prepares
+                    worker.kill()
+                    worker.join()
+                    outcome.failures[before] = f"took more than {HANG_SECONDS:g} s"
+            if worker.exitcode:
+                outcome.failures.setdefault(current.value, f"the process ended with {worker.exitcode}")
         while not results.empty():
             outcome.add(results.get())
-        next_first += block * num_processes
+        first += block * num_processes
         print(f"\r{outcome.num_inputs:,} inputs, {len(outcome.failures)} failures", end="", file=sys.stderr)
     print(file=sys.stderr)
     outcome.seconds = round(time.perf_counter() - started, 1)
     return outcome
 
 
-def _end_of(worker: BaseProcess, current: Synchronized[int]) -> str | None:
-    """Wait for a process; what ended it, if that was an input. One that hangs is killed."""
-    while True:
-        before = current.value
-        worker.join(HANG_SECONDS)
-        if worker.exitcode is not None:
-            return f"the process ended with {worker.exitcode}" if worker.exitcode else None
-        has_begun = before >= 0  # until then it prepares
-        if has_begun and current.value == before:
-            worker.kill()
-            worker.join()
-            return f"took more than {HANG_SECONDS:g} s"
-
-
 def _work(share: range, seed: int, kind: str, current: Synchronized[int], results: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="fuzz") as folder:
         results.put(fuzz(Path(folder), share, seed=seed, kind=kind, current=current))
+
+
+def main(
+    inputs: Annotated[int, typer.Option(help="how many inputs to try")] = 1_000_000,
+    *,
+    kind: Annotated[str, typer.Option(help=", ".join(KINDS))] = "store",
+    seed: Annotated[int, typer.Option(help="another seed, other inputs")] = 0,
+    processes: Annotated[int, typer.Option(help="processes")] = 2,
+    max_seconds: Annotated[float, typer.Option(help="stop after so long, whatever was tried")] = math.inf,
+    keep: Annotated[Path | None, typer.Option(help="folder for inputs that failed")] = None,
+) -> None:
+    """Fuzz a reader; exits with 1 if anything but a typed error or a right result came of an input."""
+    outcome = fuzz_in_processes(
+        inputs, seed=seed, num_processes=processes, max_seconds=max_seconds, kind=kind
+    )
+    if keep is not None and outcome.failures:
+        keep.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder, closing(KINDS[kind](Path(folder))) as files:
+            for number in outcome.failures:
+                (keep / f"{kind}-{seed}-{number}").write_bytes(files.make_input(seed, number).content)
+    print(json.dumps(vars(outcome), indent=2))
+    raise typer.Exit(1 if outcome.failures else 0)

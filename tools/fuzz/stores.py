@@ -12,8 +12,7 @@ import functools
 import os
 import random
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import ups_store
@@ -29,8 +28,8 @@ from tools.conformance.archive import (
     take_apart,
 )
 from tools.conformance.sample_store import NUM_SAMPLES
-from tools.fuzz.changes import BLIND, NUMBERS, Chance, Change, change_value, erase, flip_bits, splice
-from tools.fuzz.fuzzer import Fuzzer
+from tools.fuzz.changes import BLIND, NUMBERS, Chance, change_value, erase, flip_bits, splice
+from tools.fuzz.kind import Input, Kind
 from ups_store.check.doctor import examine
 from ups_store.read.recovery import building_path
 
@@ -94,57 +93,7 @@ def entries(good: bytes, chance: Chance) -> bytes:
     return put_together(parts)
 
 
-AWARE: tuple[Change, ...] = (record_field, json_value, json_value, identity_value, entry_data, entries)
-
-
 # --- reading --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """Good files to start from: finished stores, and one under construction."""
-
-    finished: tuple[bytes, ...]
-    building: bytes
-
-
-def make_seeds(folder: Path) -> Seeds:
-    """Write and read them: the sample store, malformed ones made from it, an unfinished one."""
-    good = write_sample_store(folder / "seed.zarr.zip").read_bytes()
-    with ups_store.open(folder / "seed.zarr.zip") as store:
-        constants = store.constants
-        with ups_store.create(
-            folder / "half.zarr.zip",
-            store.arrays,
-            constants=constants,
-            dims={name: store.dims[name] for name in constants},
-            identity={"task": "half"},
-        ) as writer:
-            writer.commit_many([0, 2], store.gather([0, 2]))
-    half = building_path(folder / "half.zarr.zip").read_bytes()
-    return Seeds((good,), half)
-
-
-def make_input(seeds: Seeds, seed: int, number: int) -> tuple[bytes, str]:
-    """An input and what it is: "blind", "aware" or "building"."""
-    chance = random.Random(f"{seed}/{number}")
-    good = chance.choice(seeds.finished)
-    roll = chance.random()
-    if roll < 0.1:
-        return chance.choice(BLIND)(seeds.building, chance), "building"
-    if roll < 0.4:
-        return chance.choice(BLIND)(good, chance), "blind"
-    if roll < 0.45:  # a defect of the corpus, changed once more
-        malformed = REFUSED[chance.choice(_SMALL_DEFECTS)].build(good)
-        return (chance.choice(BLIND)(malformed, chance) if len(malformed) > 8 else malformed), "aware"
-    changed = good
-    for _ in range(chance.choice((1, 1, 2))):
-        try:
-            changed = chance.choice(AWARE)(changed, chance)
-        except Exception:  # what was changed first can't be taken apart any more
-            break
-    return changed, "aware"
-
 
 _SMALL_DEFECTS = sorted(
     name
@@ -182,51 +131,73 @@ def read_everything(path: Path, number: int) -> bool:
         return store.verify(num_threads=1).ok
 
 
-class StoreFuzzer(Fuzzer):
-    """Stores, finished and under construction."""
+class StoreKind(Kind):
+    """Stores, finished and under construction; `seeds` are the sample store and one under construction."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        super().__init__()
-        self._seed = seed
-        self._seeds = make_seeds(folder)
+    aware = (record_field, json_value, json_value, identity_value, entry_data, entries)
+    block = 2000
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        good = write_sample_store(folder / "seed.zarr.zip").read_bytes()
+        with ups_store.open(folder / "seed.zarr.zip") as store:
+            constants = store.constants
+            with ups_store.create(
+                folder / "half.zarr.zip",
+                store.arrays,
+                constants=constants,
+                dims={name: store.dims[name] for name in constants},
+                identity={"task": "half"},
+            ) as writer:
+                writer.commit_many([0, 2], store.gather([0, 2]))
+        self.seeds = (good, building_path(folder / "half.zarr.zip").read_bytes())
         self._fd = os.memfd_create("fuzz")
-        file = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
         self._path = folder / "input.zarr.zip"
         self._building = folder / "unfinished.zarr.zip.building"  # beside a link it would be elsewhere
         for link in (self._path, self._building):
-            link.symlink_to(file)
+            link.symlink_to(f"/proc/{os.getpid()}/fd/{self._fd}")
 
-    def prepare(self, number: int) -> Callable[[], None]:
-        """Put an input into the file in memory."""
-        content, what = make_input(self._seeds, self._seed, number)
+    def make_input(self, seed: int, number: int) -> Input:
+        """Change a store; "building" is one under construction, changed blindly."""
+        chance = random.Random(f"{seed}/{number}")
+        good, building = chance.choice(self.seeds[:1]), self.seeds[1]  # drawn, as when there were several
+        roll = chance.random()
+        if roll < 0.1:
+            return Input(number, chance.choice(BLIND)(building, chance), building, "building")
+        if roll < 0.4:
+            return Input(number, chance.choice(BLIND)(good, chance), good, "blind")
+        if roll < 0.45:  # a defect of the corpus, changed once more
+            changed = REFUSED[chance.choice(_SMALL_DEFECTS)].build(good)
+            changed = chance.choice(BLIND)(changed, chance) if len(changed) > 8 else changed
+            return Input(number, changed, good, "aware")
+        changed = good
+        for _ in range(chance.choice((1, 1, 2))):
+            try:
+                changed = chance.choice(self.aware)(changed, chance)
+            except Exception:  # what was changed first can't be taken apart any more
+                break
+        return Input(number, changed, good, "aware")
+
+    def read(self, made: Input) -> bool:
+        """Read it from a file in memory."""
+        is_building = made.change == "building"
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, content, 0)
-        is_changed = content not in self._seeds.finished
-
-        def read() -> None:
-            with naming_the_file(passes=True):
-                self._read(number, what, is_changed=is_changed)
-
-        return read
-
-    def _read(self, number: int, what: str, *, is_changed: bool) -> None:
-        if what == "building" or number % 16 == 0:
-            examine(self._building if what == "building" else self._path)
-        if what == "building":
-            with ups_store.open(self._building, partial=True, verify="touch") as store:
-                self.outcome.num_opened += 1
-                if store.committed[:1].any():
-                    store.gather([0])
-            return
-        is_sound = read_everything(self._path, number)
-        self.outcome.num_opened += 1
-        self.outcome.num_sound += is_sound
-        if what == "blind" and is_sound and is_changed:
+        os.pwrite(self._fd, made.content, 0)
+        with naming_the_file(passes=True):
+            if is_building or made.number % 16 == 0:
+                examine(self._building if is_building else self._path)
+            if is_building:
+                with ups_store.open(self._building, partial=True, verify="touch") as store:
+                    if store.committed[:1].any():
+                        store.gather([0])
+                return False
+            is_sound = read_everything(self._path, made.number)
+        if made.is_blind and is_sound and made.content != made.good:
             raise AssertionError("a changed byte was not noticed")
+        return is_sound
 
     def close(self) -> None:
         """Close the file in memory."""
-        super().close()
         for link in (self._path, self._building):
             link.unlink()
         os.close(self._fd)

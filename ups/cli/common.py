@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from ups.errors import ConfigError, InterruptedTrainingError, UpsError
 from ups.log import logger
+from ups.registry import ALLOWED_CODE
 from ups_store.build import shipped_configs
 from ups_store.command_line import completing
 from ups_store.console import log, print_json, print_lines, results
@@ -60,6 +62,24 @@ ExportAnyway = Annotated[
     typer.Option(
         "--export-anyway",
         help="as diffusion.export_anyway=true: a model that missed its gates, too, marked",
+    ),
+]
+
+
+def _allow_code(modules: list[str] | None) -> list[str] | None:
+    """Tell everything in this process, and those that it starts."""
+    if modules:
+        os.environ[ALLOWED_CODE] = ",".join([os.environ.get(ALLOWED_CODE, ""), *modules]).strip(",")
+    return modules
+
+
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code",
+        metavar="MODULE",
+        callback=_allow_code,
+        help="import it where a checkpoint names an operator of it; repeatable",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout")]
@@ -165,8 +185,7 @@ def publish(report: Report, folder: Path, *, as_json: bool) -> dict[str, Path]:
     Raises:
         OutputError: None of the files is changed then.
     """
-    from ups.eval.report import show_evaluation
-    from ups.eval.report_page import write_report
+    from ups.eval.report import show_evaluation, write_report
 
     paths = write_report(folder, report)
     if as_json:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.common import (
+    AllowCode,
     Also,
     AsJson,
     Checkpoint,
@@ -47,6 +48,7 @@ def compare(
     also: Also = None,
     restart: Restart = False,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("reports/compare"),
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Train each baseline at each budget, and evaluate all beside the operator."""

@@ -12,7 +12,7 @@ from ups.cli.common import AsJson
 from ups.errors import ConfigError
 from ups_store.build import near_config, shipped_configs
 from ups_store.command_line import Verb, Verbs
-from ups_store.console import print_json, print_lines
+from ups_store.console import importing, print_json, print_lines
 
 _FIRST = "demo"  # where to begin; the others as their names are sorted
 
@@ -44,6 +44,26 @@ def show(name: Annotated[str, typer.Argument(help="such as demo, or pdebench/bur
         hint = f"did you mean {near}?" if near else "`ups configs` lists them"
         raise ConfigError(f"{name}: no such configuration is shipped", hint=hint)
     print_lines(*file.read_text(encoding="utf-8").splitlines())
+
+
+@app.command(cls=Verb)
+def operator(
+    name: Annotated[str | None, typer.Argument(help="such as fno, or mylab.model:Net of your own")] = None,
+) -> None:
+    """Print the keys of an operator's `operator.config`; without a name, which operators there are."""
+    with importing():
+        from ups.models.operator_size import TOKEN_UNET
+        from ups.models.operators import config_section, operators
+    if name is None:
+        print_lines(*operators.names())
+        return
+    if name == TOKEN_UNET:
+        print_lines("keys of the package's own operator are operator.mixer, size, spectral and pdet")
+        return
+    print_lines("operator:", f"  name: {name}", "  config:")
+    for key, field in config_section(name).model_fields.items():
+        default = "null" if field.default is None else str(field.default)
+        print_lines(f"    {key}: {default}  # {field.description or ''}".rstrip("# "))
 
 
 def _first_sentence(file: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.common import (
+    AllowCode,
     Also,
     AsJson,
     Checkpoint,
@@ -48,6 +49,7 @@ def evaluate(
     phase: Annotated[
         list[str] | None, typer.Option(help="name=seconds of what happened before, for the report")
     ] = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Roll out on a split; baselines in <checkpoint.dir>/baselines are evaluated, too.
@@ -59,8 +61,8 @@ def evaluate(
     phases = parse_numbers("--phase", phase or ())
     with importing():
         from ups.config.seeds import parse_seeds
-        from ups.eval.runs import evaluate_run
-        from ups.train.send_report import send_report
+        from ups.eval.evaluate import evaluate_run
+        from ups.train.tracking import send_report
     report = evaluate_run(
         checkpoint,
         config_path=config,

@@ -49,7 +49,7 @@ def begin(config: Path | None, overrides: Sequence[str]) -> Callable[[BuildRepor
     if not settings.enabled:
         return None
     from ups.train.launched import of_stores
-    from ups.train.wandb_sink import open_wandb
+    from ups.train.tracking import open_wandb
 
     folder = Path((values.get("checkpoint") or {}).get("dir") or "checkpoints")
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import click
 import typer
 
-from ups.cli.common import AsJson, parse_numbers
+from ups.cli.common import AllowCode, AsJson, parse_numbers
 from ups.output import progress_bar
 from ups_store.console import importing, print_json, print_lines
 
@@ -53,6 +53,7 @@ def predict(
         bool, typer.Option("--extrapolate", help="parameters and time steps outside the training, too")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace a store that is there")] = False,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Start at one frame of every sample and predict what follows."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ups.cli.common import (
+    AllowCode,
     AsJson,
     Config,
     ExportAnyway,
@@ -63,6 +64,7 @@ def run(
         list[str] | None, typer.Option(help="name=seconds of what happened before, for the reports")
     ] = None,
     notify: Notify = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Build stores, train, evaluate, decide by gates, promote; run it again to continue.

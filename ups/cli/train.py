@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ups.cli.common import (
+    AllowCode,
     AsJson,
     Config,
     ExportAnyway,
@@ -77,6 +78,7 @@ def train(
         ),
     ] = None,
     notify: Notify = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Train; run it again to continue after an interruption.
@@ -161,9 +163,9 @@ def _train(
         from ups.train.profile import profiling
         from ups.train.run import run_stage, train_unless_valid
         from ups.train.stalls import listening_to_stalls
+        from ups.train.tracking import CONTEXT_FILE, forget_run, handing_on
         from ups.train.train_baselines import train_stage_of_baselines
         from ups.train.unused import unused_in_one_stage
-        from ups.train.wandb_context import CONTEXT_FILE, forget_run, handing_on
     if unshared := not_shared_note():
         note(f"warning: {unshared}")
     folder = resolved.checkpoint.dir

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.common import AsJson, Config, Kinds, Overrides, Restart, Seeds, ending
+from ups.cli.common import AllowCode, AsJson, Config, Kinds, Overrides, Restart, Seeds, ending
 from ups_store.console import importing, print_json, print_lines
 
 
@@ -27,6 +27,7 @@ def train_baselines(
         typer.Option("--configured", help="FNO and U-Net of evaluation.baseline_*, as `ups run` does"),
     ] = False,
     restart: Restart = False,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Train each baseline on every task of a run, into <checkpoint.dir>/baselines."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ups.config.section import Count, Positive, Section, key
 from ups.config.stages import STAGE_NAMES
 from ups.errors import did_you_mean, needs
+from ups.section import Count, Positive, Section, key
 from ups.trained.specs import CORRECTOR_FILE, PRIOR_FILE, STUDENT_FILE
 from ups_store.sources import LocalPath
 
@@ -29,6 +29,10 @@ class EvaluationConfig(Section):
         "default none",
         strict=True,
         ge=2,
+    )
+    metrics: tuple[str, ...] = key(
+        (),
+        "metrics of your own beside those that every report has: registered names, or module:function",
     )
     baseline_flops: Positive | None = key(
         None, "counted operations for which FNO and U-Net of each task are trained beside it"
@@ -58,6 +62,11 @@ ENSEMBLE_ROWS = {
     "student": ("consistency_distill", STUDENT_FILE),
     "prior": ("steady_prior", PRIOR_FILE),
 }
+
+
+def own_name(entry: str) -> str:
+    """The name in reports of an entry of `evaluation.metrics`: module:function, or a registered name."""
+    return entry.rpartition(":")[2].rpartition(".")[2]
 
 
 def _known(name: str, known: Collection[str], what: str) -> str:

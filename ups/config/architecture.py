@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ups.config.section import Count, Fraction, NotNegative, Positive, Section, key
 from ups.config.stages import FORECASTERS, NOTHING, OPERATORS, ROLLED_OUT
-from ups.errors import needs
+from ups.errors import CheckpointError, needs
+from ups.models.operator_size import TOKEN_UNET, FnoConfig, Mixer, UnetConfig
+from ups.section import Count, Fraction, NotNegative, Positive, Section, key
 from ups_store.build import EncodingConfig
 from ups_store.sources import LocalPath
 
 with needs("train"):
-    from pydantic import model_validator
+    from pydantic import (
+        SerializationInfo,
+        SerializerFunctionWrapHandler,
+        ValidationInfo,
+        field_validator,
+        model_serializer,
+        model_validator,
+    )
 
 
 class RunLatentConfig(EncodingConfig):
@@ -58,8 +66,6 @@ class DecoderConfig(Section):
     num_heads: Count = key(4, "heads of the cross-attention; divides width")
     radius: Count = key(1, "tokens to each side that a query attends to, on each axis")
 
-
-Mixer = Literal["spectral", "convolution", "attention", "hybrid"]
 
 # Naming one of these, and no mixer, means the PDE-Transformer that the operator once always was.
 _ATTENTION_KEYS = ("num_heads", "window_size", "attention_type", "qk_norm")
@@ -109,6 +115,16 @@ class SpectralConfig(Section):
 class OperatorConfig(Section):
     """The operator, and how it is trained."""
 
+    name: str = key(
+        TOKEN_UNET,
+        "token_unet, the package's own, of which mixer, size and pdet say the architecture; fno, unet or"
+        " fno_neuraloperator; or module:class of your own (docs/guides/own-operator.md)",
+    )
+    config: dict[str, Any] = key(
+        {},
+        "keys of another operator than token_unet; `ups configs operator NAME` shows them",
+        validate_default=True,
+    )
     mixer: Mixer | tuple[Mixer, ...] = key(
         "spectral",
         "what mixes the tokens: spectral, convolution, attention, or hybrid (attention beside "
@@ -142,6 +158,39 @@ class OperatorConfig(Section):
     )
     val_trajectories: Count = key(32, "trajectories per task that validation rolls out", affects=ROLLED_OUT)
 
+    @field_validator("config")
+    @classmethod
+    def _config_of_its_class(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Checked by the operator's own section, with its defaults; of a file only if its code may be run."""
+        name = info.data.get("name", TOKEN_UNET)
+        if name == TOKEN_UNET:
+            if values:
+                raise ValueError(
+                    "operator.config has no effect: token_unet's keys are operator.pdet, mixer and size"
+                )
+            return values
+        from ups.models.operators import read_config
+
+        try:
+            # Configurations in checkpoints are read without: they were checked when they were written.
+            allow_code = None if (info.context or {}).get("is_own", True) else ()
+            return read_config(name, values, allow_code=allow_code).model_dump(mode="json")
+        except CheckpointError:
+            return values
+
+    @model_serializer(mode="wrap")
+    def _as_before_there_were_names(
+        self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Without name and config where they say nothing, so that identities are those of before."""
+        values: dict[str, Any] = serialize(self)
+        is_shown = info.context and info.context.get("secrets")  # such as by --print-config
+        if self.name == TOKEN_UNET:
+            del values["config"]
+            if not is_shown:
+                del values["name"]
+        return values
+
     @model_validator(mode="before")
     @classmethod
     def _attention_of_its_keys(cls, values: Any) -> Any:
@@ -150,23 +199,6 @@ class OperatorConfig(Section):
             named = any(pdet.get(key) is not None for key in _ATTENTION_KEYS)
             return {**values, "mixer": "attention" if named else "spectral"}
         return values
-
-
-class FnoConfig(Section):
-    """Size of an FNO."""
-
-    width: Count = key(32, "channels of its layers")
-    modes: Count | None = key(
-        None, "Fourier modes along each axis; by default 16 in 1D, 12 in 2D, or what the grid has"
-    )
-    depth: Count = key(4, "layers")
-
-
-class UnetConfig(Section):
-    """Size of the U-Net."""
-
-    width: Count = key(24, "channels of the finest level; a multiple of 4")
-    levels: Count | None = key(None, "resolutions; by default 4, or as often as the grid can be halved")
 
 
 class BaselinesConfig(Section):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from ups.config.section import Count, LatentDtype, Positive, Section, key
-from ups.config.stages import NOTHING
+from ups.config.stages import NOTHING, LatentDtype
 from ups.errors import needs
+from ups.section import Count, Positive, Section, key
 from ups_store.sources import LocalPath
 
 with needs("train"):

@@ -110,13 +110,15 @@ def load_leniently(
         read = read_config(given, overrides=overrides, **_ADJUSTED)
     except StoreConfigError as error:
         return Loaded(None, (as_own(error),))
+    # What a checkpoint says names code of others; what a user says, of his own.
+    is_own = not isinstance(source, Mapping)
     outside = [override.partition("=")[0] for override in overrides]
     values, problems = take_out_old_names(read), list[ConfigError]()
     left_out: list[str] = []
     for _ in range(_MOST_ROUNDS):
         try:
             declared = tuple(map(str, _section(values, "tasks")))
-            config = RunConfig.model_validate(values, context={"tasks": declared})
+            config = RunConfig.model_validate(values, context={"tasks": declared, "is_own": is_own})
         except ValidationError as error:
             options: dict[str, Any] = {"path": name or path, "outside": outside, "see": LISTS_KEYS}
             found = config_errors(error, model=RunConfig, **options)

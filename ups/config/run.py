@@ -14,7 +14,6 @@ from ups.config.architecture import (
     RunLatentConfig,
 )
 from ups.config.diffusion import DiffusionConfig, SteadyPriorConfig
-from ups.config.section import Count, CountOrZero, Positive, Section, key
 from ups.config.stages import (
     BASELINE_LR,
     BASELINES,
@@ -28,6 +27,7 @@ from ups.config.stages import (
 from ups.config.training import LawsConfig, TrainingConfig, TtcConfig
 from ups.errors import needs
 from ups.laws import Laws
+from ups.section import Count, CountOrZero, Positive, Section, key
 from ups.trained.specs import AUTOENCODER_FILE, CORRECTOR_FILE, OPERATOR_FILE
 from ups_store.build import BuildConfig, CacheConfig, DataConfig, ReadingConfig
 from ups_store.sources import LocalPath, TaskDeclaration

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, get_args, get_origin
 
 from ups.config.run import RunConfig
-from ups.config.section import Section, fact
 from ups.config.stages import (
     BASELINE_LR,
     BASELINES,
@@ -20,6 +19,7 @@ from ups.config.stages import (
     StageConfig,
 )
 from ups.config.training import TrainingConfig
+from ups.section import Section, fact
 
 # Keys of `training` that each stage may have for itself, and where it has them.
 OF_STAGES: dict[str, tuple[str, ...]] = {

@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, Literal
 
-from ups.config.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section, key
 from ups.errors import needs
+from ups.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section, key
 from ups_store.build import long_dtype
 
 with needs("train"):
     from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 Limit = Literal["flops", "samples", "seconds"]
+LatentDtype = Annotated[Literal["float16", "bfloat16", "float32"], BeforeValidator(long_dtype)]
 
 BUDGETS: tuple[Limit, ...] = ("flops", "samples", "seconds")
 

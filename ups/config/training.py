@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from ups.config.diffusion import TauConfig
-from ups.config.section import Count, CountOrZero, Fraction, LatentDtype, NotNegative, Positive, Section, key
 from ups.config.stages import (
     AUGMENTED,
     FORECASTERS,
@@ -14,9 +13,11 @@ from ups.config.stages import (
     ROLLED_OUT,
     AmpDtype,
     CompileMode,
+    LatentDtype,
     check_one_batch_size,
 )
 from ups.errors import needs
+from ups.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section, key
 from ups_store.sources import LocalPath
 
 with needs("train"):
@@ -261,6 +262,12 @@ class TrainingConfig(Section):
         0.0, "weight of the spectral loss of the operator", affects=FORECASTERS
     )
     lambda_relative: NotNegative = key(0.0, "weight of the relative loss", affects=FORECASTERS)
+    losses: dict[str, NotNegative] = key(
+        {},
+        "weights of the operator's losses by name, instead of rollout_loss, lambda_relative and "
+        "lambda_spectral: mse, relative_l2, relative, spectral, and one's own as module:function",
+        affects=FORECASTERS,
+    )
     use_inverse_losses: bool = key(
         False, "encoder and decoder as inverses, in stage joint", affects=FORECASTERS
     )
@@ -351,6 +358,17 @@ class TrainingConfig(Section):
     def _has_one_parallel(self) -> TrainingConfig:
         if self.use_fsdp2 and self.parallel == "ddp":
             raise ValueError("training.use_fsdp2 means training.parallel = fsdp2, not ddp")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_list_of_losses(self) -> TrainingConfig:
+        if self.losses and not any(self.losses.values()):
+            raise ValueError("training.losses: expected a weight above 0")
+        for name in ("relative", "spectral") if self.losses else ():
+            if weight := getattr(self, f"lambda_{name}"):
+                raise ValueError(
+                    f"training.lambda_{name} beside training.losses: say it there, {name}: {weight:g}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,6 @@ Letters: B trajectories, K steps, X the axes of the grid, C channels, P paramete
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Unpack
@@ -17,18 +16,12 @@ from torch import Tensor
 from ups.config.stages import shown_amount
 from ups.data.windows import parameter_table
 from ups.errors import ConfigError, MissingExtraError
-from ups.eval.baseline_spec import LABELS, BaselineSpec, Kind
-from ups.eval.baselines import (
-    FieldNetwork,
-    FourierNeuralOperator,
-    UNet,
-    beside_fields,
-    coordinates_of,
-)
+from ups.eval.baseline_spec import LABELS, BaselineSpec
 from ups.eval.forecasters import Start, shown_size
-from ups.eval.neuraloperator import NeuraloperatorFNO
 from ups.eval.training_logs import StageLog, read_stage_log
 from ups.grid import FIELDS
+from ups.models.grid_networks import beside_fields, coordinates_of
+from ups.models.operators import operators
 from ups.parsing import Parsed
 from ups.trained.checkpoint import load_checkpoint
 from ups.trained.model_files import OfTraining, TrainedModel, filled, save_model
@@ -36,13 +29,6 @@ from ups.trained.specs import incomplete_spec
 
 BASELINE = "baseline"  # kind of checkpoint
 _DT_TOLERANCE = 1e-3
-
-
-_NETWORKS: Mapping[Kind, Callable[..., FieldNetwork]] = {
-    "fno": FourierNeuralOperator,
-    "unet": UNet,
-    "fno_neuraloperator": NeuraloperatorFNO,
-}
 
 
 @dataclass(frozen=True)
@@ -105,7 +91,7 @@ class Baseline(TrainedModel):
                 expected=channels,
                 found=dict(spec.grid.channels)[spec.given_array],
             )
-        self.network = _NETWORKS[spec.kind](
+        self.network = operators.find(spec.kind)(
             channels, num_parameters=len(spec.parameters), periodic=spec.grid.periodic, **spec.size
         )
         coordinates = coordinates_of(spec.grid.points, spec.grid.periodic)

@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ups.config.architecture import BaselinesConfig, FnoConfig, UnetConfig
+from ups.config.architecture import BaselinesConfig
 from ups.data.statistics import measure_statistics
 from ups.data.windows import FieldsInfo, Trajectories, given_array
-from ups.errors import ConfigError, needs
-from ups.eval.baselines import GROUPS
-from ups.eval.neuraloperator import check_neuraloperator
+from ups.errors import ConfigError, check_installed, needs
 from ups.grid import Grid, GridSpec
+from ups.models.operator_size import FnoConfig, UnetConfig
 from ups.parsing import Count, Levels, Parsed, Positive, Statistics
 
 with needs("train"):
@@ -30,12 +29,6 @@ LABELS: Mapping[Kind, str] = {"fno": "FNO", "unet": "U-Net", "fno_neuraloperator
 DEFAULT_KINDS: tuple[Kind, ...] = ("fno", "unet")  # those that need no other package
 
 
-_MODES = {1: 16, 2: 12}  # of both FNOs, along each axis
-
-
-_LEVELS = 4  # of the U-Net
-
-
 def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
     """Kinds of baselines; those that need no other package by default.
 
@@ -48,7 +41,7 @@ def check_kinds(kinds: Sequence[str] | None) -> list[Kind]:
         raise ConfigError("--kind", expected=" or ".join(known), found=repr(unknown[0]))
     wanted = [known[kind] for kind in kinds or DEFAULT_KINDS]
     if "fno_neuraloperator" in wanted:
-        check_neuraloperator()
+        check_installed("neuralop", extra="neuraloperator")
     return wanted
 
 
@@ -138,43 +131,6 @@ def make_spec(
 
 
 def network_size(kind: Kind, grid: GridSpec, sizes: BaselinesConfig) -> NetworkSize:
-    """Arguments of the network that suit a grid.
-
-    Args:
-        kind: Which.
-        grid: Of the task.
-        sizes: As configured; what they leave open is no more than the grid has room for.
-
-    Raises:
-        ConfigError: For fields of more than two axes; kind "size", for more modes or levels than there is
-            room for, or a width that groups don't divide.
-    """
-    if grid.ndim not in _MODES:
-        raise ConfigError("baselines are made for 1D and 2D fields", found=f"{grid.ndim} axes")
-    if kind == "unet":
-        return _unet_size(sizes.unet, grid)
-    size: FnoConfig = getattr(sizes, kind)
-    most = min(grid.points) // 2
-    if size.modes is not None and size.modes > most:
-        raise _too_large(f"baselines.{kind}.modes", most, size.modes, grid)
-    modes = size.modes or min(_MODES[grid.ndim], most)
-    return {"width": size.width, "modes": modes, "depth": size.depth}
-
-
-def _unet_size(size: UnetConfig, grid: GridSpec) -> NetworkSize:
-    if size.width % GROUPS:
-        raise ConfigError(
-            "baselines.unet.width", kind="size", expected=f"a multiple of {GROUPS}", found=size.width
-        )
-    most = 1
-    while most < (size.levels or _LEVELS) and all(points % 2**most == 0 for points in grid.points):
-        most += 1
-    if size.levels is not None and size.levels > most:
-        raise _too_large("baselines.unet.levels", most, size.levels, grid)
-    return {"width": size.width, "levels": most}
-
-
-def _too_large(key: str, most: int, found: int, grid: GridSpec) -> ConfigError:
-    return ConfigError(
-        f"{key} on a grid of {grid.name}", kind="size", expected=f"at most {most}", found=found
-    )
+    """Arguments of the network that suit a grid; errors as of `FnoConfig.on`."""
+    config: FnoConfig | UnetConfig = getattr(sizes, kind)
+    return config.on(grid.points, key=f"baselines.{kind}")  # type: ignore[return-value]

@@ -123,12 +123,10 @@ def fields_figure(name: str, caption: str, trajectory: Trajectory) -> Drawing:
 
 @dataclass(frozen=True, eq=False)
 class _Panel:
-    """A panel of cells; those of one `column` of the table, at different times, follow each other there."""
+    """A panel of cells."""
 
     title: str
     values: Values  # (V, H)
-    column: str
-    t: float | None = None
     own_colours: tuple[float, float, str] | None = None  # with a colour bar below
 
 
@@ -147,17 +145,17 @@ def _by_model(shown: Trajectory) -> list[_Row]:
     is_still = len(shown.truth) == 1
     truth = shown.truth[0] if is_still else shown.truth
     quantity = with_unit(shown.quantity, shown.units)
-    upper = [_Panel("truth", truth, f"{quantity}: truth")]
+    upper = [_Panel("truth", truth)]
     lower: list[_Panel | None] = [
-        _Panel(f"given: {name}", values, with_unit(name, shown.units), own_colours=colours_of(values))
+        _Panel(f"given: {name}", values, own_colours=colours_of(values))
         for name, values in shown.given.items()
     ]
     errors = []
     for name, frames in shown.predictions.items():
         label, values = shown.labels[name], frames[0] if is_still else frames
-        upper.append(_Panel(label, values, f"{quantity}: {label}"))
+        upper.append(_Panel(label, values))
         errors.append(np.abs(values - truth))
-        lower.append(_Panel("", errors[-1], f"|error| of {quantity}: {label}"))
+        lower.append(_Panel("", errors[-1]))
     colours = _error_colours(errors, truth)
     lower = lower if shown.given else [None, *lower]
     return [_Row(upper, colours_of(truth), quantity), _Row(lower, colours, f"|error| of {quantity}")]
@@ -171,10 +169,7 @@ def _by_time(shown: Trajectory) -> list[_Row]:
     truth = shown.truth[steps]
 
     def row(frames: Values, title: str, what: str, colours: tuple[float, float, str]) -> _Row:
-        panels = [
-            _Panel(f"t = {time:.3g}{unit}", values, f"{what}: {title}", float(time))
-            for time, values in zip(t, frames, strict=True)
-        ]
+        panels = [_Panel(f"t = {time:.3g}{unit}", values) for time, values in zip(t, frames, strict=True)]
         return _Row(panels, colours, what, title)
 
     own = colours_of(truth)
@@ -217,8 +212,7 @@ def _panels(name: str, caption: str, rows: Sequence[_Row], shown: Trajectory, *,
         for axes in grid.flat:
             axes.set_box_aspect(None if vertical == "t" else ratio)
 
-    table = _table(rows, {with_unit(vertical, shown.units): y, with_unit("x", shown.units): x}, shown.units)
-    return Drawing(name, caption, (TWO_COLUMNS, height), draw, table)
+    return Drawing(name, caption, (TWO_COLUMNS, height), draw)
 
 
 def _draw_row(figure: Figure, line: Sequence[Axes], row: _Row, x: Values, y: Values) -> None:
@@ -269,24 +263,6 @@ def _label_axes(grid: npt.NDArray[Any], rows: Sequence[_Row], x: str, y: str) ->
         lowest.tick_params(labelbottom=True)
 
 
-def _table(
-    rows: Sequence[_Row], coordinates: Mapping[str, Values], units: Mapping[str, str]
-) -> dict[str, Values]:
-    """A line for every cell of every time, with what each row shows there."""
-    columns: dict[str, list[Values]] = {}
-    for row in rows:
-        for panel in filter(None, row.panels):
-            columns.setdefault(panel.column, []).append(_cells(panel.values).ravel())
-    times = [panel.t for panel in rows[0].panels if panel is not None and panel.t is not None]
-    places = np.meshgrid(*coordinates.values(), indexing="ij")
-    table: dict[str, Values] = {}
-    if times:
-        table[with_unit("t", units)] = np.repeat(np.array(times), places[0].size)
-    for name, place in zip(coordinates, places, strict=True):
-        table[name] = np.tile(place.ravel(), max(1, len(times)))
-    return table | {name: np.concatenate(parts) for name, parts in columns.items()}
-
-
 def _profiles(name: str, caption: str, shown: Trajectory) -> Drawing:
     """A single frame in 1D: lines over x."""
     x, quantity = shown.coordinates["x"], with_unit(shown.quantity, shown.units)
@@ -303,12 +279,7 @@ def _profiles(name: str, caption: str, shown: Trajectory) -> Drawing:
         axes.grid(visible=True)
         figure.legend(loc="outside lower center", ncols=2)
 
-    table = {
-        with_unit("x", shown.units): x,
-        **{f"{quantity}: {labels[key]}": some for key, some in lines.items()},
-    }
-    table |= {with_unit(key, shown.units): values for key, values in shown.given.items()}
-    return Drawing(name, caption, (ONE_COLUMN, 0.85 * ONE_COLUMN), draw, table)
+    return Drawing(name, caption, (ONE_COLUMN, 0.85 * ONE_COLUMN), draw)
 
 
 def _cells(values: Values) -> Values:

@@ -1,4 +1,4 @@
-"""How figures look, and the files that they become: SVG and PDF for a paper, CSV of what is drawn.
+"""How figures look, and the files that they become: SVG and PDF for a paper, CSV of their lines.
 
 Colours belong to models and are the same in all figures, as the table below has them; they are told apart
 by people who don't see all colours (Okabe and Ito 2008), and lines differ by dash and marker as well. The
@@ -10,13 +10,12 @@ from __future__ import annotations
 import io
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ups.errors import needs
 from ups.output import csv_text
@@ -106,9 +105,6 @@ def log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-Column = Sequence[Any] | npt.NDArray[Any]
-
-
 @dataclass(frozen=True)
 class Drawing:
     """A figure, drawn when one of its files is wanted.
@@ -118,14 +114,12 @@ class Drawing:
         caption: What it shows.
         size: Width and height in inches.
         draw: Draws into an empty figure of that size, laid out by "constrained".
-        table: What is drawn: columns of equal length by what they are, with the unit.
     """
 
     name: str
     caption: str
     size: tuple[float, float]
     draw: Callable[[Figure], None] = field(repr=False, compare=False)
-    table: Mapping[str, Column] = field(repr=False, compare=False)
 
     @property
     def is_wide(self) -> bool:
@@ -138,6 +132,15 @@ class Drawing:
         Raises:
             MissingExtraError: If matplotlib isn't installed.
         """
+        return self._rendered(*suffixes)[0]
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """What stands beside a report, by suffix: SVG, PDF, and of a figure with lines a CSV of them."""
+        images, lines = self._rendered("svg", "pdf")
+        return {**images, "csv": csv_text([_CSV_COLUMNS, *lines]).encode()} if lines else images
+
+    def _rendered(self, *suffixes: str) -> tuple[dict[str, bytes], list[tuple[str, ...]]]:
         with needs("plot"):
             import matplotlib
             from matplotlib.figure import Figure
@@ -150,21 +153,26 @@ class Drawing:
             figure.set_layout_engine("none")  # it is laid out, which takes longest
             for suffix, image in images.items():
                 figure.savefig(image, format=suffix, dpi=_DPI, metadata=_NO_DATE[suffix])
-        return {suffix: image.getvalue() for suffix, image in images.items()}
-
-    def csv(self) -> bytes:
-        """What is drawn, with the digits that a number needs to be itself; what isn't finite is empty."""
-        columns = zip(*map(_shown, self.table.values()), strict=True)
-        return csv_text([list(self.table), *columns]).encode()
-
-    @cached_property
-    def files(self) -> Mapping[str, bytes]:
-        """What stands beside a report, by suffix: SVG, PDF and CSV."""
-        return {**self.images("svg", "pdf"), "csv": self.csv()}
+        return {suffix: image.getvalue() for suffix, image in images.items()}, list(_points(figure))
 
 
-def _shown(column: Column) -> list[Any]:
-    values = np.asarray(column)
-    if values.dtype.kind != "f":
-        return values.tolist()
-    return [str(value) if np.isfinite(value) else "" for value in values]
+_CSV_COLUMNS = ("panel", "line", "x", "y")
+
+
+def _points(figure: Figure) -> Iterator[tuple[str, ...]]:
+    """The points of all lines, with the digits that numbers need to be themselves; empty if not finite."""
+    for axes in figure.axes:
+        names = (
+            axes.get_title(),
+            axes.get_ylabel(),
+            f"over {axes.get_xlabel()}" if axes.get_xlabel() else "",
+        )
+        panel, label = " ".join(filter(None, names)), ""
+        for line in axes.lines:
+            if line.get_transform() != axes.transData:  # across the panel, such as a line at 1
+                continue
+            if not str(line.get_label()).startswith("_"):  # lines without a label are of the one before
+                label = str(line.get_label())
+            for point in np.asarray(line.get_xydata(), np.float64).tolist():
+                x, y = (repr(value) if math.isfinite(value) else "" for value in point)
+                yield panel, label, x, y

@@ -11,29 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from ups.data.windows import Trajectories
 from ups.eval.baseline_model import Baseline
 from ups.eval.field_figures import Trajectory, fields_figure, points_along
-from ups.eval.figure_style import (
-    ONE_COLUMN,
-    TWO_COLUMNS,
-    Column,
-    Drawing,
-    line_of,
-    log_ticks,
-    with_unit,
-)
-from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence, TrainingMean
+from ups.eval.figure_style import ONE_COLUMN, TWO_COLUMNS, Drawing, line_of, log_ticks, with_unit
+from ups.eval.forecasters import AnyForecaster, AutoencoderFloor, Persistence, Rollout, TrainingMean, predict
 from ups.eval.intervals import Interval, as_columns
-from ups.eval.report import Row
-from ups.eval.rollout import Rollout, predict
+from ups.eval.metrics import masked
+from ups.eval.scores import mean_from
 from ups.eval.training_logs import StageLog
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from ups.eval.report import Row
 
 _MAX_MODELS = 4  # of an example, beside the truth
 _NUM_MARKERS = 8  # along a line
@@ -50,7 +43,7 @@ Values = npt.NDArray[np.floating[Any]]
 def task_figures(
     rows: Sequence[Row],
     rollouts: Mapping[str, Rollout],
-    forecasters: Mapping[str, Forecaster | AutoencoderFloor],
+    forecasters: Mapping[str, AnyForecaster],
     trajectories: Trajectories,
 ) -> list[Drawing]:
     """Figures of a task.
@@ -61,10 +54,14 @@ def task_figures(
         forecasters: By name of the row; the first one's median trajectory is the example.
         trajectories: Of the split.
     """
-    task = trajectories.info.task
-    spectra = spectra_figure(f"{task}_spectra", _spectra(rollouts), _labels(rows))
+    task, labels = trajectories.info.task, {row.name: row.label for row in rows}
+    energies = {"truth": next(iter(rollouts.values())).true_energy.numpy()}
+    for name, rollout in rollouts.items():
+        if bool(rollout.energy.isfinite().all()):  # one that blew up has no spectrum to draw
+            energies[name] = rollout.energy.numpy()
+    spectra = spectra_figure(f"{task}_spectra", energies, labels)
     of_time = errors_in_time(rows, trajectories)
-    return [_example(forecasters, rollouts, trajectories, _labels(rows)), *of_time[:1], spectra, *of_time[1:]]
+    return [_example(forecasters, rollouts, trajectories, labels), *of_time[:1], spectra, *of_time[1:]]
 
 
 def run_figures(logs: Sequence[StageLog], baselines: Sequence[Baseline]) -> list[Drawing]:
@@ -131,11 +128,7 @@ def error_figure(
         log_ticks(grid[0].yaxis)
         _legend(figure, grid)
 
-    table: dict[str, Column] = {f"{time} since the given frame": t}
-    for title, rows in panels.items():
-        for model, steps in rows.items():
-            table |= interval_columns(", ".join(filter(None, (metric, title, labels[model]))), steps)
-    return Drawing(name, caption, _size(len(panels), len(models)), draw, table)
+    return Drawing(name, caption, _size(len(panels), len(models)), draw)
 
 
 def spectra_figure(name: str, spectra: Mapping[str, Values], labels: Mapping[str, str]) -> Drawing:
@@ -163,8 +156,7 @@ def spectra_figure(name: str, spectra: Mapping[str, Values], labels: Mapping[str
         _legend(figure, [axes])
 
     caption = "Energy by wave number of the last predicted frame, mean over trajectories"
-    table = {"wave number": waves, **{f"energy, {labels[model]}": shown[model] for model in shown}}
-    return Drawing(name, caption, _size(1, len(shown)), draw, table)
+    return Drawing(name, caption, _size(1, len(shown)), draw)
 
 
 def curves_figure(
@@ -193,13 +185,7 @@ def curves_figure(
         axes.grid(visible=True)
         _legend(figure, [axes])
 
-    lengths = [len(steps) for steps, _ in curves.values()]
-    table = {
-        "curve": np.repeat(list(curves), lengths),
-        "optimiser step": np.concatenate([steps for steps, _ in curves.values()]),
-        quantity: np.concatenate([values for _, values in curves.values()]),
-    }
-    return Drawing(name, caption, _size(1, len(curves)), draw, table)
+    return Drawing(name, caption, _size(1, len(curves)), draw)
 
 
 def stages_figure(parts: Mapping[str, Mapping[str, float]]) -> Drawing:
@@ -221,13 +207,8 @@ def stages_figure(parts: Mapping[str, Mapping[str, float]]) -> Drawing:
         axes.set(xlabel="seconds")
         _legend(figure, [axes])
 
-    table: dict[str, Column] = {
-        "stage": [stage for stage in parts for _ in parts[stage]],
-        "part": [part for own in parts.values() for part in own],
-        "time [s]": np.array([seconds for own in parts.values() for seconds in own.values()]),
-    }
     size = (ONE_COLUMN, 1.2 + 0.3 * len(parts))
-    return Drawing("stage_seconds", "What the time of each stage went to", size, draw, table)
+    return Drawing("stage_seconds", "What the time of each stage went to", size, draw)
 
 
 def _parts(log: StageLog) -> dict[str, float]:
@@ -240,14 +221,15 @@ def _parts(log: StageLog) -> dict[str, float]:
 
 
 def _example(
-    forecasters: Mapping[str, Forecaster | AutoencoderFloor],
+    forecasters: Mapping[str, AnyForecaster],
     rollouts: Mapping[str, Rollout],
     trajectories: Trajectories,
     labels: Mapping[str, str],
 ) -> Drawing:
     """The trajectory whose nRMSE is the first model's median, so neither a lucky nor an unlucky one."""
     first = next(iter(forecasters))
-    nrmse_B = np.ma.filled(rollouts[first].errors.means("nrmse", 1, 2), np.nan)  # sorted last
+    errors = rollouts[first].errors
+    nrmse_B = np.ma.filled(mean_from(masked(errors["nrmse"], errors["undefined"]), 1), np.nan)  # sorted last
     number = int(np.argsort(nrmse_B)[(len(nrmse_B) - 1) // 2])
     batch, info = trajectories.read(np.array([number])), trajectories.info
     models = _exemplary(forecasters)
@@ -277,9 +259,7 @@ def _example(
     return fields_figure(f"{info.task}_example", caption, shown)
 
 
-def _exemplary(
-    forecasters: Mapping[str, Forecaster | AutoencoderFloor],
-) -> dict[str, Forecaster | AutoencoderFloor]:
+def _exemplary(forecasters: Mapping[str, AnyForecaster]) -> dict[str, AnyForecaster]:
     """The first model and others of other colours: what has learned, and predicts."""
     plain = (AutoencoderFloor, Persistence, TrainingMean)
     chosen: dict[str, str] = {}
@@ -293,7 +273,7 @@ def errors_in_time(rows: Sequence[Row], trajectories: Trajectories) -> list[Draw
     """Errors of a task against time, of several steps; all that can be drawn of latents."""
     if trajectories.horizon == 1:
         return []
-    task, labels = trajectories.info.task, _labels(rows)
+    task, labels = trajectories.info.task, {row.name: row.label for row in rows}
     time = with_unit("t", trajectories.info.units)
     steps = {row.name: row.scores.by_step["nrmse"] for row in rows}
     options: dict[str, Any] = {"t": trajectories.t, "time": time}
@@ -309,25 +289,6 @@ def errors_in_time(rows: Sequence[Row], trajectories: Trajectories) -> list[Draw
         caption = f"fRMSE against time by band of wave numbers{known}"
         figures.append(error_figure(f"{task}_bands", caption, bands, labels, metric="fRMSE", **options))
     return figures
-
-
-def interval_columns(title: str, values: Sequence[Interval]) -> dict[str, Column]:
-    """Three columns of a figure's table: the values, and both ends of their intervals."""
-    columns = as_columns(values)
-    return {title: columns["mean"], f"{title}, low": columns["low"], f"{title}, high": columns["high"]}
-
-
-def _spectra(rollouts: Mapping[str, Rollout]) -> dict[str, Values]:
-    truth: Tensor = next(iter(rollouts.values())).true_energy
-    found = {"truth": truth.numpy()}
-    for name, rollout in rollouts.items():
-        if bool(rollout.energy.isfinite().all()):  # one that blew up has no spectrum to draw
-            found[name] = rollout.energy.numpy()
-    return found
-
-
-def _labels(rows: Sequence[Row]) -> dict[str, str]:
-    return {row.name: row.label for row in rows}
 
 
 def _plot(axes: Axes, x: Any, y: Any, model: str, label: str) -> None:

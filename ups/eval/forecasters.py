@@ -1,10 +1,13 @@
-"""Who predicts: persistence, the training mean, the operator, what draws ensembles; and the floor.
+"""Forecasters: whatever predicts, and so is a row of a report; and their rollouts.
 
-Letters: B trajectories, T time steps, X the axes of the grid, C channels, P parameters.
+Rollouts are autoregressive, from one given frame (a Markov operator needs no more, where PDEBench gives ten)
+to the end of the trajectory; of a steady task the constant field is given that decides the solution, which
+one step predicts. Letters: B trajectories, T time steps, X the axes of the grid, C channels, P parameters.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
@@ -15,15 +18,20 @@ from torch import Tensor, nn
 
 from ups.data.observations import masks_of_samples
 from ups.data.statistics import frame_items
-from ups.data.windows import Fields, evenly_spread, parameter_table
-from ups.grid import FIELDS
+from ups.data.windows import Fields, Trajectories, TrajectoryBatch, evenly_spread, parameter_table
+from ups.errors import ShapeError
+from ups.eval.metrics import Errors, MetricContext, OwnMetric, join, measure, measure_own, shell_energy
+from ups.grid import FIELDS, domain_lengths
 from ups.models.any_point_decoder import grid_queries
+from ups.output import progress_bar
 from ups.trained.autoencoder import Autoencoder
+from ups.trained.checkpoint import read_any_document
 from ups.trained.corrected import CorrectedSimulator
 from ups.trained.isometry import DecoderSpectrum
+from ups.trained.loading import missed_gates
 from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator
-from ups.trained.specs import SimulatorSpec
+from ups.trained.specs import CORRECTOR, STUDENT, SimulatorSpec
 
 _MAX_FRAMES_OF_MEAN = 4096  # of the training split, evenly spread
 _FRAMES_AT_ONCE = 256
@@ -167,10 +175,18 @@ class _Members:
     """What predicts ensembles, and their mean where one forecast is asked for (`EnsembleForecaster`)."""
 
     def __init__(
-        self, model: Any, *, note: str, name: str, label: str, members: int = 16, seed: int = 0
+        self,
+        model: Any,
+        *,
+        note: str,
+        name: str,
+        label: str,
+        members: int = 16,
+        seed: int = 0,
+        **options: Any,
     ) -> None:
         self.model, self.note, self.name, self.label = model, note, name, label
-        self._members, self._seed = members, seed
+        self._members, self._seed, self._options = members, seed, options
 
     def forecast(self, start: Start, steps: int) -> Tensor:
         """The mean of an ensemble; see `Forecaster.forecast`."""
@@ -179,7 +195,7 @@ class _Members:
 
     def forecast_members(self, start: Start, steps: int, *, members: int, seed: int) -> Iterator[Tensor]:
         """See `EnsembleForecaster.forecast_members`; a member is the same whatever their number."""
-        found: Iterator[Tensor] = self.model.rollout_steps(
+        frames: Iterator[Tensor] = self.model.rollout_steps(
             start.given,
             steps,
             members=members,
@@ -190,55 +206,56 @@ class _Members:
             extrapolate=True,
             **self._options_of(start),
         )
-        return found
+        return frames
 
     def _options_of(self, start: Start) -> dict[str, Any]:
         """What the model is asked for besides."""
-        raise NotImplementedError
+        return self._options
 
 
 class CorrectedForecaster(_Members):
-    """The operator with its corrector.
+    """The operator with its corrector, or with a student: row `corrected` or `student`.
 
     Args:
         model: In evaluation mode.
-        note: What the reader has to know.
-        name: Of its row.
-        label: For people.
         **sampling: `sampler` and `num_sampler_steps`, as `CorrectedSimulator.rollout` has them.
     """
 
-    model: CorrectedSimulator
+    def __init__(self, model: CorrectedSimulator, **sampling: Any) -> None:
+        kind, drawn = kind_of(model), model.corrector_spec.sampling
+        sampler = "adaptive" if drawn.sampler == "adaptive" else f"{drawn.sampler}, {drawn.num_steps}"
+        note = f"{kind} {shown_size(model.corrector)}, sampler {sampler}"
+        note += "; one forecast is the mean of an ensemble"
+        if missed := missed_by(model):
+            note += f"; {missed}"
+        name = "corrected" if kind == CORRECTOR else kind
+        super().__init__(model, name=name, label=f"operator with {kind}", note=note, **sampling)
 
-    def __init__(
-        self,
-        model: CorrectedSimulator,
-        *,
-        note: str = "",
-        name: str = "corrected",
-        label: str = "operator with corrector",
-        **sampling: Any,
-    ) -> None:
-        super().__init__(model, note=note, name=name, label=label)
-        self._sampling = sampling
 
-    def _options_of(self, start: Start) -> dict[str, Any]:
-        return self._sampling
+def kind_of(model: CorrectedSimulator) -> str:
+    """Of its checkpoint, "corrector" or "student"."""
+    return CORRECTOR if model.corrector_spec.taught is None else STUDENT
+
+
+def missed_by(model: CorrectedSimulator) -> str:
+    """Say that its file was exported in spite of gates; empty if it wasn't."""
+    missed = missed_gates(read_any_document(model.path)[1]) if model.path is not None else []
+    return f"exported although it missed gates: {'; '.join(missed)}" if missed else ""
 
 
 class PriorForecaster(_Members):
-    """Draws solutions; where the prior is given its input at few points, these depend on the sample alone.
+    """Draws solutions, row `prior`; where it is given inputs at few points, these depend on the sample alone.
 
     Args:
         model: In evaluation mode.
-        note: What the reader has to know.
         seed: Of the ensemble whose mean `forecast` gives, and of the points that are observed.
     """
 
-    model: SteadyPrior
-
-    def __init__(self, model: SteadyPrior, *, note: str = "", seed: int = 0) -> None:
+    def __init__(self, model: SteadyPrior, *, seed: int = 0) -> None:
         label, members = ("prior", 16) if model.prior_spec.method == "flow" else ("direct regression", 1)
+        num = model.prior_spec.observed_points
+        given = "whole inputs" if num is None else f"inputs at {num} random points, where the others see all"
+        note = f"{shown_size(model.network)}, given {given}"
         super().__init__(model, note=note, name="prior", label=label, members=members, seed=seed)
 
     def observed(self, given_BXC: Tensor) -> Tensor | None:
@@ -318,6 +335,89 @@ class AutoencoderFloor:
             tokens = tokens.to(self._latent_dtype).float()
             frames.append(model.decode(tokens, query, parameters, task=task).reshape(frame.shape).cpu())
         return torch.stack(frames, dim=1)
+
+
+AnyForecaster = Forecaster | AutoencoderFloor
+
+
+# --- rollouts ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What came of a forecaster on a split.
+
+    Attributes:
+        errors: Of all trajectories, and what metrics of one's own found.
+        energy: Mean energy by wave number of the last predicted frame, all channels, shape (K,).
+        true_energy: The same of the truth.
+        seconds: Wall time of predicting, reading and measuring aside.
+    """
+
+    errors: Errors
+    energy: Tensor
+    true_energy: Tensor
+    seconds: float
+
+
+def roll_out(
+    forecaster: AnyForecaster,
+    trajectories: Trajectories,
+    *,
+    batch_size: int | None = None,
+    own: Mapping[str, OwnMetric] | None = None,
+) -> Rollout:
+    """Predict all trajectories of a split and measure the errors, a batch at a time.
+
+    Args:
+        trajectories: Of a split.
+        batch_size: Trajectories at a time; by default by their size.
+        own: Metrics of one's own that are measured, too, by name.
+
+    Raises:
+        ShapeError: If the forecaster, or a metric, returns another shape than it should.
+    """
+    info = trajectories.info
+    lengths = domain_lengths(info.domain_lengths, ndim=info.grid.ndim)
+    parts: list[Errors] = []
+    energies = [torch.zeros(()), torch.zeros(())]
+    seconds = 0.0
+    with progress_bar(f"{info.task}: {forecaster.label}", total=len(trajectories)) as advance:
+        for batch in trajectories.batches(batch_size):
+            began = time.perf_counter()
+            prediction = predict(forecaster, batch, trajectories)
+            seconds += time.perf_counter() - began
+            given = None if info.steady else batch.given
+            errors = measure(prediction, batch.truth, given=given, t=trajectories.t, lengths=lengths)
+            if own:
+                context = MetricContext(
+                    info.task, info.channels, batch.given, batch.parameters, trajectories.t, lengths
+                )
+                errors |= measure_own(own, prediction, batch.truth, context)
+            parts.append(errors)
+            for i, fields in enumerate((prediction, batch.truth)):
+                energies[i] = energies[i] + shell_energy(fields[:, -1:].double()).sum((0, 1, 3))
+            advance(float(batch.samples[-1]) + 1)
+    energy, true_energy = (total / len(trajectories) for total in energies)
+    return Rollout(join(parts), energy, true_energy, seconds)
+
+
+def predict(forecaster: AnyForecaster, batch: TrajectoryBatch, trajectories: Trajectories) -> Tensor:
+    """Predict the frames of a batch, on the CPU, shape (B, T, X..., C)."""
+    start = start_of(batch, trajectories)
+    if isinstance(forecaster, AutoencoderFloor):
+        return forecaster.restore(batch.truth, start)
+    prediction = forecaster.forecast(start, trajectories.horizon).cpu()
+    if prediction.shape != batch.truth.shape:
+        raise ShapeError(
+            f"forecast of {forecaster.name}", expected=tuple(batch.truth.shape), found=tuple(prediction.shape)
+        )
+    return prediction
+
+
+def start_of(batch: TrajectoryBatch, trajectories: Trajectories) -> Start:
+    """What forecasters are given of a batch."""
+    return Start(trajectories.info.task, batch.given, batch.parameters, trajectories.dt)
 
 
 def shown_size(*models: nn.Module) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ups.errors import GateMissedError
 
-Limit = float | tuple[float, float] | None
-How = Literal["at most", "at least", "less than", "more than"]
-_HOWS = {
+Limit = float | tuple[float, float]
+How = Literal["at most", "at least", "less than", "more than", "within"]
+_HOWS: dict[How, Callable[[float, Any], bool]] = {
     "at most": operator.le,
     "at least": operator.ge,
     "less than": operator.lt,
     "more than": operator.gt,
+    "within": lambda number, ends: ends[0] <= number <= ends[1],
 }
 
 
@@ -41,25 +42,17 @@ class GateVerdict:
     says: str
 
 
-def judge_number(gate: str, what: str, number: float | None, how: How, limit: float) -> GateVerdict:
-    """The verdict on a number with one limit; one that isn't finite, or isn't there, never passes."""
-    passed = number is not None and _HOWS[how](number, limit)
-    return _verdict(gate, what, number, limit, passed, f"{how} {limit:g}")
+def judge_number(gate: str, what: str, number: float | None, how: How, limit: Limit) -> GateVerdict:
+    """Compare a number with its limit; one that isn't finite, or isn't there, never passes.
 
-
-def judge_range(gate: str, what: str, number: float | None, limits: tuple[float, float]) -> GateVerdict:
-    """The verdict on a number that has to lie between two limits, both included; else as `judge_number`."""
-    low, high = limits
-    passed = number is not None and low <= number <= high
-    return _verdict(gate, what, number, limits, passed, f"{low:g} to {high:g}")
-
-
-def _verdict(
-    gate: str, what: str, number: float | None, limit: Limit, passed: bool, expected: str
-) -> GateVerdict:
+    Args:
+        limit: One number, or of "within" two, both included.
+    """
     finite = number if number is not None and math.isfinite(number) else None
+    expected = f"{limit[0]:g} to {limit[1]:g}" if isinstance(limit, tuple) else f"{how} {limit:g}"
+    passed = finite is not None and _HOWS[how](finite, limit)
     says = f"{what} = {shown_number(finite)}, expected {expected}"
-    return GateVerdict(gate, what, finite, limit, finite is not None and passed, says)
+    return GateVerdict(gate, what, finite, limit, passed, says)
 
 
 def check_gates(verdicts: Sequence[GateVerdict], *, where: str, hint: str) -> list[dict[str, Any]]:

@@ -7,20 +7,14 @@ its teacher's mean has a good nRMSE. All together are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from ups.errors import ConfigError, needs
-from ups.eval import ensemble_metrics
-from ups.eval.ensemble_scores import ensemble_numbers
-from ups.eval.ensembles import EnsembleErrors
-from ups.eval.gate_verdicts import GateVerdict, judge_number, judge_range
-from ups.eval.intervals import Values
-from ups.eval.metrics import BANDS, means_of_defined
-
-with needs("train"):
-    from scipy.special import stdtrit
+from ups.errors import ConfigError
+from ups.eval.ensembles import EnsembleErrors, band_ratio, ensemble_numbers, has_band
+from ups.eval.gate_verdicts import GateVerdict, judge_number
+from ups.eval.intervals import Resamples, compare
+from ups.eval.metrics import BANDS, masked
+from ups.eval.scores import mean_from
 
 LEAST_MEMBERS = 64  # fewer leave too much chance in a ratio of energy scores
 MOST_ENERGY_SCORE = 1.03  # of the student over the teacher's
@@ -28,8 +22,8 @@ SPREAD_SKILL = (0.8, 1.2)
 LEAST_SPREAD = 0.5  # of the student over the teacher's
 BAND_RATIOS = (0.5, 2.0)
 MOST_NRMSE = 1.01  # of the ensemble mean over the operator's without the corrector
-_TAIL = (1 - 0.95) / 2  # of Student's t, below the interval
 _LEAST_SHARE = 1e-6  # of a band in the truth's energy; what is less can't be seen, and needn't be right
+_LEAST_TRAJECTORIES = 3  # of an interval; two say nothing of each other once one is left out
 
 
 def corrector_gates(
@@ -50,14 +44,13 @@ def corrector_gates(
         ConfigError: Kind "few_members".
     """
     _check_members(corrected, what)
-    found, alone = ensemble_numbers(corrected), ensemble_numbers(operator)
-    crps = judge_number("crps", f"CRPS of {what}", found["crps"], "less than", alone["crps"])
-    fair, alone_B = _fair_nrmse(corrected), means_of_defined(operator.nrmse, operator.undefined, 1, 2)
-    there = ~np.ma.getmaskarray(alone_B)
-    least = _least_ratio(np.asarray(fair[there]), np.asarray(alone_B[there]))
+    numbers, alone = ensemble_numbers(corrected), ensemble_numbers(operator)
     loss = f"nRMSE of the ensemble mean of {what} over the operator's, lower end of 95 %"
-    nrmse = judge_number("mean_nrmse", loss, least, "at most", MOST_NRMSE)
-    return [crps, nrmse, *_calibration(corrected, found, what)]
+    return [
+        judge_number("crps", f"CRPS of {what}", numbers["crps"], "less than", alone["crps"]),
+        judge_number("mean_nrmse", loss, least_ratio(corrected, operator), "at most", MOST_NRMSE),
+        *_calibration(corrected, numbers, what),
+    ]
 
 
 def student_gates(
@@ -86,13 +79,16 @@ def student_gates(
             expected="as many members of both, with one seed",
             found=f"{own[0]} members of seed {own[1]}, and {theirs[0]} of seed {theirs[1]}",
         )
-    found, taught = ensemble_numbers(student), ensemble_numbers(teacher)
-    energy, spread = (_ratio(found[name], taught[name]) for name in ("energy_score", "spread"))
-    score = f"energy score of {what} over its teacher's"
+    numbers, taught = ensemble_numbers(student), ensemble_numbers(teacher)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        energy, spread = (
+            float(np.divide(numbers[name], taught[name])) for name in ("energy_score", "spread")
+        )
+    of_teacher = f"of {what} over its teacher's"
     return [
-        judge_number("energy_score", score, energy, "at most", MOST_ENERGY_SCORE),
-        judge_number("spread", f"spread of {what} over its teacher's", spread, "more than", LEAST_SPREAD),
-        *_calibration(student, found, what),
+        judge_number("energy_score", f"energy score {of_teacher}", energy, "at most", MOST_ENERGY_SCORE),
+        judge_number("spread", f"spread {of_teacher}", spread, "more than", LEAST_SPREAD),
+        *_calibration(student, numbers, what),
     ]
 
 
@@ -106,47 +102,35 @@ def _check_members(errors: EnsembleErrors, what: str) -> None:
         )
 
 
-def _calibration(errors: EnsembleErrors, found: dict[str, float], what: str) -> Iterator[GateVerdict]:
-    """Gates of an ensemble by itself."""
-    yield judge_range("spread_skill", f"spread over skill of {what}", found["spread_skill"], SPREAD_SKILL)
-    for band, ratio in _band_ratios(errors).items():
-        energy = f"energy of {what} in the {band} band over the truth's"
-        yield judge_range(f"band_{band}", energy, ratio, BAND_RATIOS)
+def _calibration(errors: EnsembleErrors, numbers: dict[str, float], what: str) -> list[GateVerdict]:
+    """Gates of an ensemble by itself; of bands of which the truth has a share that matters."""
+    skill = f"spread over skill of {what}"
+    verdicts = [judge_number("spread_skill", skill, numbers["spread_skill"], "within", SPREAD_SKILL)]
+    energies_KC, true_KC = (each.mean((0, 1)).numpy() for each in (errors.bands, errors.true_bands))
+    is_there_KC = has_band(true_KC, least_share=_LEAST_SHARE)
+    for name, *band in zip(BANDS, energies_KC, true_KC, is_there_KC, strict=True):
+        if band[2].any():
+            energy = f"energy of {what} in the {name} band over the truth's"
+            verdicts.append(
+                judge_number(f"band_{name}", energy, float(band_ratio(*band)), "within", BAND_RATIOS)
+            )
+    return verdicts
 
 
-def _band_ratios(errors: EnsembleErrors) -> dict[str, float]:
-    """Mean over channels where the truth has a share of the band that matters, all time steps together."""
-    energies_1KC, true_1KC = (each.mean((0, 1)).numpy()[None] for each in (errors.bands, errors.true_bands))
-    is_there_1KC = ensemble_metrics.has_band(true_1KC, least_share=_LEAST_SHARE)
-    ratios_K = ensemble_metrics.band_ratios(energies_1KC[None], true_1KC[None], is_there_1KC)[0, 0]
-    return {name: float(ratios_K[k]) for k, name in enumerate(BANDS) if is_there_1KC[0, k].any()}
+def least_ratio(corrected: EnsembleErrors, operator: EnsembleErrors) -> float:
+    """Ratio of the ensemble mean's nRMSE to the operator's, less what chance may make of it.
 
-
-def _fair_nrmse(errors: EnsembleErrors) -> Values:
-    """nRMSE that the mean of infinitely many members would have, of each trajectory, shape (B,).
-
-    The mean of M is off by their variance over M besides, nearly 1 % of the nRMSE for 64 members: as much as
-    the gate lets pass.
+    The mean of M members is off by their variance over M besides, nearly 1 % of the nRMSE for 64 members: as
+    much as the gate lets pass, so it is taken off. Few trajectories can't tell 1 % either: members that are
+    solved with the equation itself were 2 % above an operator on 24 (docs/results/generative.md). So it is
+    the lower end of a paired interval of 95 %; of one or two trajectories nothing is known of that.
     """
-    excess_BTC = errors.variance / errors.num_members / errors.squared_error
-    return means_of_defined(errors.nrmse * (1 - excess_BTC).clamp(min=0).sqrt(), errors.undefined, 1, 2)
-
-
-def _least_ratio(own_B: Values, others_B: Values) -> float:
-    """Ratio of the means over trajectories, less what chance may make of it: the lower end of 95 %.
-
-    Few trajectories can't tell 1 %: members that are solved with the equation itself were 2 % above an
-    operator on 24 (docs/results/generative.md). Both predict the same ones, so the spread is that of
-    own - ratio * others; of a single trajectory nothing is known of it, and nothing is taken off.
-    """
-    num, ratio = len(own_B), _ratio(own_B.mean(), others_B.mean())
-    if num < 2:
-        return ratio
-    differences_B = own_B - ratio * others_B  # the ratio's linearisation, times the mean of the others
-    error = _ratio(differences_B.std(ddof=1) / num**0.5, others_B.mean())
-    return ratio + float(stdtrit(num - 1, _TAIL)) * error
-
-
-def _ratio(number: float, of: float) -> float:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(np.divide(number, of))
+    excess_BTC = corrected.variance / corrected.num_members / corrected.squared_error
+    fair_BTC = corrected.nrmse * (1 - excess_BTC).clamp(min=0).sqrt()
+    resamples = Resamples(len(operator), least=_LEAST_TRAJECTORIES)
+    own, theirs = (
+        resamples.of([mean_from(masked(nrmse_BTC, operator.undefined), 1)[:, None]])
+        for nrmse_BTC in (fair_BTC, operator.nrmse)
+    )
+    ratio = compare(own, theirs).ratio
+    return ratio.low if ratio.is_known else ratio.mean

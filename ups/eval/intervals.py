@@ -12,6 +12,7 @@ Letters: S training seeds, B trajectories, F numbers of a trajectory, M of a sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -52,6 +53,11 @@ class Interval:
     def is_known(self) -> bool:
         """Whether there is an interval."""
         return self.low == self.low
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the statistic is a number."""
+        return math.isfinite(self.mean)
 
 
 def as_columns(values: Sequence[Interval]) -> dict[str, list[float]]:
@@ -178,14 +184,22 @@ class Resamples:
 
     Args:
         num_trajectories: B > 0.
-        num_resamples: R; none are drawn for fewer than 20 trajectories.
+        num_resamples: R; none are drawn for fewer than `least` trajectories.
         seed: Of the drawing; the same gives the same intervals.
+        least: Trajectories that say enough about how much trajectories differ.
     """
 
-    def __init__(self, num_trajectories: int, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> None:
+    def __init__(
+        self,
+        num_trajectories: int,
+        *,
+        num_resamples: int = NUM_RESAMPLES,
+        seed: int = 0,
+        least: int = LEAST_TRAJECTORIES,
+    ) -> None:
         self._num, self._seed = num_trajectories, seed
-        self.are_enough = num_trajectories >= LEAST_TRAJECTORIES
-        self._counts_RB = np.zeros((num_resamples if self.are_enough else 0, num_trajectories), np.uint16)
+        num_drawn = num_resamples if num_trajectories >= least else 0
+        self._counts_RB = np.zeros((num_drawn, num_trajectories), np.uint16)
         random, shares = np.random.default_rng(seed), np.full(num_trajectories, 1 / num_trajectories)
         for first in range(0, len(self._counts_RB), _DRAWN_AT_ONCE):
             some = self._counts_RB[first : first + _DRAWN_AT_ONCE]

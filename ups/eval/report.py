@@ -1,25 +1,43 @@
-"""A report of an evaluation: rows of errors beside their baselines, as JSON, as CSV, and in a terminal."""
+"""A report of an evaluation: rows of errors beside their baselines, as JSON, CSV, a page, and in a terminal.
+
+The page (`page.html.j2`) holds its pictures, and `figures/` beside it has every figure as SVG, PDF and CSV.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ups.data.origins import MADE_FROM, Origin
 from ups.data.splits import Split
-from ups.eval.ensemble_scores import EnsembleScores
+from ups.errors import OutputError
+from ups.eval.ensembles import EnsembleScores
 from ups.eval.figure_style import Drawing
 from ups.eval.intervals import LEAST_TRAJECTORIES, Interval, Paired, as_columns
+from ups.eval.metrics import COMPAT_BATCH_SIZE
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
-from ups.output import csv_text, with_nulls
-from ups_store.printable import counted
+from ups.locks import locked
+from ups.output import csv_text, json_document, with_nulls, write_together
+from ups_store.printable import counted, json_text, printable
+
+_WRITING_S = 60.0  # how long another process may write a report of the same folder
+_TRAJECTORIES = {
+    "train": "on the trajectories that models were trained on",
+    "val": "on validation trajectories, by which the best weights were chosen",
+    "dev": "on development trajectories, that no weights were trained on or chosen by, but perhaps settings",
+    "test": "on trajectories that nothing was trained on or chosen by",
+}
 
 # What fits beside the labels into 80 columns; the report has the others.
 _COLUMNS = {"nrmse": "nRMSE", "correlation_time": "corr. > 0.8 until"}
@@ -188,6 +206,24 @@ class Report:
         return f"The test split was used {times} so far."
 
     @property
+    def summary(self) -> str:
+        """What all numbers are of, for people."""
+        waits, spaces = self.data_wait_share, {task.space for task in self.tasks}
+        subject = "All errors are of decoded, de-normalised fields"
+        if spaces == {"latent"}:
+            subject = "All errors are of latents: what encoded them isn't known, so nothing can be decoded"
+        elif "latent" in spaces:
+            subject = (
+                "Errors are of decoded, de-normalised fields unless a task says that they are of latents"
+            )
+        waiting = "" if waits is None else f" Training waited for data {waits:.1%} of its time."
+        return (
+            f"{subject}, {_TRAJECTORIES[self.split]}. Brackets are 95 % intervals; the smallest error of "
+            f"those that don't see the truth is bold, even if intervals leave open which is smaller. "
+            f"{self.shown_test_uses}{waiting}"
+        )
+
+    @property
     def drawings(self) -> list[Drawing]:
         """All figures, those of the tasks first."""
         return [*(drawing for task in self.tasks for drawing in task.figures), *self.figures]
@@ -213,48 +249,145 @@ class Report:
 
     def to_csv(self) -> str:
         """A line per task, row, metric and time step; `step` is empty where all steps are meant."""
-        lines: list[Sequence[Any]] = [(*_FIRST_COLUMNS, *_PAIRED_COLUMNS, "note")]
-        for task in self.tasks:
-            for prefix, rows in (("", task.rows), ("ensemble/", task.ensembles)):
-                for row in rows:
-                    for name, step, value in _lines(row):
-                        t = "" if step == "" else task.t[int(step) - 1]
-                        seeds = " ".join(map(str, row.seeds))
-                        where = (task.task, task.space, row.name, seeds, f"{prefix}{name}", step, t)
-                        line = (*where, *_ends(value), *_paired_columns(row, name, step), row.note)
-                        lines.append(line)
-        return csv_text(lines)
+        return csv_text(
+            [
+                _CSV_COLUMNS,
+                *(
+                    line
+                    for task in self.tasks
+                    for prefix, rows in (("", task.rows), ("ensemble/", task.ensembles))
+                    for row in rows
+                    for line in _csv_lines(task, row, prefix)
+                ),
+            ]
+        )
 
 
 _VERDICTS = (
     "A row is ahead of the first one, or behind it, where the interval of their difference leaves out zero; "
     "where zero is in it, that can't be told, which doesn't mean that they are equally good."
 )
-_FIRST_COLUMNS = ("task", "space", "row", "seeds", "metric", "step", "t", "mean", "low", "high")
-_PAIRED_COLUMNS = ("difference", "difference_low", "difference_high", "verdict")
+_CSV_COLUMNS = (
+    *("task", "space", "row", "seeds", "metric", "step", "t", "mean", "low", "high"),
+    *("difference", "difference_low", "difference_high", "verdict", "note"),
+)
 
 
-def _ends(value: Interval) -> tuple[float, float, float]:
-    return value.mean, value.low, value.high
-
-
-def _paired_columns(row: Row, metric: str, step: int | str) -> tuple[float | str, ...]:
-    """Beside the first row; empty where there is no such comparison, as of a single time step."""
-    if step != "" or metric not in row.paired:
-        return ("",) * len(_PAIRED_COLUMNS)
-    pair = row.paired[metric]
-    return *_ends(pair.difference), pair.verdict
-
-
-def _lines(row: Row) -> Iterator[tuple[str, int | str, Interval]]:
-    """Name, step (from 1; "" for all) and value of everything in a row."""
+def _csv_lines(task: TaskReport, row: Row, prefix: str) -> Iterator[tuple[Any, ...]]:
+    """Everything in a row; steps are counted from 1, and only what is of all steps is compared."""
+    about, seeds = (task.task, task.space, row.name), " ".join(map(str, row.seeds))
     for name, value in row.scores.metrics.items():
-        yield name, "", value
+        compared: tuple[float | str, ...] = ("",) * 4
+        if (pair := row.paired.get(name)) is not None:
+            compared = (pair.difference.mean, pair.difference.low, pair.difference.high, pair.verdict)
+        ends = (value.mean, value.low, value.high)
+        yield (*about, seeds, f"{prefix}{name}", "", "", *ends, *compared, row.note)
+    nothing = ("",) * 4
     for name, number in row.scores.pdebench_compat.items():
-        yield f"pdebench_compat/{name}", "", Interval(number, math.nan, math.nan)
+        metric = f"{prefix}pdebench_compat/{name}"
+        yield (*about, seeds, metric, "", "", number, math.nan, math.nan, *nothing, row.note)
     for name, steps in row.scores.by_step.items():
-        for step, value in enumerate(steps, start=1):
-            yield name, step, value
+        for step, (t, value) in enumerate(zip(task.t, steps, strict=True), start=1):
+            ends = (value.mean, value.low, value.high)
+            yield (*about, seeds, f"{prefix}{name}", step, t, *ends, *nothing, row.note)
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+def to_html(report: Report) -> str:
+    """Fill the page."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    environment.globals |= {
+        "best": _best,
+        "columns": _columns,
+        "paired_columns": _paired_columns,
+        "compat_batch_size": COMPAT_BATCH_SIZE,
+    }
+    config = json_text(with_nulls(report.config), indent=2, default=str)
+    return environment.get_template("page.html.j2").render(report=report, config=config)
+
+
+def _columns(rows: Sequence[Row], *, with_title: bool | None = None) -> dict[str, str]:
+    """Titles of the rows' metrics by name: of all, or of those that have a title, or that have none."""
+    about = {name: metric for row in rows for name, metric in row.scores.about.items()}
+    names = dict.fromkeys(name for row in rows for name in row.scores.metrics)
+    titles = {name: about[name].title if name in about else None for name in names}
+    return {
+        name: title or name
+        for name, title in titles.items()
+        if with_title is None or (title is not None) == with_title
+    }
+
+
+def _paired_columns(rows: Sequence[Row]) -> dict[str, str]:
+    """Titles of the metrics by which rows are compared with the first one, those that have a title first."""
+    titles = _columns(rows, with_title=True) | _columns(rows, with_title=False)
+    return {name: title for name, title in titles.items() if any(name in row.paired for row in rows)}
+
+
+def _best(rows: Sequence[Row], name: str) -> set[str]:
+    """Names of the best row and of those with the same value; rows that see the truth don't compete."""
+    competing = [row for row in rows if name in row.scores.metrics and not row.sees_truth]
+    values = {row.name: row.scores.metrics[name].mean for row in competing}
+    finite = {row: value for row, value in values.items() if math.isfinite(value)}
+    better = competing[0].scores.better(name) if competing else None
+    if better is None or not finite:
+        return set()
+    least = (max if better == "more" else min)(finite.values())
+    return {row for row, value in finite.items() if value == least}
+
+
+def write_report(folder: Path, report: Report) -> dict[str, Path]:
+    """Write `report.json`, `report.csv`, `report.html` and `figures/`.
+
+    Figures of the report that was there go where this one has none of the name.
+
+    Returns:
+        Where the three are, by suffix.
+
+    Raises:
+        MissingExtraError: If matplotlib isn't installed.
+        OutputError: None of the files is changed then.
+        UpsError: Kind "run_locked", if another process writes there and doesn't end.
+    """
+    texts = {
+        "json": json_text(report.to_json(), indent=2, default=str) + "\n",
+        "csv": report.to_csv(),
+        "html": printable(to_html(report)),
+    }
+    paths = {suffix: folder / f"report.{suffix}" for suffix in texts}
+    files = {
+        folder / "figures" / f"{drawing.name}.{suffix}": content
+        for drawing in report.drawings
+        for suffix, content in drawing.files.items()
+    }
+    files |= {path: texts[suffix].encode() for suffix, path in paths.items()}
+    named = json_document(folder / "report.json").get("figures")
+    old = {
+        folder / "figures" / f"{name}.{suffix}"
+        for name in (named if isinstance(named, dict) else ())
+        if re.fullmatch(r"[\w-]+", name)
+        for suffix in ("svg", "pdf", "csv")
+    }
+    with locked(folder / ".lock", timeout_s=_WRITING_S):
+        try:
+            write_together(files)
+            for path in old - files.keys():
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError.of(error, folder) from error
+    return paths
+
+
+# --- the terminal --------------------------------------------------------------------------------------
 
 
 def show_evaluation(report: Report, console: Console) -> None:

@@ -1,162 +1,59 @@
-"""Evaluating what a run has trained: its operator and configuration are opened, its baselines found."""
+"""What runs have left, opened: operators, with the models and logs that lie with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ups.config import RunConfig, load_config
+from ups.config.after_training import ENSEMBLE_ROWS
 from ups.config.seeds import family_of, seed_folder, trained_seeds, with_seeds
+from ups.config.stages import BASELINES
 from ups.device import choose_device
-from ups.errors import CheckpointError, ConfigError
-from ups.eval.baseline_files import find_baselines
-from ups.eval.comparison import OtherOperator, TrainedRun, check_comparable
-from ups.eval.ensemble_files import find_corrected, find_prior
-from ups.eval.evaluate import evaluate
-from ups.eval.report import Report
-from ups.eval.split_uses import check_split, count_test_uses, daily_split, record_test_use
+from ups.errors import CheckpointError, ConfigError, MissingExtraError
+from ups.eval.baseline_model import Baseline, load_baseline
+from ups.eval.forecasters import missed_by
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.log import logger, prefixed, quiet
-from ups.output import check_writable
-from ups.trained.checkpoint import missing_checkpoint, read_document
+from ups.trained.checkpoint import hash_tensors, missing_checkpoint, read_document
+from ups.trained.corrected import CorrectedSimulator
+from ups.trained.corrected_files import candidate_of, load_corrected
+from ups.trained.prior import SteadyPrior, load_prior
 from ups.trained.simulator import Simulator, load_simulator
-from ups.trained.specs import CORRECTOR, OPERATOR, OPERATOR_FILE, STUDENT
+from ups.trained.specs import CORRECTOR, OPERATOR, OPERATOR_FILE, PRIOR_FILE, STUDENT
+
+_BASELINES = "baselines"  # in the folder of the checkpoints
 
 
 @dataclass(frozen=True)
-class OpenedRun:
-    """What a run trained with one seed.
+class Run:
+    """What the training of an operator with one seed has left.
 
     Attributes:
-        config: Of the run with this seed.
-        simulator: The operator, in evaluation mode.
-        path: Its checkpoint.
+        operator: In evaluation mode.
+        seed: Of the training.
+        config: Of the run with this seed; None where an earlier version made it, and it is none any more.
+        path: The operator's checkpoint.
         folder: Of the checkpoints of all seeds, where uses of the test split are counted.
+        logs: Of its training, as far as they are known.
+        baselines: Trained with the same seed, of any of the tasks.
+        corrected: The operator with its corrector, and with a student.
+        prior: Of steady solutions.
     """
 
-    config: RunConfig
-    simulator: Simulator
-    path: Path
-    folder: Path
+    operator: Simulator
+    seed: int = 0
+    config: RunConfig | None = None
+    path: Path | None = None
+    folder: Path | None = None
+    logs: Sequence[StageLog] = ()
+    baselines: Sequence[Baseline] = ()
+    corrected: Sequence[CorrectedSimulator] = ()
+    prior: SteadyPrior | None = None
 
 
-def evaluate_run(
-    checkpoint: Path | None,
-    *,
-    config_path: Path | None,
-    overrides: Sequence[str],
-    seeds: Sequence[int] = (),
-    split: str | None = None,
-    horizon: int | None = None,
-    members: int | None = None,
-    seed: int = 0,
-    also: Sequence[Path] = (),
-    best: Path | None = None,
-    phases: Mapping[str, float] | None = None,
-    title: str | None = None,
-) -> Report:
-    """Evaluate a run's operator, with all its seeds, beside the baselines that lie with it.
-
-    The test split is evaluated only if `split` names it, and every time is counted.
-
-    Args:
-        checkpoint: As `open_runs`, like `config_path`, `overrides` and `seeds`.
-        split: By default `evaluation.split`, and "dev" where that is "test".
-        horizon: Steps to predict; by default as `evaluation.horizon` says.
-        members: Of ensembles; by default as `evaluation.members` says.
-        seed: Of the members' noise.
-        also: Checkpoints of other operators of the same tasks.
-        best: Checkpoint of the best operator so far, for a row of its own.
-        phases: Seconds of what happened before, by name, for the report.
-        title: Heading of the report.
-
-    Raises:
-        UpsError: As `open_runs`, `open_others` and `evaluate`; if a use of the test split can't be counted.
-        ups_store.StoreError: If the data can't be read.
-    """
-    runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds)
-    first = runs[0]
-    is_test = split is not None and check_split(split) == "test"
-    which = "test" if is_test else daily_split(split, first.config.evaluation.split)
-    if is_test:
-        check_writable(first.folder)
-    others = open_others(also, first.config, first.simulator)
-    rival = open_others([best] if best else [], first.config, first.simulator)
-    has_members = (first.config.evaluation.members if members is None else members) is not None
-    trained = [with_others(run, has_members=has_members) for run in runs]
-    trained, others = join_alike(trained, others, first)
-    report = evaluate(
-        first.config,
-        first.simulator,
-        also=others,
-        best=rival[0] if rival else None,
-        split=which,
-        horizon=horizon,
-        members=members,
-        seed=seed,
-        baselines=trained[0].baselines,
-        corrected=trained[0].corrected,
-        prior=trained[0].prior,
-        logs=trained[0].logs,
-        other_seeds=trained[1:],
-        phases=phases,
-    )
-    if is_test:
-        paths = [*(run.path for run in runs), *_operators([*also, *([best] if best else [])])]
-        record_test_use(first.folder, config=first.config, checkpoints=paths)
-    report = replace(report, test_uses=count_test_uses(first.folder))
-    return replace(report, title=title) if title else report
-
-
-def with_others(
-    run: OpenedRun,
-    *,
-    has_members: bool,
-) -> TrainedRun:
-    """A run, the baselines that lie with it, and where ensembles are asked for what makes them.
-
-    Args:
-        run: With its operator.
-        has_members: Whether ensembles are asked for.
-    """
-    device = str(run.simulator.device)
-    return TrainedRun(
-        run.simulator,
-        run.config.seed,
-        find_baselines(run.config, run.simulator),
-        _logs_of(run.path, run.config),
-        find_corrected(run.path, device=device) if has_members else (),
-        find_prior(run.path, device=device) if has_members else None,
-    )
-
-
-def join_alike(
-    trained: Sequence[TrainedRun], others: Sequence[OtherOperator], first: OpenedRun
-) -> tuple[list[TrainedRun], list[OtherOperator]]:
-    """Other operators that are the run's own, trained with other seeds, join its row."""
-    joined, left = list(trained), []
-    with quiet():
-        family = _trained_with(first.path)
-    for other in others:
-        is_alike = family is not None and other.family == family_of(family)
-        if is_alike and other.seed not in [run.seed for run in joined]:
-            joined.append(TrainedRun(other.simulator, other.seed, logs=other.logs))
-        else:
-            left.append(other)
-    return joined, left
-
-
-def config_of(checkpoint: Path, overrides: Sequence[str], *, kind: str = OPERATOR) -> RunConfig:
-    """The configuration that a checkpoint, by default an operator's, was made with, with overrides.
-
-    Raises:
-        CheckpointError: If there is no such checkpoint, or it is damaged.
-        ConfigError: If it is no configuration of today, or an override is wrong.
-    """
-    document = read_document(checkpoint, kind=kind)
-    where = f"the configuration in {checkpoint}"
-    return load_config(dict(document["config"]), overrides=overrides, name=where)
+# --- opening -------------------------------------------------------------------------------------------
 
 
 def open_runs(
@@ -165,8 +62,8 @@ def open_runs(
     config_path: Path | None,
     overrides: Sequence[str],
     seeds: Sequence[int] = (),
-) -> list[OpenedRun]:
-    """A trained simulator and the configuration to use it with; one for each seed.
+) -> list[Run]:
+    """Open a trained operator, one for each seed, with the configuration to use it with.
 
     Args:
         checkpoint: The operator's file; by default `operator.safetensors` in the configuration's
@@ -181,111 +78,107 @@ def open_runs(
     """
     if checkpoint is None and config_path is None:
         raise ConfigError("which operator?", expected="--config FILE or --checkpoint FILE")
-    if checkpoint is not None and seeds:
-        raise ConfigError("--seeds", expected="--config FILE without --checkpoint", found="--checkpoint")
     if checkpoint is not None:
+        if seeds:
+            raise ConfigError("--seeds", expected="--config FILE without --checkpoint", found="--checkpoint")
         _check_operator(checkpoint)
     if checkpoint is not None and config_path is None:
         config = config_of(checkpoint, overrides)
     else:
         config = load_config(config_path, overrides=overrides)
-    device = choose_device(config.training.device)
     folder = config.checkpoint.dir
-    if checkpoint is None:
-        wanted = seeds or _default_seeds(folder)
-        configs = with_seeds(config, wanted, config_path=config_path, overrides=overrides)
-        paths = [own.checkpoint.dir / OPERATOR_FILE for own in configs]
-    else:
-        configs, paths, folder = [config], [checkpoint], checkpoint.parent
-    for path in paths:
-        if checkpoint is None and not path.exists():
-            flag = "" if path.parent == folder else " --seeds"
-            raise missing_checkpoint(path, hint=f"train it with `ups train{flag}`, or say --checkpoint FILE")
-    _check_alike(paths)
-    return [
-        OpenedRun(own, load_simulator(path, device=str(device)), path, folder)
-        for own, path in zip(configs, paths, strict=True)
-    ]
-
-
-def _check_operator(path: Path) -> None:
-    """Refuse the checkpoint of another kind, saying what evaluates it.
-
-    Raises:
-        CheckpointError: As `read_document`.
-    """
-    try:
-        read_document(path, kind=OPERATOR)
-    except CheckpointError as error:
-        if error.kind == "other_kind" and error.found in (CORRECTOR, STUDENT):
-            operator = path.with_name(OPERATOR_FILE)
-            error.hint = (
-                f"give the operator that it corrects, such as {operator}; --members evaluates the corrector "
-                "and the student beside --checkpoint, too"
-            )
-        raise
-
-
-def _default_seeds(folder: Path) -> tuple[int, ...]:
-    """The seeds that were trained into folders of their own; none where an operator lies beside them."""
-    seeds = trained_seeds(folder)
-    if seeds and (folder / OPERATOR_FILE).exists():
+    if checkpoint is not None:
+        return [_open_run(config, checkpoint, checkpoint.parent)]
+    if not seeds and (seeds := trained_seeds(folder)) and (folder / OPERATOR_FILE).exists():
         flag = f"--seeds {','.join(map(str, seeds))}"
         logger.info(
             f"{folder} has an operator, which is evaluated, and seeds beside it: {flag} evaluates them"
         )
-        return ()
-    return seeds
-
-
-def _check_alike(paths: Sequence[Path]) -> None:
-    """Refuse seeds whose trainings differed otherwise, too: their spread would be of something else."""
-    if len(paths) == 1:
-        return
-    configs = {path: config_of(path, ()) for path in paths}
-    first, *others = paths
-    for path in others:
-        if family_of(configs[path]) != family_of(configs[first]):
+        seeds = ()
+    configs = with_seeds(config, seeds, config_path=config_path, overrides=overrides)
+    paths = [own.checkpoint.dir / OPERATOR_FILE for own in configs]
+    for path in paths:
+        if not path.exists():
+            flag = "" if path.parent == folder else " --seeds"
+            raise missing_checkpoint(path, hint=f"train it with `ups train{flag}`, or say --checkpoint FILE")
+    families = {path: family_of(config_of(path, ())) for path in paths} if len(paths) > 1 else {}
+    for path, family in families.items():  # else the seeds' spread would be of something else
+        if family != families[paths[0]]:
             raise ConfigError(
-                f"it was trained with another configuration than {first}",
+                f"it was trained with another configuration than {paths[0]}",
                 kind="other_training",
                 path=path,
                 expected="seeds that were trained alike",
                 hint="train it again with `ups train --seeds`, or choose others with --seeds",
             )
+    return [_open_run(own, path, folder) for own, path in zip(configs, paths, strict=True)]
 
 
-def open_others(paths: Sequence[Path], config: RunConfig, simulator: Simulator) -> list[OtherOperator]:
-    """Other operators that are to stand in the table of a run.
+def _open_run(config: RunConfig, path: Path, folder: Path) -> Run:
+    device = choose_device(config.training.device)
+    return Run(
+        load_simulator(path, device=str(device)), config.seed, config, path, folder, _logs_of(path, config)
+    )
+
+
+def opened(run: Run) -> tuple[RunConfig, Path]:
+    """Give configuration of a run that `open_runs` opened, and the folder of the checkpoints of all seeds."""
+    assert run.config is not None
+    assert run.folder is not None
+    return run.config, run.folder
+
+
+def trained_run(config: RunConfig, *, folder: Path) -> Run:
+    """Open what a training with one seed has just left; `folder` is that of all seeds."""
+    return _open_run(config, config.checkpoint.dir / OPERATOR_FILE, folder)
+
+
+def with_companions(run: Run, *, has_members: bool) -> Run:
+    """Add the baselines that lie with an operator, and where ensembles are asked for what makes them.
+
+    Raises:
+        CheckpointError: If one can't be read.
+    """
+    assert run.config is not None
+    baselines = find_baselines(run.config, run.operator)
+    if not has_members or run.path is None:
+        return replace(run, baselines=baselines)
+    device, prior = str(run.operator.device), run.path.with_name(PRIOR_FILE)
+    return replace(
+        run,
+        baselines=baselines,
+        corrected=find_corrected(run.path, device=device),
+        prior=load_prior(prior, device=device) if prior.exists() else None,
+    )
+
+
+def open_others(paths: Sequence[Path], config: RunConfig, operator: Simulator) -> list[Run]:
+    """Open other operators that are to stand in the table of a run.
 
     One whose configuration is none any more is a row all the same, without what its training took.
 
     Args:
         paths: Their checkpoints, or folders of them: with one operator, or with one for each seed.
-        simulator: Of the run.
+        config: Of the run, with the tasks that are evaluated.
+        operator: Of the run.
 
     Raises:
         CheckpointError: If one is missing or damaged.
         ConfigError: As `check_comparable`.
     """
-    found = []
-    for path in _operators(paths):
+    others = []
+    for path in operator_paths(paths):
         _check_operator(path)
-        theirs = load_simulator(path, device=str(simulator.device))
+        theirs = load_simulator(path, device=str(operator.device))
         trained = _trained_with(path)
-        other = OtherOperator(
-            theirs,
-            path,
-            _logs_of(path, trained),
-            seed=0 if trained is None else trained.seed,
-            family=None if trained is None else family_of(trained),
-        )
-        check_comparable(other, config, simulator)
-        found.append(other)
-    return found
+        seed = 0 if trained is None else trained.seed
+        other = Run(theirs, seed, trained, path, logs=_logs_of(path, trained))
+        check_comparable(other, config, operator)
+        others.append(other)
+    return others
 
 
-def _operators(paths: Sequence[Path]) -> Iterator[Path]:
+def operator_paths(paths: Sequence[Path]) -> Iterator[Path]:
     """Checkpoints themselves; of a folder the operator in it, or where there is none, those of its seeds."""
     for path in paths:
         if not path.is_dir():
@@ -294,6 +187,34 @@ def _operators(paths: Sequence[Path]) -> Iterator[Path]:
             yield path / OPERATOR_FILE
         else:
             yield from (seed_folder(path, seed) / OPERATOR_FILE for seed in seeds)
+
+
+def join_alike(runs: Sequence[Run], others: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Let other operators that are the run's own, trained with other seeds, join its row."""
+    joined, left = list(runs), []
+    with quiet():  # the run's own configuration was read before
+        trained = None if runs[0].path is None else _trained_with(runs[0].path)
+    family = None if trained is None else family_of(trained)
+    for other in others:
+        is_alike = other.config is not None and family_of(other.config) == family
+        if is_alike and other.seed not in [run.seed for run in joined]:
+            joined.append(other)
+        else:
+            left.append(other)
+    return joined, left
+
+
+def config_of(checkpoint: Path, overrides: Sequence[str], *, kind: str = OPERATOR) -> RunConfig:
+    """Read the configuration that a checkpoint, by default an operator's, was made with, with overrides.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint, or it is damaged.
+        ConfigError: If it is no configuration of today, or an override is wrong.
+    """
+    document = read_document(checkpoint, kind=kind)
+    return load_config(
+        dict(document["config"]), overrides=overrides, name=f"the configuration in {checkpoint}"
+    )
 
 
 def _trained_with(path: Path) -> RunConfig | None:
@@ -306,11 +227,137 @@ def _trained_with(path: Path) -> RunConfig | None:
         return None
 
 
-def _logs_of(
-    path: Path,
-    config: RunConfig | None,
-) -> list[StageLog]:
+def _logs_of(path: Path, config: RunConfig | None) -> list[StageLog]:
     """Of the run that made a checkpoint, if it lies where that run has left it."""
     if config is None or path.resolve() != (config.checkpoint.dir / OPERATOR_FILE).resolve():
         return []
     return read_stage_logs(config)
+
+
+def _check_operator(path: Path) -> None:
+    """Refuse the checkpoint of another kind, saying what evaluates it."""
+    try:
+        read_document(path, kind=OPERATOR)
+    except CheckpointError as error:
+        if error.kind == "other_kind" and error.found in (CORRECTOR, STUDENT):
+            error.hint = (
+                f"give the operator that it corrects, such as {path.with_name(OPERATOR_FILE)}; --members "
+                "evaluates the corrector and the student beside --checkpoint, too"
+            )
+        raise
+
+
+def check_comparable(other: Run, config: RunConfig, operator: Simulator) -> None:
+    """Refuse an operator that doesn't predict what a run's own does.
+
+    Args:
+        config: Configuration of the run, with the tasks that are evaluated.
+        operator: Of the run.
+
+    Raises:
+        ConfigError: Kinds "unknown_encoder", "other_task", "other_grid", "other_stride".
+    """
+    own, theirs, path = operator.spec, other.operator.spec, other.path
+    if not (own.is_encoder_known and theirs.is_encoder_known):
+        problem = "operators are compared as fields, and nothing decodes latents of an unknown encoder"
+        raise ConfigError(problem, kind="unknown_encoder", path=path)
+    for task in config.data.tasks:
+        if task not in theirs.tasks:
+            problem, known = "the operator wasn't trained for this task", " or ".join(sorted(theirs.tasks))
+            raise ConfigError(problem, kind="other_task", path=path, expected=known, found=task)
+        if task not in own.tasks:  # the run itself is refused
+            continue
+        grid, their_grid = own.tasks[task].grid, theirs.tasks[task].grid
+        if their_grid != grid:
+            problem = f"the operator is for another grid of {task}"
+            raise ConfigError(
+                problem, kind="other_grid", path=path, expected=grid.name, found=their_grid.name
+            )
+        if theirs.stride != own.stride and not own.tasks[task].steady:
+            raise ConfigError(
+                "the operator takes another time stride",
+                kind="other_stride",
+                path=path,
+                expected=own.stride,
+                found=theirs.stride,
+            )
+
+
+# --- what lies with an operator ------------------------------------------------------------------------
+
+
+def baseline_path(config: RunConfig, kind: str, task: str, limit: str) -> Path:
+    """Name the file of a baseline with a budget of "flops", "samples", "seconds" or "steps".
+
+    Each is in a folder of its own, `<checkpoint.dir>/baselines/<task>_<kind>_<budget>`, with its training
+    state and log.
+    """
+    return config.checkpoint.dir / _BASELINES / f"{task}_{kind}_{limit}" / f"{kind}.safetensors"
+
+
+def find_baselines(config: RunConfig, operator: Simulator) -> list[Baseline]:
+    """Load the baselines of a run that predict what its operator does; others are named.
+
+    Raises:
+        CheckpointError: If one can't be read.
+    """
+    folder, baselines = config.checkpoint.dir / _BASELINES, []
+    for path in sorted(folder.glob("*.safetensors")):
+        logger.info(f"{path} is left out: an earlier version made it; train it again")
+    for path in sorted(path for kind in BASELINES for path in folder.glob(f"*/{kind}.safetensors")):
+        try:
+            model = load_baseline(path, device=str(operator.device))
+        except (ConfigError, MissingExtraError) as error:  # another machine may have had the package
+            error.path = None
+            logger.info(f"{path} is left out: {error}")
+            continue
+        if problem := _mismatch(model, config, operator):
+            logger.info(f"{path} is left out: {problem}")
+        else:
+            baselines.append(model)
+    return baselines
+
+
+def _mismatch(model: Baseline, config: RunConfig, operator: Simulator) -> str | None:
+    """Say why a baseline doesn't belong into the table."""
+    spec = model.spec
+    if spec.task not in config.data.tasks or spec.task not in operator.spec.tasks:
+        return f"it is of another task, {spec.task}"
+    task = operator.spec.tasks[spec.task]
+    if spec.grid != task.grid:
+        return f"it is for another grid, {spec.grid.name}"
+    if task.steady and spec.size.get("predicts_change", True):
+        return "it predicts a change of its input, which is no solution; train it again"
+    if spec.stride != operator.spec.stride and not task.steady:
+        return f"it takes another time stride, {spec.stride}"
+    if model.effort is None:
+        return "its training isn't over; the same command continues it"
+    return None
+
+
+def find_corrected(operator: Path, *, device: str) -> list[CorrectedSimulator]:
+    """Load what was trained to correct an operator, from the files in its folder; others are named.
+
+    Raises:
+        CheckpointError: If one can't be read.
+    """
+    models, digest = [], hash_tensors(operator)
+    for kind, row in ((CORRECTOR, "corrected"), (STUDENT, "student")):
+        stage, file = ENSEMBLE_ROWS[row]
+        path = operator.with_name(file)
+        if not path.exists():
+            if (candidate := candidate_of(path)).exists():
+                logger.warning(
+                    f"{path} isn't there, so it isn't evaluated: {candidate} hasn't passed its gates; "
+                    f"`ups train --stage {stage}` trains it to its end and says what it missed, and with "
+                    "--export-anyway exports it, marked"
+                )
+            continue
+        model = load_corrected(path, device=device, kind=kind)
+        if model.corrector_spec.operator_sha256 != digest:
+            logger.info(f"{path} is left out: it corrects another operator; train it again")
+            continue
+        models.append(model)
+        if missed := missed_by(model):
+            logger.warning(f"{path} was {missed}")
+    return models

@@ -1,45 +1,69 @@
-"""Numbers of a row: every metric with its interval, over the whole rollout and by time step.
+"""Metrics of a report: what each is made of, and its number with an interval for every row.
 
-Letters: B trajectories, T time steps, C channels, N means over trajectories, F numbers of each mean.
+What was measured of a row is one table of numbers by training seed, trajectory and time step (and by channel,
+wave number, ... where a metric needs them). A metric says which numbers it takes and what it makes of their
+means over trajectories. So one bootstrap (`ups.eval.intervals`) draws the trajectories of all rows and
+metrics alike, and every row is compared with the first one in pairs.
+
+Letters: B trajectories, T time steps, N means over trajectories.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from ups.eval import metrics
 from ups.eval.intervals import Interval, Paired, Resampled, Resamples, Values, compare
-from ups.eval.trajectory_errors import TrajectoryErrors
 
-# PDEBench's own evaluation takes batches of 50.
-COMPAT_BATCH_SIZE = 50
-# What has a meaning where tokens are in the place of points.
-LATENT_METRICS = ("nrmse", "vrmse", "relative_l2", "correlation", "correlation_time")
-MORE_IS_BETTER = frozenset({"correlation_time"})
-# What doesn't move doesn't drift; and nothing says how far the largest of all errors is from that of others.
-# Spread isn't good by itself, and the energy of a band is best where it is the truth's.
-NO_CONTEST = frozenset({"drift", "max_error", "spread", "spread_skill", "band_low", "band_mid", "band_high"})
-_PER_STEP = ("nrmse", "vrmse", "rmse", "brmse")  # of every trajectory, time step and channel a number
-_ORDER = (
-    *("nrmse", "vrmse", "relative_l2", "correlation_time", "drift"),
-    *("rmse", "crmse", "max_error", "brmse", "frmse_low", "frmse_mid", "frmse_high"),
-)
+OverSteps = Literal["mean", "pooled", "last", "largest"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of a report.
+
+    Attributes:
+        name: In reports, configurations and gates.
+        numbers: Takes what was measured of a row with one training seed, and gives numbers (B, T, ...), or
+            (B,) where there are none by time step; masked numbers are left out of means. None leaves the
+            metric out.
+        statistic: Maps means over trajectories, (N, T, ...), to (N, T); without one the metric is their mean.
+        over_steps: How time steps become one number. "mean": of the steps' values, "pooled": the statistic of
+            means over the steps, too, "last": that of the last step, "largest": of all trajectories, which
+            has no interval, as a bootstrap says nothing about a maximum (Bickel and Freedman 1981). None: by
+            step alone.
+        better: What is better, "less" or "more"; None if neither is, so that no row is ahead.
+        title: Of its column in the first table of a report; metrics without one stand in a table of their
+            own.
+        is_positive: Whether it can't be negative, as errors are.
+    """
+
+    name: str
+    numbers: Callable[[Any], Tensor | npt.NDArray[Any] | None]
+    statistic: Callable[[Values], Values] | None = None
+    over_steps: OverSteps | None = "mean"
+    better: Literal["less", "more"] | None = "less"
+    title: str | None = None
+    is_positive: bool = True
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Errors of one model or baseline.
+    """The metrics of one row.
 
     Attributes:
         metrics: Over all predicted time steps and channels, by name.
         by_step: The same by time step, each of length T.
         by_seed: The metrics of each training seed.
         pdebench_compat: PDEBench's metrics as its own evaluation averages them, in batches of 50.
-        resampled: The metrics in every resample, for `paired`; not of `max_error`.
+        resampled: The metrics in every resample, for `paired`.
+        about: What the metrics are, as far as they are more than names of errors.
     """
 
     metrics: Mapping[str, Interval]
@@ -47,119 +71,97 @@ class Scores:
     by_seed: Mapping[str, Sequence[float]] = field(default_factory=dict)
     pdebench_compat: Mapping[str, float] = field(default_factory=dict)
     resampled: Mapping[str, Resampled] = field(default_factory=dict, repr=False, compare=False)
+    about: Mapping[str, Metric] = field(default_factory=dict, repr=False, compare=False)
 
-    def of(self, names: Collection[str]) -> Scores:
-        """Some of the metrics, without those that PDEBench averages."""
-        return Scores(
-            metrics={name: value for name, value in self.metrics.items() if name in names},
-            by_step={name: steps for name, steps in self.by_step.items() if name in names},
-            by_seed={name: values for name, values in self.by_seed.items() if name in names},
-            resampled={name: value for name, value in self.resampled.items() if name in names},
-        )
+    def better(self, name: str) -> Literal["less", "more"] | None:
+        """What is better of a metric."""
+        return self.about[name].better if name in self.about else "less"
 
     def paired(self, first: Scores) -> dict[str, Paired]:
-        """This row beside the table's first one, by metric; both from the same `Resamples`."""
+        """Compare this row with the table's first one, by metric; both from the same `Resamples`."""
         return {
-            name: compare(mine, first.resampled[name], is_more_better=name in MORE_IS_BETTER)
+            name: compare(mine, first.resampled[name], is_more_better=self.better(name) == "more")
             for name, mine in self.resampled.items()
-            if name in first.resampled and name not in NO_CONTEST
+            if name in first.resampled and self.better(name) is not None
         }
 
 
-def score(errors: Sequence[TrajectoryErrors], *, t: Tensor, resamples: Resamples, row: str = "") -> Scores:
-    """Turn errors of trajectories into numbers with 95 % intervals.
+def score(
+    measured: Sequence[Any],
+    metrics: Sequence[Metric],
+    *,
+    resamples: Resamples,
+    row: str = "",
+) -> Scores:
+    """Turn what was measured of a row into metrics with 95 % intervals; each is the mean over its seeds.
 
     Args:
-        errors: Of all trajectories of the split, by training seed.
-        t: Time of each predicted frame since the given one, shape (T,).
+        measured: Of all trajectories of the split, by training seed.
+        metrics: In the order of the report.
         resamples: Of the split; all rows of a table share them.
-        row: Name of the row; not needed for one seed.
-
-    Returns:
-        Metrics `nrmse`, `vrmse`, `relative_l2`, `correlation_time`, `drift` (of the last step), `rmse`,
-        `crmse`, `max_error`, `brmse`, `frmse_low`, `frmse_mid`, `frmse_high`; no band without wave numbers.
-        Each is the mean of its values for the seeds.
+        row: Name of the row, whose seeds are drawn by themselves; not needed for one seed.
     """
-    overall = _means(errors, t, resamples, row)
-    by_step = _means_by_step(errors, resamples, row)
-    roots = _roots(errors, resamples, row)
-    resampled = overall | {name: steps.mean() for name, steps in roots.items()}
-    drift = by_step["drift"].intervals(is_positive=True)[-1]
-    # Of a largest value a bootstrap says nothing (Bickel and Freedman 1981), so it has no interval.
-    largest = Interval(float(np.mean([each.max_error.max().item() for each in errors])))
-    found = {name: value.interval(is_positive=True) for name, value in resampled.items()}
-    found |= {"drift": drift, "max_error": largest}
-    return Scores(
-        metrics={name: found[name] for name in _ORDER if name in found},
-        by_step={
-            name: steps.intervals(is_positive=name != "correlation")
-            for name, steps in (by_step | roots).items()
-        },
-        by_seed=_by_seed(errors, t, found),
-        pdebench_compat=_compat(errors, found),
-        resampled=resampled,
-    )
+    found: dict[str, Interval] = {}
+    by_step: dict[str, list[Interval]] = {}
+    resampled: dict[str, Resampled] = {}
+    for metric in metrics:
+        numbers = [metric.numbers(one) for one in measured]
+        if numbers[0] is None:
+            continue
+        values = [one.numpy() if isinstance(one, Tensor) else one for one in numbers]
+        if metric.over_steps == "largest":
+            found[metric.name] = Interval(float(np.mean([one.max() for one in values])))
+            continue
+        steps, whole = _resampled(metric, measured, values, resamples, row)
+        if steps is not None:
+            by_step[metric.name] = steps.intervals(is_positive=metric.is_positive)
+        if whole is not None:
+            resampled[metric.name] = whole
+            found[metric.name] = whole.interval(is_positive=metric.is_positive)
+    by_seed = {name: [value.mean] for name, value in found.items()}
+    if len(measured) > 1:
+        nothing = Resamples(len(values[0]), num_resamples=0)
+        alone = [score([one], metrics, resamples=nothing).metrics for one in measured]
+        by_seed = {name: [each[name].mean for each in alone] for name in found}
+    about = {metric.name: metric for metric in metrics}
+    return Scores(found, by_step, by_seed, {}, resampled, about)
 
 
-def _means(
-    errors: Sequence[TrajectoryErrors], t: Tensor, resamples: Resamples, row: str
-) -> dict[str, Resampled]:
-    """The metrics that are means over trajectories, of one number each."""
-    numbers = {name: [each.means(name, 1, 2) for each in errors] for name in _PER_STEP}
-    numbers["relative_l2"] = [
-        metrics.means_of_defined(each.relative_l2[:, None], each.undefined.all(2).all(1)[:, None], 1)
-        for each in errors
-    ]
-    numbers["correlation_time"] = [each.correlation_time(t).numpy() for each in errors]
-    return {
-        name: resamples.of([values_B[:, None] for values_B in by_seed], row=row)
-        for name, by_seed in numbers.items()
-    }
+def _resampled(
+    metric: Metric, measured: Sequence[Any], values: Sequence[Any], resamples: Resamples, row: str
+) -> tuple[Resampled | None, Resampled | None]:
+    """A metric by time step, T numbers, and over all of them, one."""
+    draw = partial(resamples.of, row=row)
+    if values[0].ndim == 1:
+        return None, draw([one[:, None] for one in values])
+    if metric.statistic is None:
+        steps = draw([mean_from(one, 2) for one in values])
+        whole = draw([mean_from(one, 1)[:, None] for one in values])
+    else:
+        steps = draw([_flat(one) for one in values], _of_means(metric.statistic, values[0].shape[1:]))
+        whole = steps.mean()
+        if metric.over_steps == "pooled":
+            pooled = [np.asarray(metric.numbers(one.pooled())) for one in measured]
+            whole = draw([_flat(one) for one in pooled], _of_means(metric.statistic, pooled[0].shape[1:]))
+    if metric.over_steps == "last":
+        whole = steps.columns(slice(-1, None))
+    return steps, None if metric.over_steps is None else whole
 
 
-def _means_by_step(
-    errors: Sequence[TrajectoryErrors], resamples: Resamples, row: str
-) -> dict[str, Resampled]:
-    """The same by time step, and what is only of time steps: numbers (T,)."""
-    steps = {name: [each.means(name, 2) for each in errors] for name in (*_PER_STEP, "drift")}
-    steps["correlation"] = [each.correlation.numpy() for each in errors]
-    return {name: resamples.of(values, row=row) for name, values in steps.items()}
+def _of_means(statistic: Callable[[Values], Values], shape: tuple[int, ...]) -> Callable[[Values], Values]:
+    """The statistic of means that lie flat, (N, F) for (N, *shape)."""
+    return lambda means_NF: statistic(means_NF.reshape(len(means_NF), *shape))
 
 
-def _roots(errors: Sequence[TrajectoryErrors], resamples: Resamples, row: str) -> dict[str, Resampled]:
-    """The metrics whose mean over trajectories stands inside a square root, by time step (T,)."""
-    num_steps, num_wave_numbers = errors[0].shells.shape[1:3]
-    bands = {name: ends for name, ends in metrics.BANDS.items() if ends[0] < num_wave_numbers}
-
-    def of_squares(square_NF: Values) -> Values:
-        return np.sqrt(square_NF.reshape(len(square_NF), num_steps, -1)).mean(2)
-
-    def of_shells(energy_NF: Values) -> Values:
-        amplitude = np.sqrt(energy_NF.reshape(len(energy_NF), num_steps, num_wave_numbers, -1))
-        return np.concatenate([amplitude[:, :, slice(*ends)].mean((2, 3)) for ends in bands.values()], axis=1)
-
-    squares = [each.mean_error.square().flatten(1).numpy() for each in errors]
-    shells = [each.shells.flatten(1).numpy() for each in errors]
-    found = {"crmse": resamples.of(squares, of_squares, row=row)}
-    all_bands = resamples.of(shells, of_shells, row=row)
-    for number, name in enumerate(bands):
-        columns = slice(number * num_steps, (number + 1) * num_steps)
-        found[f"frmse_{name}"] = all_bands.columns(columns)
-    return found
+def _flat(values: Any) -> Any:
+    return values.reshape(len(values), -1)
 
 
-def _by_seed(
-    errors: Sequence[TrajectoryErrors], t: Tensor, found: Mapping[str, Interval]
-) -> dict[str, list[float]]:
-    """Each metric of each seed alone."""
-    if len(errors) == 1:
-        return {name: [value.mean] for name, value in found.items()}
-    nothing = Resamples(len(errors[0]), num_resamples=0)
-    alone = [score([each], t=t, resamples=nothing).metrics for each in errors]
-    return {name: [metrics[name].mean for metrics in alone] for name in found}
-
-
-def _compat(errors: Sequence[TrajectoryErrors], found: Mapping[str, Interval]) -> dict[str, float]:
-    """PDEBench's averages, mean over seeds."""
-    each = [metrics.summary(one.pdebench_compat(COMPAT_BATCH_SIZE)) for one in errors]
-    return {name: float(np.mean([values[name] for values in each])) for name in each[0] if name in found}
+def mean_from(values: Any, first: int) -> Any:
+    """Mean over all axes from `first` on, of what isn't masked; masked where nothing is left."""
+    axes = tuple(range(first, values.ndim))
+    if not axes or not np.ma.isMaskedArray(values):
+        return values.mean(axis=axes) if axes else values
+    # A masked array's own mean would mask a prediction's NaN, too.
+    num = (~np.ma.getmaskarray(values)).sum(axis=axes)
+    return np.ma.MaskedArray(np.ma.filled(values, 0.0).sum(axis=axes) / np.maximum(num, 1), num == 0)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ups.models.operator_size import OperatorSize, TokenAxis
+from ups.models.operator_size import TOKEN_UNET, OperatorSize, TokenAxis
+from ups.models.operators import operators
 from ups.models.token_geometry import TokenGeometry
 from ups.models.u_shape import StepEmbedding, TokenUNet
 from ups.nn.layers import Condition
@@ -35,6 +36,7 @@ class StepConditions(NamedTuple):
     walls: Tensor | None
 
 
+@operators(TOKEN_UNET)
 class LatentOperator(TokenUNet):
     """z_{t+dt} = z_t + G(z_t; dt, parameters, boundary, task); of a steady task the solution is G alone.
 

@@ -1,18 +1,22 @@
-"""How large an operator is and what its blocks are; no weights.
-
-A size has a name, and a configuration changes parts of it.
-"""
+"""How large operators and baselines are, and what their blocks are; no weights, no torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
+from ups.errors import ConfigError
 from ups.nn.token_axes import MAX_WINDOW, halved_axes
 from ups.parsing import Count, Fraction, NotNegative, Parsed, Positive, Window
+from ups.section import Section, key
 
 Mixer = Literal["spectral", "convolution", "attention", "hybrid"]
+TOKEN_UNET = "token_unet"  # `operator.name` of the package's own operator
+GROUPS = 4  # of the U-Net's group norm; they divide its width
+_FNO_MODES = {1: 16, 2: 12}  # along each axis
+_UNET_LEVELS = 4
 NORMALISED = ("attention", "hybrid")  # their blocks always normalise what they are given
 
 
@@ -107,3 +111,66 @@ def token_axes(grids: Iterable[tuple[tuple[int, ...], tuple[bool, ...]]]) -> tup
         found = [(tokens[axis], periodic[axis]) for tokens, periodic in grids if axis < len(tokens)]
         axes.append(TokenAxis(max(num for num, _ in found), not all(wraps for _, wraps in found)))
     return tuple(axes)
+
+
+class FnoConfig(Section):
+    """Size of an FNO."""
+
+    width: Count = key(32, "channels of its layers", tune=(16, 24, 32, 48, 64))
+    modes: Count | None = key(
+        None,
+        "Fourier modes along each axis; by default 16 in 1D, 12 in 2D, or what the grid has",
+        tune=(8, 12, 16, 24, 32),
+    )
+    depth: Count = key(4, "layers")
+
+    def on(self, points: tuple[int, ...], *, key: str) -> dict[str, Any]:
+        """Arguments of the network on a grid; what is left open is no more than it has room for.
+
+        Raises:
+            ConfigError: Kind "size", of which `key` is the section.
+        """
+        check_axes(points)
+        room = min(points) // 2
+        if self.modes is not None and self.modes > room:
+            raise _too_large(f"{key}.modes", room, self.modes, points)
+        modes = self.modes or min(_FNO_MODES[len(points)], room)
+        return {"width": self.width, "modes": modes, "depth": self.depth}
+
+
+class UnetConfig(Section):
+    """Size of the U-Net."""
+
+    width: Count = key(24, "channels of the finest level; a multiple of 4", tune=(8, 16, 24, 32, 48))
+    levels: Count | None = key(
+        None, "resolutions; by default 4, or as often as the grid can be halved", tune=(2, 3, 4, 5)
+    )
+
+    def on(self, points: tuple[int, ...], *, key: str) -> dict[str, Any]:
+        """As `FnoConfig.on`; kind "size" of a width that groups don't divide, too."""
+        check_axes(points)
+        if self.width % GROUPS:
+            raise ConfigError(
+                f"{key}.width", kind="size", expected=f"a multiple of {GROUPS}", found=self.width
+            )
+        levels = 1
+        while levels < (self.levels or _UNET_LEVELS) and math.gcd(*points) % 2**levels == 0:
+            levels += 1
+        if self.levels is not None and self.levels > levels:
+            raise _too_large(f"{key}.levels", levels, self.levels, points)
+        return {"width": self.width, "levels": levels}
+
+
+def check_axes(points: tuple[int, ...]) -> None:
+    """Refuse a grid that networks on its points aren't made for.
+
+    Raises:
+        ConfigError: For more than two axes.
+    """
+    if len(points) not in _FNO_MODES:
+        raise ConfigError("baselines are made for 1D and 2D fields", found=f"{len(points)} axes")
+
+
+def _too_large(key: str, most: int, found: int, points: tuple[int, ...]) -> ConfigError:
+    grid = " x ".join(map(str, points))
+    return ConfigError(f"{key} on a grid of {grid}", kind="size", expected=f"at most {most}", found=found)

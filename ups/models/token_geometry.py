@@ -50,6 +50,7 @@ class TokenGeometry(nn.Module):
 
     Attributes:
         grid: As given.
+        boundary: As given.
         steady: As given.
         levels: The grid as it is at each level.
     """
@@ -60,7 +61,7 @@ class TokenGeometry(nn.Module):
         self, grid: Grid, boundary: Sequence[str], *, steady: bool, windows: Sequence[int | None]
     ) -> None:
         super().__init__()
-        self.grid, self.steady = grid, steady
+        self.grid, self.boundary, self.steady = grid, tuple(boundary), steady
         self.register_buffer(
             "flags", torch.tensor([[*boundary_flags(boundary), float(steady)]]), persistent=False
         )

@@ -24,6 +24,7 @@ from ups.errors import ConfigWarning, UpsError
 from ups.grid import GridSpec
 from ups.laws import check_priors
 from ups.log import quiet
+from ups.models.operator_size import TOKEN_UNET
 from ups.pipeline.cache_checks import FIELD_STORES, LATENTS, check_caches
 from ups.pipeline.gpus import visible_gpus
 from ups.pipeline.machine_checks import check_machine
@@ -146,12 +147,16 @@ def _check_architecture(known: Known, first: str | None, checks: Checks) -> None
         *(("operator",) if first == "joint" else ()),
     ):
         return
+    state = f"latents of {latent.tokens} x {latent.dim}" if config.operator.state == "latent" else "fields"
+    if config.operator.name != TOKEN_UNET:
+        said = ", ".join(f"{key} {value}" for key, value in config.operator.config.items())
+        checks.ok("architecture", f"operator on {state}: {config.operator.name}, {said}")
+        return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConfigWarning)
         size = operator_size(config.operator)
     for text in warnings_of(caught):
         checks.warn("architecture", text)
-    state = f"latents of {latent.tokens} x {latent.dim}" if config.operator.state == "latent" else "fields"
     depths = ", ".join(map(str, size.depths))
     checks.ok(
         "architecture", f"operator on {state}: width {size.width}, blocks {depths}, {', '.join(size.mixers)}"

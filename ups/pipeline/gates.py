@@ -13,7 +13,7 @@ from ups.config import RunConfig
 from ups.config.after_training import ENSEMBLE_ROWS, GatesConfig
 from ups.config.stages import BASELINES
 from ups.errors import CheckpointError, ConfigError, GateMissedError, UpsError, did_you_mean
-from ups.eval.gate_verdicts import GateVerdict, check_gates, judge_number, judge_range, shown_number
+from ups.eval.gate_verdicts import GateVerdict, check_gates, judge_number, shown_number
 from ups.eval.training_logs import log_path, read_stage_log, read_stage_logs
 from ups.pipeline.records import json_lines
 from ups.train.checks import first_stage, trained_stages
@@ -182,7 +182,7 @@ def _of_ensembles(gates: GatesConfig, report: Mapping[str, Any]) -> Iterator[Gat
             yield judge_number("ensemble_ceiling", what, number, "at most", limit)
     for name, limits in gates.ensemble_ranges.items():
         for what, number in _ensemble_numbers(name, report):
-            yield judge_range("ensemble_range", what, number, limits)
+            yield judge_number("ensemble_range", what, number, "within", limits)
 
 
 def _ensemble_numbers(name: str, report: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:

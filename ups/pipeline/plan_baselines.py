@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ups.config import RunConfig
 from ups.config.stages import BudgetConfig
 from ups.errors import CheckpointError
-from ups.eval.baseline_files import baseline_path
 from ups.eval.baseline_model import BASELINE
 from ups.eval.baseline_spec import DEFAULT_KINDS, Kind
 from ups.eval.equal_budgets import parse_budgets
+from ups.eval.runs import baseline_path
 from ups.pipeline.plan import StagePlan
 from ups.train.saved_state import differing_keys
 from ups.train.train_baselines import config_of_baseline

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from ups.config import RunConfig
 from ups.config.checks import check_latent_size
-from ups.errors import CheckpointError, MissingExtraError
+from ups.errors import CheckpointError, MissingExtraError, check_installed
 from ups.laws import laws_of
 from ups.output import check_writable
 from ups.pipeline.report import Checks
 from ups.train.checks import has_given_encoder
 from ups.train.saved_state import SavedState, state_path
-from ups.train.tensorboard_sink import check_tensorboard
-from ups.train.wandb_sink import is_wandb_there
+from ups.train.tracking import is_wandb_there
 from ups.trained.checkpoint import read_document
 from ups.trained.specs import AUTOENCODER, check_task, parse_spec
 
@@ -93,7 +92,7 @@ def check_events(config: RunConfig, checks: Checks) -> None:
     group = "TensorBoard"
     if not config.logging.tensorboard.enabled:
         checks.ok(group, "off: logging.tensorboard.enabled = false")
-    elif checks.passes(group, check_tensorboard):
+    elif checks.passes(group, lambda: check_installed("tensorboard", extra="tensorboard")):
         checks.ok(group, "events can be written")
 
 

@@ -18,9 +18,7 @@ from ups.train.launched import (
     restored,
     with_stores,
 )
-from ups.train.numbers import numbers_within
-from ups.train.wandb_context import context_path, forget_run, handing_on
-from ups.train.wandb_sink import open_wandb
+from ups.train.tracking import context_path, forget_run, handing_on, numbers_within, open_wandb
 
 _JOB = "pipeline"
 

@@ -12,7 +12,6 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ from typing import Any
 from ups.config import RunConfig, load_config
 from ups.config.seeds import seed_overrides
 from ups.data.stores import are_reused
-from ups.device import choose_device
-from ups.eval.evaluate import evaluate
-from ups.eval.report_page import write_report
-from ups.eval.runs import OpenedRun, with_others
-from ups.eval.split_uses import count_test_uses, daily_split
+from ups.eval.evaluate import evaluate_opened
+from ups.eval.report import write_report
+from ups.eval.runs import trained_run, with_companions
+from ups.eval.split_uses import daily_split
 from ups.locks import TRAINING_LOCK, locked
 from ups.log import logger, once_each, quiet
 from ups.pipeline.nodes import FIELD_STORES, LATENT_STORES, build_command, shown, training_nodes
@@ -41,14 +39,11 @@ from ups.train.distributed import check_num_ranks, joined_ranks
 from ups.train.launched import EARLIER_SECONDS, launched_at, of_stores, with_stores
 from ups.train.run import train_unless_valid
 from ups.train.saved_state import check_interrupted
-from ups.train.send_report import send_report
 from ups.train.stage import ALL
 from ups.train.switches import check_switches
+from ups.train.tracking import CONTEXT_FILE, context_path, handing_on, send_report
 from ups.train.train_baselines import train_configured_baselines
 from ups.train.unused import unused_in_all_stages
-from ups.train.wandb_context import CONTEXT_FILE, context_path, handing_on
-from ups.trained.simulator import load_simulator
-from ups.trained.specs import OPERATOR_FILE
 from ups_store.launch import rank_of
 
 
@@ -170,23 +165,15 @@ def _evaluate(
     folder: Path,
 ) -> dict[str, str]:
     """Write the report of `ups evaluate` to a folder."""
-    first, runs = configs[0], []
-    for config in configs:
-        device, path = choose_device(config.training.device), config.checkpoint.dir / OPERATOR_FILE
-        opened = OpenedRun(config, load_simulator(path, device=str(device)), path, checkpoints)
-        runs.append(with_others(opened, has_members=first.evaluation.members is not None))
-    report = evaluate(
-        first,
-        runs[0].simulator,
-        split=daily_split(None, first.evaluation.split),
-        baselines=runs[0].baselines,
-        corrected=runs[0].corrected,
-        prior=runs[0].prior,
-        logs=runs[0].logs,
-        other_seeds=runs[1:],
+    first = configs[0].evaluation
+    report = evaluate_opened(
+        [
+            with_companions(trained_run(config, folder=checkpoints), has_members=first.members is not None)
+            for config in configs
+        ],
+        split=daily_split(None, first.split),
         phases=phases,
     )
-    report = replace(report, test_uses=count_test_uses(checkpoints))
     files = write_report(folder, report)
     send_report(report, files, name="evaluation")
     return {kind: str(path) for kind, path in files.items()}

@@ -35,7 +35,6 @@ from ups.eval.reconstruction import (
 from ups.laws import laws_of
 from ups.losses import reconstruction_error
 from ups.models.any_point_decoder import grid_queries
-from ups.train.meter import startup_phase
 from ups.train.schedules import Schedule, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.trained.autoencoder import Autoencoder, load_autoencoder, save_autoencoder
@@ -57,12 +56,12 @@ def make_autoencoder_stage(
         ConfigError: If grid, patches and tokens don't go together, or as `measure_bases`.
         ups_store.StoreError: If the data can't be read.
     """
-    with startup_phase("data_opening"):
+    with start.phase("data_opening"):
         train, val = (open_all(config, split) for split in ("train", "val"))
-    with startup_phase("statistics"):
+    with start.phase("statistics"):
         spec = make_spec(config, train)
     start.check_data(spec.to_json())
-    with startup_phase("model_built"):
+    with start.phase("model_built"):
         torch.manual_seed(config.seed)
         model = Autoencoder(spec)
         measure_bases(model, train)

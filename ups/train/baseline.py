@@ -27,8 +27,7 @@ from ups.eval.baseline_spec import BaselineSpec, Kind, check_kinds, make_spec
 from ups.eval.training_logs import log_path, read_stage_log
 from ups.grid import FIELDS
 from ups.laws import laws_of
-from ups.losses import rollout_losses
-from ups.train.meter import startup_phase
+from ups.losses import LossContext, check_losses, loss_weights, rollout_losses
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.schedules import Schedule
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
@@ -47,17 +46,20 @@ def make_baseline_stage(
         ups_store.StoreError: If the data can't be read.
     """
     check_kinds([kind])
-    trajectories, spec = open_baseline(kind, config)
-    with startup_phase("data_opening"):
+    check_losses(config.training)
+    trajectories, spec = open_baseline(kind, config, start=start)
+    with start.phase("data_opening"):
         validation = open_validation(config)
     start.check_data(spec.to_json())
-    with startup_phase("model_built"):
+    with start.phase("model_built"):
         torch.manual_seed(config.seed)
         model = Baseline(spec).to(device)
     return BaselineStage(config, model, trajectories=trajectories, validation=validation, device=device)
 
 
-def open_baseline(kind: Kind, config: RunConfig) -> tuple[Trajectories, BaselineSpec]:
+def open_baseline(
+    kind: Kind, config: RunConfig, *, start: StageStart = QUIET_START
+) -> tuple[Trajectories, BaselineSpec]:
     """The training split of a run's one task, and what its baseline will be.
 
     Raises:
@@ -72,11 +74,11 @@ def open_baseline(kind: Kind, config: RunConfig) -> tuple[Trajectories, Baseline
             hint="`ups train --stage` trains one for each",
         )
     (task,), training = config.data.tasks, config.training
-    with startup_phase("data_opening"):
+    with start.phase("data_opening"):
         trajectories = open_trajectories(
             config.build, task, "train", source=training.field_source, stride=training.stride
         )
-    with startup_phase("statistics"):
+    with start.phase("statistics"):
         spec = make_spec(kind, trajectories, stride=training.stride, sizes=config.baselines)
     return trajectories, spec
 
@@ -162,17 +164,27 @@ class BaselineStage(Stage):
         model, training = self.model, self._config.training
         given_BXC = model.normalise(states[:, 0], array=model.spec.given_array)
         truth_BKXC = model.normalise(states[:, 1:], array=FIELDS)
-        step = partial(forward, parameters_BP=batch.parameters.to(self._device, non_blocking=True))
+        parameters_BP = batch.parameters.to(self._device, non_blocking=True)
+        step = partial(forward, parameters_BP=parameters_BP)
         if training.pushforward:
             given_BXC, truth_BKXC = push_forward(step, given_BXC, truth_BKXC, num=batch.pushed)
         given_BXC.requires_grad_(self._is_compiled)  # as in stage operator
+        points, mean_C, std_C = (
+            model.spec.grid.points,
+            model.get_buffer("fields_mean"),
+            model.get_buffer("fields_std"),
+        )
         return rollout_losses(
             step(given_BXC, steps=truth_BKXC.shape[1]).flatten(2, -2),
             truth_BKXC.flatten(2, -2),
-            tokens=model.spec.grid.points,
-            kind=training.rollout_loss,
-            lambda_relative=training.lambda_relative,
-            lambda_spectral=training.lambda_spectral,
+            weights=loss_weights(training),
+            context=LossContext(
+                batch.task,
+                points,
+                batch.dt,
+                parameters_BP,
+                lambda states_BKPC: states_BKPC.unflatten(2, points) * std_C + mean_C,
+            ),
         )
 
     def validate(self) -> dict[str, float]:

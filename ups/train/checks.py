@@ -13,7 +13,6 @@ from pathlib import Path
 from ups.config import RunConfig
 from ups.config.checks import check_countable, check_joint, check_no_inverse_losses, check_optimizer
 from ups.config.corrector_size import corrector_size
-from ups.config.operator_size import operator_size
 from ups.data.splits import check_has_dev, describe_fields
 from ups.data.stores import StoreError, check_stores_replaceable, latent_folder
 from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
@@ -22,6 +21,7 @@ from ups.grid import GridSpec, cut_grid
 from ups.log import quiet
 from ups.output import check_writable
 from ups.train.given_models import check_corrected_operator, check_teacher
+from ups.train.operator_spec import operator_document
 from ups.trained.specs import AUTOENCODER_FILE
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
@@ -76,6 +76,8 @@ def later_checks(
         yield "stages", lambda: check_no_inverse_losses(config)
     if has_operator or first == "joint":
         yield "architecture", lambda: _check_operator_size(config)
+    if config.training.losses:
+        yield "hyperparameters", lambda: _check_losses(config)
     if config.trains_prior:
         yield "stages", lambda: check_steady_task(config)
     if config.trains_corrector or config.trains_prior:
@@ -99,6 +101,12 @@ def tried(check: Callable[[], object]) -> Iterator[UpsError | StoreError]:
         yield error
 
 
+def _check_losses(config: RunConfig) -> None:
+    from ups.losses import check_losses  # which needs torch
+
+    check_losses(config.training)
+
+
 def _check_split(config: RunConfig) -> None:
     with quiet():
         daily_split(None, config.evaluation.split)
@@ -107,7 +115,7 @@ def _check_split(config: RunConfig) -> None:
 def _check_operator_size(config: RunConfig) -> None:
     with warnings.catch_warnings():  # said when the operator is made
         warnings.simplefilter("ignore", ConfigWarning)
-        operator_size(config.operator)
+        operator_document(config)
 
 
 def builds_fields(config: RunConfig) -> bool:

@@ -13,15 +13,13 @@ from ups.config import RunConfig
 from ups.config.stages import BUDGETS, BudgetConfig, Limit
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
-from ups.eval.baseline_files import baseline_path
 from ups.eval.baseline_model import BASELINE, load_baseline
 from ups.eval.baseline_spec import Kind, check_kinds
-from ups.eval.comparison import TrainedRun
 from ups.eval.equal_budgets import encoding_seconds, equal_budgets, used_stages
-from ups.eval.evaluate import evaluate
+from ups.eval.evaluate import evaluate_opened
 from ups.eval.report import Report
-from ups.eval.runs import join_alike, open_others, open_runs
-from ups.eval.split_uses import count_test_uses, daily_split
+from ups.eval.runs import baseline_path, open_others, open_runs, opened
+from ups.eval.split_uses import daily_split
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.log import logger, quiet
 from ups.train.budget import ROUNDS, ratio_of, step_seconds, without_preparing
@@ -62,39 +60,29 @@ def compare_run(
     check_shared(hint=ONLY_ONCE)
     wanted, limits = check_kinds(kinds), check_limits(by)
     runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds)
-    first = runs[0]
-    others = open_others(also, first.config, first.simulator)
-    which = daily_split(split, first.config.evaluation.split)
-    tasks, all_logs = first.config.data.tasks, [read_stage_logs(run.config) for run in runs]
+    configs = [opened(run)[0] for run in runs]
+    others = open_others(also, configs[0], runs[0].operator)
+    which = daily_split(split, configs[0].evaluation.split)
+    tasks, all_logs = configs[0].data.tasks, [read_stage_logs(config) for config in configs]
     given = {limit: amount for limit, amount in amounts.items() if amount is not None}
     budgets = [equal_budgets(logs, num_tasks=len(tasks), by=limits, given=given) for logs in all_logs]
     trained = []
-    for run, own_budgets, logs in zip(runs, budgets, all_logs, strict=True):
+    for run, config, own_budgets, logs in zip(runs, configs, budgets, all_logs, strict=True):
         measured = [budget for budget in own_budgets if budget.limit == "seconds" and "seconds" not in given]
         paths = []
         for task, budget in itertools.product(tasks, own_budgets):
-            fair = _equal_times(run.config, wanted, task, budget, logs, restart) if budget in measured else {}
+            fair = _equal_times(config, wanted, task, budget, logs, restart) if budget in measured else {}
             for kind in wanted:
                 own, steps = fair.get(kind, (budget, None))
                 options: dict[str, Any] = {"budget": own, "steps": steps, "restart": restart}
-                paths.append(obtain_baseline(run.config, kind, task, **options))
-        baselines = [load_baseline(path, device=str(run.simulator.device)) for path in paths]
-        trained.append(TrainedRun(run.simulator, run.config.seed, baselines, logs))
-    trained, others = join_alike(trained, others, first)
-    report = evaluate(
-        first.config,
-        first.simulator,
-        split=which,
-        baselines=trained[0].baselines,
-        also=others,
-        logs=trained[0].logs,
-        other_seeds=trained[1:],
-    )
+                paths.append(obtain_baseline(config, kind, task, **options))
+        baselines = [load_baseline(path, device=str(run.operator.device)) for path in paths]
+        trained.append(replace(run, baselines=baselines, logs=logs))
     each = f"a {' and at a '.join(map(str, budgets[0]))}"
     if len(runs) > 1:
         each = "the budgets of the operator of the same seed"
     title = f"{', '.join(tasks)}: at {each} for each baseline"
-    return replace(report, title=title, test_uses=count_test_uses(first.folder))
+    return evaluate_opened(trained, also=others, split=which, title=title)
 
 
 def check_limits(by: Sequence[str] | None) -> list[Limit]:

@@ -29,7 +29,6 @@ from ups.grid import FIELDS
 from ups.losses import inverse_losses
 from ups.train.autoencoder import autoencoder_parts
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
-from ups.train.meter import startup_phase
 from ups.train.operator import as_stores, data_hashes, open_field_windows, operator_part, preload_windows
 from ups.train.operator_spec import make_spec
 from ups.train.physics_priors import PhysicsPriors, check_floors, make_priors
@@ -79,19 +78,19 @@ def make_joint_stage(
         ups_store.StoreError: If the data can't be read.
     """
     check_joint(config)
-    with startup_phase("data_opening"):
+    with start.phase("data_opening"):
         windows = open_field_windows(config)
         validation = open_validation(config)
     start.check_data(data_hashes(windows))
-    with startup_phase("statistics"):
+    with start.phase("statistics"):
         fields = {task: Fields(some.store, limit=config.data.limit) for task, some in windows.items()}
         spec = make_autoencoder_spec(config, fields)
-    with startup_phase("model_built"):
+    with start.phase("model_built"):
         torch.manual_seed(config.seed)
         autoencoder = Autoencoder(spec)
         measure_bases(autoencoder, fields)
         model = make_joint_simulator(config, autoencoder, windows).to(device)
-    with startup_phase("preload"):
+    with start.phase("preload"):
         preload_windows(config, windows, device=device)
     priors = make_priors(config, model.spec, windows)
     check_floors(config, windows)

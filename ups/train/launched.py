@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ups.train.numbers import CACHE_MINUTES, CACHE_REUSED
+from ups.train.tracking import CACHE_MINUTES, CACHE_REUSED
 
 EARLIER_SECONDS = "startup/earlier_sec"  # from the launch until it was the stage's turn
 STARTUP_VARIABLE = "UPS_STARTUP"

@@ -15,7 +15,6 @@ from rich.table import Table
 from ups.errors import InterruptedTrainingError
 from ups.log import logger
 from ups.output import terminal, with_nulls
-from ups.train.sinks import Sink
 from ups_store.printable import json_text
 
 # What a line on the terminal shows of a record.
@@ -69,7 +68,7 @@ class RunLog:
     def __init__(
         self, *, stage: str, total_steps: int, is_quiet: bool = False, console: Console | None = None
     ) -> None:
-        self.sinks: list[Sink] = []
+        self.sinks: list[Any] = []
         self.console = console or terminal()
         self._stage, self._is_quiet = stage, is_quiet
         self._unrecorded: list[str] = []  # warnings that came before there were sinks
@@ -138,12 +137,12 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
-        logger.removeHandler(self._warnings)
         has_failed = error is not None and not isinstance(error, InterruptedTrainingError)
         if has_failed:
             self.record("failed", error=str(error) or type(error).__name__)
         for sink in reversed(self.sinks):  # the file last: it takes what the others warn of
             sink.close(has_failed=has_failed)
+        logger.removeHandler(self._warnings)
 
 
 def show_report(report: Mapping[str, Any], console: Console) -> None:

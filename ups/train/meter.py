@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,9 +19,9 @@ from torch import Tensor
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import DivergedError
 from ups.train.flops import ShapesOf, of_step, shape_of
-from ups.train.numbers import STARTUP_MINUTES
 from ups.train.roofline import Cost, Limits, cost_of
 from ups.train.stage import Stage
+from ups.train.tracking import STARTUP_MINUTES
 
 # Step of a loss that was always finite.
 _NEVER = 2**62
@@ -267,22 +266,3 @@ class StartupClock:
     def _add(self, name: str, seconds: float) -> None:
         key = _SECONDS.format(name)
         self.metrics[key] = self.metrics.get(key, 0.0) + seconds
-
-
-_clock: ContextVar[StartupClock | None] = ContextVar("startup_clock", default=None)
-
-
-@contextmanager
-def measuring(clock: StartupClock) -> Iterator[None]:
-    """Inside, `startup_phase` adds to this clock."""
-    token = _clock.set(clock)
-    try:
-        yield
-    finally:
-        _clock.reset(token)
-
-
-def startup_phase(name: str) -> AbstractContextManager[None]:
-    """Inside, the time belongs to a phase of the start, such as "data_opening"."""
-    clock = _clock.get()
-    return clock.phase(name) if clock is not None else nullcontext()

@@ -33,9 +33,8 @@ from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import AutoencoderFloor, operator_forecaster
 from ups.grid import FIELDS
 from ups.log import logger
-from ups.losses import rollout_losses
+from ups.losses import LossContext, check_losses, loss_weights, rollout_losses
 from ups.train.flops import count_flops
-from ups.train.meter import startup_phase
 from ups.train.operator_spec import make_spec, window_parameters
 from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, check_floors, make_priors
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
@@ -139,11 +138,12 @@ def make_operator_stage(
         ups_store.StoreError: If the data can't be read.
     """
     check_no_inverse_losses(config)
+    check_losses(config.training)
     path = config.autoencoder_path
     autoencoder, digest = None, None
     if config.operator.state == "latent":
         autoencoder, digest = load_autoencoder_of(config, path, device), hash_tensors(path)
-    with startup_phase("data_opening"):
+    with start.phase("data_opening"):
         data = open_windows(config, autoencoder_path=path, device=device, start=start)
         windows = data.source.tasks
         is_known = are_of_known_encoder(data.source)
@@ -151,7 +151,7 @@ def make_operator_stage(
         if not is_known:
             what = "they aren't decoded, errors are those of latents"
             logger.info(f"nothing says what encoded these latents: {what}")
-    with startup_phase("statistics"):
+    with start.phase("statistics"):
         spec = make_spec(
             config,
             windows,
@@ -160,7 +160,7 @@ def make_operator_stage(
             autoencoder_sha256=digest,
             is_encoder_known=is_known,
         )
-    with startup_phase("model_built"):
+    with start.phase("model_built"):
         torch.manual_seed(config.seed)
         simulator = Simulator(spec, autoencoder).to(device)
     priors = make_priors(config, spec, windows)
@@ -252,13 +252,20 @@ class OperatorStage(Stage):
         # Later states need gradients: were the first one to differ, a compiled step would have two forms.
         given_BLD.requires_grad_(self._is_compiled)
         predicted_BKLD = step(given_BLD, steps=truth_BKLD.shape[1])
+        parameters_BP, dt_B = step.keywords["parameters_BP"], step.keywords["dt_B"]
+
+        def fields(states_BKLD: Tensor) -> Tensor:
+            num_steps = states_BKLD.shape[1]
+            later_BP = parameters_BP.repeat_interleave(num_steps, dim=0)
+            decoded = self.model.decode(states_BKLD.flatten(0, 1), later_BP, task=batch.task)
+            return decoded.float().unflatten(0, (-1, num_steps))
+
+        tokens = self.model.spec.tasks[batch.task].tokens
         losses = rollout_losses(
             predicted_BKLD,
             truth_BKLD,
-            tokens=self.model.spec.tasks[batch.task].tokens,
-            kind=training.rollout_loss,
-            lambda_relative=training.lambda_relative,
-            lambda_spectral=training.lambda_spectral,
+            weights=loss_weights(training),
+            context=LossContext(batch.task, tokens, dt_B, parameters_BP, fields),
         )
         if isinstance(batch, PhysicsBatch) and self.priors is not None:
             losses |= self.priors.losses(

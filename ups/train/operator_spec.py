@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from ups.config import RunConfig
 from ups.config.operator_size import operator_size
@@ -11,7 +12,8 @@ from ups.data.statistics import INPUT, Statistics
 from ups.data.windows import Windows
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_grid
-from ups.models.operator_size import OperatorSize
+from ups.models.operator_size import TOKEN_UNET
+from ups.models.operators import dotted_name
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import SimulatedTask, SimulatorSpec, TaskSpec
 
@@ -49,7 +51,7 @@ def make_spec(
         spec_of_states(
             config,
             tasks,
-            size=operator_size(config.operator),
+            operator=operator_document(config),
             parameters=window_parameters(windows),
             autoencoder=autoencoder,
         ),
@@ -59,11 +61,23 @@ def make_spec(
     )
 
 
+def operator_document(config: RunConfig) -> dict[str, Any]:
+    """What a specification says of the operator: the sizes of the package's own, or name and configuration.
+
+    Raises:
+        ConfigError: As `operator_size` and `dotted_name`.
+    """
+    operator = config.operator
+    if operator.name == TOKEN_UNET:
+        return operator_size(operator).to_json()
+    return {"name": dotted_name(operator.name), "config": operator.config}
+
+
 def spec_of_states(
     config: RunConfig,
     tasks: Mapping[str, SimulatedTask],
     *,
-    size: OperatorSize,
+    operator: Mapping[str, Any],
     parameters: tuple[str, ...],
     autoencoder: Autoencoder | None,
 ) -> SimulatorSpec:
@@ -71,7 +85,7 @@ def spec_of_states(
 
     Args:
         tasks: By name.
-        size: Of the network.
+        operator: Of the network, as `SimulatorSpec.operator`.
         parameters: Names of those that the tasks have; an autoencoder has its own.
         autoencoder: Encoder and decoder where states are latents.
     """
@@ -84,7 +98,7 @@ def spec_of_states(
         state_dim=max(dims) if autoencoder is None else autoencoder.spec.latent_dim,
         patch_size=patch_size if autoencoder is None else None,
         stride=1,
-        operator=size.to_json(),
+        operator=operator,
         autoencoder_sha256=None,
     )
 

@@ -14,7 +14,7 @@ from ups.data.latents import make_latents
 from ups.data.splits import are_there
 from ups.data.stores import Store
 from ups.device import compile_cache, free_memory, matmul_precision
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError, ConfigError, check_installed
 from ups.locks import TRAINING_LOCK, locked
 from ups.log import logger
 from ups.train.budget import within_budget
@@ -24,12 +24,11 @@ from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
 from ups.train.lost_export import LOST_WEIGHTS
 from ups.train.memory import saying_what_takes_memory
-from ups.train.meter import StartupClock, measuring
+from ups.train.meter import StartupClock
 from ups.train.numbers import CACHE_MINUTES
 from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import StageStart, make_stage
 from ups.train.switches import check_switches
-from ups.train.tensorboard_sink import check_tensorboard
 from ups.train.trainer import Trainer
 from ups.train.untrained import is_untrained, run_untrained
 from ups.train.unused import unused_settings
@@ -69,7 +68,7 @@ def run_stage(
         raise ConfigError(f"stages.{name}.epochs = 0 leaves the stage out", kind="no_epochs", hint=hint)
     check_optimizer(settings.optimizer, stage=name)
     if config.logging.tensorboard.enabled:
-        check_tensorboard()  # before minutes of opening data
+        check_installed("tensorboard", extra="tensorboard")  # before minutes of opening data
     before = {**_of_cache(config, name), **(before_stage(began) if began else {}), **(startup or {})}
     clock = StartupClock(began=launched_at(began) if began else None, before=before)
     training, saved = config.training, state_path(config, name)
@@ -93,7 +92,6 @@ def run_stage(
         joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
         matmul_precision(training.matmul_precision),
         compile_cache(training.compile_cache),
-        measuring(clock),
         saying_what_takes_memory(name, settings),
         ExitStack() as stack,
     ):
@@ -108,13 +106,13 @@ def run_stage(
             config = within_budget(
                 name, config, device=device, ranks=ranks, is_continued=not restart, latents=latents
             )
-        expected = StageStart(latents=latents)
+        expected = StageStart(phase=clock.phase, latents=latents)
         if is_continued:
             state = SavedState.read(saved)
             state.check_config(config, stage=name)
             for text in state.changes(config, stage=name) if ranks.is_first else ():
                 logger.info(text)
-            expected = StageStart(state.check_data, latents)
+            expected = StageStart(state.check_data, clock.phase, latents)
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from

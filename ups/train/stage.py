@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -39,9 +40,9 @@ STAGES = {
     "autoencoder": ("ups.train.autoencoder", "make_autoencoder_stage"),
     "joint": ("ups.train.joint", "make_joint_stage"),
     "operator": ("ups.train.operator", "make_operator_stage"),
-    "diff_residual": ("ups.train.corrector", "make_corrector_stage"),
-    "consistency_distill": ("ups.train.distillation", "make_student_stage"),
-    "steady_prior": ("ups.train.steady_prior", "make_steady_prior_stage"),
+    "diff_residual": ("ups.train.flow", "make_corrector_stage"),
+    "consistency_distill": ("ups.train.student", "make_student_stage"),
+    "steady_prior": ("ups.train.prior", "make_steady_prior_stage"),
     "fno": ("ups.train.baseline", "make_fno_stage"),
     "unet": ("ups.train.baseline", "make_unet_stage"),
     "fno_neuraloperator": ("ups.train.baseline", "make_neuraloperator_stage"),
@@ -57,9 +58,11 @@ class StageStart:
         latents: Stores in memory that `make_latents` gave; None where nobody has called it.
         check_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
             replaced; raises CheckpointError if the run was begun on other data.
+        phase: Gives a context manager, inside which the time belongs to a phase of the start.
     """
 
     check_data: Callable[[Mapping[str, Any]], None] = lambda identity: None
+    phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
     latents: Mapping[str, Store] | None = None
 
 
@@ -72,7 +75,7 @@ class Stage(ABC):
     Under `torchrun` every rank makes the same stage with the same weights. A batch is this rank's rows of
     it, an `ups.data.batches.TaskBatch`; what is drawn at random for it comes from its `draws`, which are the
     same whichever ranks share it. All ranks call its methods at the same point, but `export`; only the first
-    one writes files. Parts of its making may be timed with `ups.train.meter.startup_phase`.
+    one writes files. Parts of its making may be timed with `StageStart.phase`.
 
     Attributes:
         name: As in the configuration.

@@ -15,10 +15,10 @@ from ups.config import RunConfig, load_config
 from ups.config.seeds import with_seeds
 from ups.config.stages import BudgetConfig
 from ups.errors import CheckpointError, ConfigError, DivergedError
-from ups.eval.baseline_files import baseline_folder, baseline_path
 from ups.eval.baseline_model import BASELINE, load_baseline
 from ups.eval.baseline_spec import DEFAULT_KINDS, LABELS, Kind, check_kinds
 from ups.eval.equal_budgets import equal_budgets, parse_budgets
+from ups.eval.runs import baseline_path
 from ups.eval.training_logs import read_stage_logs
 from ups.log import logger
 from ups.output import check_writable
@@ -43,7 +43,7 @@ def config_of_baseline(
         steps: What the budget is in optimiser steps, where that is known.
     """
     budget = budget or config.stage(kind).budget
-    folder = baseline_folder(config, kind, task, "steps" if budget is None else budget.limit)
+    folder = baseline_path(config, kind, task, "steps" if budget is None else budget.limit).parent
     own: dict[str, Any] = {
         "data": config.data.model_copy(update={"tasks": (task,)}),
         "checkpoint": config.checkpoint.model_copy(update={"dir": folder}),

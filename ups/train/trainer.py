@@ -27,17 +27,16 @@ from ups.train.log import RunLog
 from ups.train.lost_export import restore_export
 from ups.train.memory import PeakMemory, memory_of
 from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
-from ups.train.numbers import EPOCH_SECONDS
 from ups.train.profile import StepProfile
 from ups.train.roofline import limits_of, precision_of
 from ups.train.saved_state import SavedState, check_same, state_path
 from ups.train.schedules import Schedule
-from ups.train.sinks import GpuWatch, open_sinks
 from ups.train.stage import Stage, forward_of
 from ups.train.stalls import StallWatch
 from ups.train.state import check_batch, check_shared, load_state, save_state
 from ups.train.state_files import StateFiles, remove_state
 from ups.train.state_tensors import StateTensors
+from ups.train.tracking import EPOCH_SECONDS, GpuWatch, open_sinks
 
 _SAVE_FAILED = 1 << 16  # what a rank brings along instead of a signal's number
 GRADIENT_NORM = "training/gradient_norm"  # of the step that a line ends with, before it is clipped

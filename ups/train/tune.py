@@ -28,7 +28,10 @@ from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
 from ups.locks import locked
 from ups.log import logger, quiet
+from ups.models.operator_size import TOKEN_UNET
+from ups.models.operators import config_section
 from ups.output import check_writable, write_atomically
+from ups.section import fact
 from ups.train.run import run_stage
 from ups.train.saved_state import differing_keys
 from ups.train.train_baselines import train_stage_of_baselines
@@ -42,8 +45,6 @@ if TYPE_CHECKING:
     import optuna
 
 _LEAST_LR, _LARGEST_LR = 5e-4, 2e-2
-_WIDTHS, _UNET_WIDTHS = (16, 24, 32, 48, 64), (8, 16, 24, 32, 48)
-_MODES, _LEVELS = (8, 12, 16, 24, 32), (2, 3, 4, 5)
 _OPERATOR_WIDTHS, _PATCHES = (16, 24, 32, 48, 64, 96, 128), (2, 4, 8, 16)
 
 Values = Mapping[str, float | int]  # by key of the configuration
@@ -100,12 +101,18 @@ def _sizes(stage: str, config: RunConfig, grids: Sequence[GridSpec]) -> dict[str
         points = [length for grid in grids for length in grid.points]
         patches = [size for size in _PATCHES if all(length % size == 0 for length in points)]
         own = {"encoder.patch_size": patches} if config.operator.state == "fields" and patches else {}
+        if config.operator.name != TOKEN_UNET:
+            section = config_section(config.operator.name)
+            tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}
+            return {f"operator.config.{name}": some for name, some in tried.items() if some} | own
         return {"operator.pdet.hidden_dim": widths, **own}
-    if stage == "unet":
-        levels = [num for num in _LEVELS if _has_room(config, stage, {"levels": num}, grids)]
-        return {"baselines.unet.width": _UNET_WIDTHS} | ({"baselines.unet.levels": levels} if levels else {})
-    modes = [num for num in _MODES if _has_room(config, stage, {"modes": num}, grids)]
-    return {f"baselines.{stage}.width": _WIDTHS} | ({f"baselines.{stage}.modes": modes} if modes else {})
+    section = type(getattr(config.baselines, stage))
+    tried = {name: fact(field, "tune") or () for name, field in section.model_fields.items()}
+    fitting = {
+        name: [size for size in sizes if _has_room(config, stage, {name: size}, grids)]
+        for name, sizes in tried.items()
+    }
+    return {f"baselines.{stage}.{name}": sizes for name, sizes in fitting.items() if sizes}
 
 
 def _has_room(config: RunConfig, kind: str, size: Mapping[str, int], grids: Sequence[GridSpec]) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ups.config import RunConfig, StageConfig
-from ups.config.section import Section
 from ups.config.stage_keys import SWITCHED_BY, not_read
+from ups.section import Section
 
 # How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
 _READ_BY_OPERATOR = {
     "operator": ("noise", "curriculum"),
-    "training": ("lambda_relative", "lambda_spectral", "rollout_loss", "pushforward"),
+    "training": ("lambda_relative", "lambda_spectral", "rollout_loss", "losses", "pushforward"),
 }
 
 
@@ -40,6 +40,9 @@ def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
         for section, names in _READ_BY_OPERATOR.items():
             for name in _changed(getattr(config, section), names):
                 yield f"{section}.{name} has no effect in stage joint: stage operator reads it"
+    if config.training.losses and stage != "joint":
+        for name in _changed(config.training, ("rollout_loss",)):
+            yield f"training.{name} has no effect: training.losses has all losses"
     if stage == "operator" and config.training.horizon == 1:
         if config.operator.curriculum:
             yield "operator.curriculum has no effect: training.horizon is 1"

@@ -5,19 +5,17 @@ States that nothing can decode are compared as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ups.config import RunConfig
 from ups.data.splits import open_latent_trajectories, open_trajectories
-from ups.data.windows import Items, Trajectories, evenly_spread
+from ups.data.windows import Trajectories, evenly_spread
 from ups.distributed.ranks import ALONE, Ranks
-from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence
+from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence, predict
 from ups.eval.metrics import DefinedErrors, mean_of_defined
-from ups.eval.rollout import predict
 from ups.grid import FIELDS
 
 _BATCH_NBYTES = 64 << 20  # of true frames in float32
@@ -93,23 +91,6 @@ class RolloutValidation:
         if missing := int((~defined).sum()):
             self.left_out[info.task] = missing
         return mean_of_defined(errors[defined], task=info.task, channels=info.channels)
-
-
-def mean_error(
-    errors_of: Callable[[Items], Tensor], *, num: int, most: int, rows: int, ranks: Ranks
-) -> float:
-    """Mean of errors of items, evenly spread, of which each rank looks at its share; a collective.
-
-    Args:
-        errors_of: Gives the errors of items of some numbers, shape (B,).
-        num: Items in all.
-        most: Of them that are looked at.
-        rows: Of them at a time.
-        ranks: The processes that validate together.
-    """
-    numbers = ranks.share(evenly_spread(num, most))
-    found = [errors_of(numbers[first : first + rows]) for first in range(0, len(numbers), rows)]
-    return float(ranks.joined(torch.from_numpy(numbers), torch.cat(found).double()).mean())
 
 
 def mean_over_tasks(errors: Mapping[str, float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Unpack
 
@@ -38,12 +39,17 @@ def save_corrected(
 
 
 def load_corrected(
-    path: str | os.PathLike[str], *, device: str = "cpu", kind: str = CORRECTOR
+    path: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    kind: str = CORRECTOR,
+    allow_code: str | Iterable[str] = (),
 ) -> CorrectedSimulator:
     """Read a corrected simulator, in evaluation mode; the one file is enough.
 
     Args:
         kind: "corrector" or "student".
+        allow_code: As of `ups.load`.
 
     Raises:
         CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together;
@@ -55,9 +61,10 @@ def load_corrected(
     inner = spec_of_autoencoder(document, path)
 
     def build() -> CorrectedSimulator:
-        return CorrectedSimulator(Simulator(spec, Autoencoder(inner) if inner else None), corrector)
+        autoencoder = Autoencoder(inner) if inner else None
+        return CorrectedSimulator(Simulator(spec, autoencoder, allow_code=allow_code), corrector)
 
-    return filled(build, tensors, path=path, device=device)
+    return filled(build, tensors, path=path, device=device, is_trusted="name" in spec.operator)
 
 
 def _check_bound(path: str | os.PathLike[str], *, found: str, corrector: CorrectorSpec) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,9 @@ LOADERS: Mapping[str, Callable[..., Loaded]] = {
 }
 
 
-def load(path: str | os.PathLike[str], *, device: str = "cpu") -> Loaded:
+def load(
+    path: str | os.PathLike[str], *, device: str = "cpu", allow_code: str | Iterable[str] = ()
+) -> Loaded:
     """Read what predicts, in evaluation mode; the one file is enough.
 
     Warns (`MissedGatesWarning`) of a file that was exported although its model had missed gates.
@@ -35,8 +37,11 @@ def load(path: str | os.PathLike[str], *, device: str = "cpu") -> Loaded:
         path: `operator.safetensors`; for ensembles `corrector.safetensors` or `student.safetensors`, of
             steady tasks `prior.safetensors`.
         device: Where it computes.
+        allow_code: Modules that may be imported because the file names an operator of them, such as
+            "mylab.model"; an operator whose module is imported already needs no mention.
     Raises:
-        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
+        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together;
+            kind "foreign_code" if its operator is in a module that nobody allowed.
     """
     kind, document = read_any_document(path)
     if kind not in LOADERS:
@@ -50,7 +55,8 @@ def load(path: str | os.PathLike[str], *, device: str = "cpu") -> Loaded:
     if missed := missed_gates(document):
         said = f"{path}: exported although it missed gates: {'; '.join(missed)}"
         warnings.warn(said, MissedGatesWarning, stacklevel=2)
-    return LOADERS[kind](path, device=device)
+    options = {} if kind == PRIOR else {"allow_code": allow_code}  # a prior's network is always ours
+    return LOADERS[kind](path, device=device, **options)
 
 
 def missed_gates(document: Mapping[str, Any]) -> list[str]:

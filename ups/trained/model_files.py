@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeVar
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ups.device import free_bytes
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, ConfigError
 from ups.trained.checkpoint import fill_weights, save_checkpoint
 from ups.trained.specs import incomplete_spec
 
@@ -79,23 +80,32 @@ def save_model(
 
 
 def filled(
-    build: Callable[[], Model], tensors: Mapping[str, Tensor], *, path: str | os.PathLike[str], device: str
+    build: Callable[[], Model],
+    tensors: Mapping[str, Tensor],
+    *,
+    path: str | os.PathLike[str],
+    device: str,
+    is_trusted: bool = False,
 ) -> Model:
     """Build a model on a device with the weights of its file, in evaluation mode.
 
     Args:
         build: Makes it as its specification says, with any weights.
+        is_trusted: Whether a constructor of others is called, with as many temporary tensors as it likes.
 
     Raises:
         CheckpointError: Kind "no_spec", if the specification describes no model, or one larger than the file.
         OtherTensorsError: As `fill_weights`.
     """
     try:
-        with _NoLarger(tensors):
+        with nullcontext() if is_trusted else _NoLarger(tensors):
             model = build()
     except (CheckpointError, ImportError):
         raise
     except Exception as error:  # a constructor's, whose arguments are a file's
+        if is_trusted and isinstance(error, ConfigError):
+            error.path = str(path)
+            raise
         raise incomplete_spec(error, path, what="model") from error
     fill_weights(model.to(device), tensors, path=path)
     model.path = Path(path)

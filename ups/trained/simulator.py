@@ -7,7 +7,7 @@ channels, L tokens of a state, D channels of a token, K steps, P parameters.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from torch import Tensor
 from ups.errors import ConfigError
 from ups.models.latent_operator import LatentOperator, StepConditions
 from ups.models.operator_size import OperatorSize, token_axes
+from ups.models.operators import NamedOperator, States, Step
 from ups.nn.interpolation import resampled
 from ups.nn.layers import Condition
 from ups.trained.autoencoder import Autoencoder, spec_of_autoencoder, spec_within
@@ -42,6 +43,8 @@ from ups.trained.specs import (
 )
 from ups.trained.state_space import Geometries, StateSpace
 
+Conditions = StepConditions | Step
+
 
 class Simulator(StateSpace):
     """An operator with what turns fields into its states and back; evaluation needs nothing else.
@@ -51,38 +54,57 @@ class Simulator(StateSpace):
     Args:
         spec: Tasks, statistics, architecture.
         autoencoder: Encoder and decoder where states are latents; frozen here.
+        allow_code: As of `ups.load`; None where the operator is the caller's own choice.
 
     Attributes:
         path: The file that it was loaded from; None for one that wasn't.
     """
 
-    def __init__(self, spec: SimulatorSpec, autoencoder: Autoencoder | None = None) -> None:
+    def __init__(
+        self,
+        spec: SimulatorSpec,
+        autoencoder: Autoencoder | None = None,
+        *,
+        allow_code: str | Iterable[str] | None = None,
+    ) -> None:
         super().__init__(spec, autoencoder)
-        self.operator = LatentOperator(
-            spec.state_dim,
-            num_tasks=len(spec.tasks),
-            ranges=spec.ranges,
-            size=OperatorSize.from_json(spec.operator),
-            axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
-        )
+        self.operator: Any  # a LatentOperator or a NamedOperator; each takes the conditions that it gave
+        if "name" in spec.operator:
+            tasks = {name: spec.tasks[name] for name in sorted(spec.tasks)}
+            states = States(
+                spec.state_dim,
+                tokens={name: task.tokens for name, task in tasks.items()},
+                boundary={name: task.boundary for name, task in tasks.items()},
+                ranges=dict(zip(spec.parameters, spec.ranges, strict=True)),
+            )
+            self.operator = NamedOperator(**spec.operator, states=states, allow_code=allow_code)
+        else:
+            self.operator = LatentOperator(
+                spec.state_dim,
+                num_tasks=len(spec.tasks),
+                ranges=spec.ranges,
+                size=OperatorSize.from_json(spec.operator),
+                axes=token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values()),
+            )
         self.geometry = Geometries(self.operator, spec)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.operator.out.weight.device
+        return next(self.operator.parameters()).device
 
     @property
     def uses_all_weights(self) -> bool:
         """Whether a step needs every weight of the operator."""
         return self.geometry.need_all_weights(self.operator)
 
-    def conditions(self, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> StepConditions:
+    def conditions(self, parameters_BP: Tensor, *, task: str, dt_B: Tensor) -> Conditions:
         """What the steps by the physical times `dt_B`, shape (B,), take besides the state."""
         condition = Condition(self.spec.task_number(task), parameters_BP)
-        return self.operator.conditions(condition, dt_B, self.geometry.of(task))
+        conditions: Conditions = self.operator.conditions(condition, dt_B, self.geometry.of(task))
+        return conditions
 
-    def advance(self, state_BLD: Tensor, conditions: StepConditions, *, task: str) -> Tensor:
+    def advance(self, state_BLD: Tensor, conditions: Conditions, *, task: str) -> Tensor:
         """Advance normalised states by one step; same shape, a new tensor."""
         advanced_BLD = self.operator.advance(state_BLD, conditions, self.geometry.of(task))
         return self.own_channels(advanced_BLD, task=task)
@@ -211,15 +233,25 @@ def save_simulator(
     save_model(path, simulator, kind=OPERATOR, spec=spec, training=training, autoencoder=inner)
 
 
-def load_simulator(path: str | os.PathLike[str], *, device: str = "cpu") -> Simulator:
+def load_simulator(
+    path: str | os.PathLike[str], *, device: str = "cpu", allow_code: str | Iterable[str] = ()
+) -> Simulator:
     """Read a simulator, in evaluation mode; the one file is enough.
 
+    Args:
+        allow_code: As of `ups.load`.
+
     Raises:
-        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
+        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together;
+            kind "foreign_code".
     """
     tensors, document = load_checkpoint(path, kind=OPERATOR, device=device)
     spec = parse_simulator_spec(document, path)
     inner = spec_of_autoencoder(document, path)
     return filled(
-        lambda: Simulator(spec, Autoencoder(inner) if inner else None), tensors, path=path, device=device
+        lambda: Simulator(spec, Autoencoder(inner) if inner else None, allow_code=allow_code),
+        tensors,
+        path=path,
+        device=device,
+        is_trusted="name" in spec.operator,
     )

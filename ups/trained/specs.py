@@ -218,7 +218,8 @@ class SimulatorSpec(Parsed):
         state_dim: D, channels of a token of the state.
         patch_size: Points of a patch along each axis, where states are patches of fields.
         stride: Stored time steps from one step of the operator to the next in training.
-        operator: Fields of `ups.models.operator_size.OperatorSize`.
+        operator: Fields of `ups.models.operator_size.OperatorSize`; or {"name": ..., "config": {...}} of an
+            operator that `ups.models.operators` knows by name.
         autoencoder_sha256: Of the autoencoder's weights, as `ups.trained.checkpoint.hash_tensors` gives it;
             None where states are patches of fields, or latents that nothing says it made.
         is_encoder_known: Whether states can be encoded and decoded: False for an operator that was trained on
@@ -262,7 +263,7 @@ def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[st
             whose operators had other layers.
     """
     try:
-        if "mixers" not in document["spec"]["operator"]:
+        if not document["spec"]["operator"].keys() & {"mixers", "name"}:
             raise CheckpointError(
                 "an operator of an earlier version of ups, whose layers were others",
                 kind="old_operator",
@@ -278,7 +279,10 @@ def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[st
 
 def _check_simulator(spec: SimulatorSpec) -> None:
     """Refuse what goes into no operator together, with a ValueError."""
-    OperatorSize.from_json(spec.operator)
+    if "name" not in spec.operator:
+        OperatorSize.from_json(spec.operator)
+    elif not (isinstance(spec.operator["name"], str) and isinstance(spec.operator.get("config"), dict)):
+        raise ValueError("operator: no name and config")
     if not spec.tasks or (spec.states == "fields") != (spec.patch_size is not None):
         raise ValueError(f"states: {spec.states} of {len(spec.tasks)} tasks, patch_size {spec.patch_size}")
     for name, task in spec.tasks.items():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
+from ups.models.operators import NamedOperator
 from ups.models.token_geometry import TokenGeometry
 from ups.models.u_shape import TokenUNet
 from ups.nn.interpolation import resampled
@@ -30,7 +31,7 @@ class Geometries(nn.ModuleDict):
         spec: Of the tasks.
     """
 
-    def __init__(self, network: TokenUNet, spec: SimulatorSpec) -> None:
+    def __init__(self, network: TokenUNet | NamedOperator, spec: SimulatorSpec) -> None:
         super().__init__(
             {
                 name: network.geometry(task.tokens, task.boundary, steady=task.steady)
@@ -44,7 +45,7 @@ class Geometries(nn.ModuleDict):
         assert isinstance(geometry, TokenGeometry)
         return geometry
 
-    def need_all_weights(self, network: TokenUNet) -> bool:
+    def need_all_weights(self, network: TokenUNet | NamedOperator) -> bool:
         """Whether a step needs every weight of the network: there is one task, on a grid that does."""
         return len(self) == 1 and all(network.uses_all_weights(self.of(task)) for task in self)
 

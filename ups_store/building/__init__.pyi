@@ -25,6 +25,6 @@ from ups_store.building.progress import Watcher as Watcher
 from ups_store.building.ranks import BuildRank as BuildRank
 from ups_store.building.read import UnreadSamplesError as UnreadSamplesError
 from ups_store.building.readers import Readers as Readers
-from ups_store.building.shared import SharedStores as SharedStores
 from ups_store.building.staging import stage_sources as stage_sources
+from ups_store.building.stores import SharedStores as SharedStores
 from ups_store.building.stores import build_all as build_all

@@ -28,7 +28,7 @@ from ups_store.building.decide import (
     is_finished,
 )
 from ups_store.building.fill import Filling
-from ups_store.building.plan import DigestCache, Digests, StorePlan, payload_nbytes, plan_store
+from ups_store.building.plan import DigestCache, Digests, StorePlan, plan_store, sample_nbytes_of
 from ups_store.building.progress import QuietWatcher, Stopwatch, Watcher
 from ups_store.building.ranks import ALONE, BuildRank
 from ups_store.building.read import read_batches
@@ -146,7 +146,7 @@ class Build(PlannedStore):
             check_installed("numcodecs", *(["pcodec"] if codec == "pcodec" else []), extra="pack")
             from ups_store.packed.codecs import MAX_CHUNK_BYTES
 
-            largest = max(payload_nbytes({name: spec}) for name, spec in self.plan.arrays.items())
+            largest = max(sample_nbytes_of({name: spec}) for name, spec in self.plan.arrays.items())
             if largest > MAX_CHUNK_BYTES:
                 limits: dict[str, Any] = {"expected": f"samples of at most {MAX_CHUNK_BYTES:,} bytes"}
                 limits["found"] = f"{largest:,}"
@@ -162,8 +162,8 @@ class Build(PlannedStore):
         if decision.error is not None:
             raise decision.error
         if decision.differences:
-            shown = describe_differences(decision.differences)
-            self._watcher.note(f"{self.path} was {decision.reason}, rebuilding (found -> wanted):\n{shown}")
+            text = describe_differences(decision.differences)
+            self._watcher.note(f"{self.path} was {decision.reason}, rebuilding (found -> wanted):\n{text}")
         if decision.store is not None:
             if decision.action == "reuse" and decision.store.codec != self.plan.codec:
                 self._watcher.note(f"{decision.store.path}: {decision.reason}")
@@ -453,8 +453,8 @@ def wait_for_store(path: Path, config_hash: str, *, is_packed: bool | None = Non
 
 def _is_being_built(path: Path) -> bool:
     """Return whether a process builds, packs or unpacks the store."""
-    place = real_place(path)
-    others = place.parent.glob(f"{glob.escape(place.name)}*{BUILDING_SUFFIX}*")
+    file = real_place(path)
+    others = file.parent.glob(f"{glob.escape(file.name)}*{BUILDING_SUFFIX}*")
     return any(locks.is_held(other, BUILDER_LOCK) for other in others)
 
 
@@ -469,10 +469,10 @@ def _no_builder(path: Path) -> StoreError:
 
 def _set_aside(path: Path, problem: str, note: Callable[[str], None]) -> None:
     """Give a damaged file the name NAME.damaged, or that with a number."""
-    place = real_place(path)
-    names = (place.with_name(f"{place.name}.damaged{n}") for n in itertools.chain([""], itertools.count(2)))
+    file = real_place(path)
+    names = (file.with_name(f"{file.name}.damaged{n}") for n in itertools.chain([""], itertools.count(2)))
     aside = next(name for name in names if not files.exists(name))
-    files.rename(place, aside)
+    files.rename(file, aside)
     note(f"{path} is damaged ({problem}): set aside as {aside.name}, and made again")
 
 
@@ -482,13 +482,13 @@ def remove_dead(path: Path, *, codec: str) -> None:
     Also what is complete but for its name: whatever it was made from is still there. What goes on where it
     was stays: a building file, and one that is being unpacked if that is wanted.
     """
-    place = real_place(path)
-    name = glob.escape(place.name)
+    file = real_place(path)
+    name = glob.escape(file.name)
     temporary = f"{BUILDING_SUFFIX}.{'[0-9a-f]' * 16}"  # nothing else is ours
     patterns = [f"{name}{temporary}", f"{name}{UNPACKING_SUFFIX}{temporary}"]
     if codec != "none":
         patterns += [f"{name}{UNPACKING_SUFFIX}", f"{name}{UNPACKING_SUFFIX}{BUILDING_SUFFIX}"]
-    for left in itertools.chain.from_iterable(map(place.parent.glob, patterns)):
-        with contextlib.suppress(StoreNotFoundError, OSError), files.opened(left, writable=True) as fd:
-            if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, left):
-                files.remove(left)
+    for dead in itertools.chain.from_iterable(map(file.parent.glob, patterns)):
+        with contextlib.suppress(StoreNotFoundError, OSError), files.opened(dead, writable=True) as fd:
+            if locks.try_lock(fd, BUILDER_LOCK) and files.is_file_at(fd, dead):
+                files.remove(dead)

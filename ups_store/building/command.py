@@ -160,14 +160,14 @@ def build(
     elif manifest:
         prepare_manifest(manifest)
 
-    given: dict[str, Any] = {"overwrite": overwrite, "rehash": rehash, "skip_missing": skip_missing}
+    options: dict[str, Any] = {"overwrite": overwrite, "rehash": rehash, "skip_missing": skip_missing}
     with watching(settings, log_json=log_json) as watcher:
         if stage_only:
             staged = list(map(str, stage_sources(settings, watcher=watcher)))
             print_json(staged) if as_json else print_lines(*staged)
             return
         if dry_run:
-            explained = stores.explain_all(settings, watcher=watcher, **given)
+            explained = stores.explain_all(settings, watcher=watcher, **options)
             if not rank.is_builder:  # the first of its machine's ranks speaks for the stores
                 pass
             elif as_json:
@@ -179,14 +179,14 @@ def build(
                 raise typer.Exit(1)
             return
         hand_on = run.begin(config, overrides or []) if run.begin and rank.is_builder else None
-        given |= {"watcher": watcher, "clock": run.clock}
+        options |= {"watcher": watcher, "clock": run.clock}
         if engine == "dask":
             from ups_store.building.dask_engine import build_partitions, connected
 
             with connected(dask_scheduler) as cluster:
-                report = build_partitions(settings, cluster, log_json=log_json, **given)
+                report = build_partitions(settings, cluster, log_json=log_json, **options)
         else:
-            report = stores.build_all(settings, **given)
+            report = stores.build_all(settings, **options)
 
     if is_verbose():
         log(f"sources were read {describe_readers(report.readers.num_workers)} ({report.readers.why})")
@@ -235,9 +235,9 @@ def _option_of(name: str, key: str) -> inspect.Parameter:
         default = ",".join(map(str, default))
     elif key.endswith("_s"):
         default = f"{default:g} s"
-    shown = field.description if default is None else f"{field.description} [default: {default}]"
+    text = field.description if default is None else f"{field.description} [default: {default}]"
     completion = completing(lambda: ("train", "val", "test")) if name == "split" else None
-    option = typer.Option(*words, help=shown, autocompletion=completion)
+    option = typer.Option(*words, help=text, autocompletion=completion)
     kind: Any = Annotated[first | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 

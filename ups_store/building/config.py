@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, cast, get_args
@@ -17,7 +17,7 @@ from ups_store.remote.shared import check_location
 from ups_store.sources.declaration import DeclaredSection, LocalPath, TaskDeclaration, local_path
 from ups_store.sources.source_files import SPLITS, SplitFractions, canonical_split
 from ups_store.sources.tasks import TASKS, WELL_TASKS, Task, get_task
-from ups_store.system.urls import instead_of_rclone, is_remote
+from ups_store.system.paths import instead_of_rclone, is_remote
 
 with needs("hdf5"):
     from pydantic import (
@@ -54,7 +54,7 @@ _EXPECTED = {
 
 
 def long_dtype(value: object) -> object:
-    """The name that NumPy has for a dtype, of a short one such as "bf16"; any other value as it is."""
+    """Return NumPy's name of a dtype, for a short one such as "bf16"; any other value as it is."""
     return _SHORT_DTYPES.get(value, value) if isinstance(value, str) else value
 
 
@@ -68,7 +68,7 @@ Codec = Literal["none", "blosc", "pcodec"]
 
 
 def _root(value: object) -> object:
-    """A folder as a path, a remote one as the text that it is."""
+    """Take a folder as a path, a remote one as the text that it is."""
     if not isinstance(value, str | Path):
         raise ConfigError("", expected=f"a path, or {EXPECTED}", found=repr(value))
     if isinstance(value, str) and is_remote(value):
@@ -85,7 +85,7 @@ def _root(value: object) -> object:
 
 
 def _shared(value: object) -> str | None:
-    """The place of a shared cache: a URL as the text that it is, a folder as an absolute path."""
+    """Take a shared cache's URL as the text that it is, its folder as an absolute path."""
     if value is None:
         return None
     if not isinstance(value, str | Path):
@@ -97,7 +97,7 @@ def _shared(value: object) -> str | None:
 
 
 def _places(value: Any, info: SerializationInfo) -> Any:
-    """Places as checkpoints, reports and trackers have them: without what is secret of a URL."""
+    """Show places as checkpoints, reports and trackers have them: without what is secret of a URL."""
     show = str if (info.context or {}).get("secrets") else without_secrets
     if isinstance(value, tuple):
         return [show(name) for name in value]
@@ -164,12 +164,12 @@ class DataConfig(DeclaredSection):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the root, or a name of a file, is a URL."""
+        """Tell whether the root, or a name of a file, is a URL."""
         return isinstance(self.root, str) or any(map(is_remote, self.files or ()))
 
     @property
     def fractions(self) -> SplitFractions:
-        """`split_fractions` by name."""
+        """Return `split_fractions` by name."""
         return SplitFractions(*self.split_fractions)
 
 
@@ -287,7 +287,7 @@ class BuildConfig(DeclaredSection):
 
     @property
     def is_fetched(self) -> bool:
-        """Whether a source has a URL."""
+        """Tell whether a source has a URL."""
         return self.data.is_remote or any(map(is_remote, self.source_names))
 
     @property
@@ -297,7 +297,7 @@ class BuildConfig(DeclaredSection):
         return (*(self.data.files or ()), *declared)
 
     def get_task(self, name: str) -> Task:
-        """The task of a name in `data.tasks`, one that this configuration declares or one that is known."""
+        """Return the task of a name in `data.tasks`, which this configuration declares, or which is known."""
         if name not in self.tasks:
             return get_task(name)
         declared = self.tasks[name]
@@ -331,39 +331,30 @@ def load_config(
     Raises:
         ConfigError: Names the key, what was found, what is expected, and the nearest known key.
     """
-    given = {key: value for key, value in (flags or {}).items() if value is not None}
-    said = {*given, *(override.partition("=")[0] for override in overrides)}
-    values = read_config(path, flags=given, overrides=overrides)
-    data, own = values.get("data"), BuildConfig.model_fields.keys() - {"latent"}
-    is_own = isinstance(data, dict) and data.keys() <= DataConfig.model_fields.keys()
-    if not (is_own and values.keys() <= own):  # else other packages needn't be asked
-        values = _of_run(values, said, note)
+    flags = {key: value for key, value in (flags or {}).items() if value is not None}
+    outside = {*flags, *(override.partition("=")[0] for override in overrides)}
+    values = read_config(path, flags=flags, overrides=overrides)
+    data, sections = values.get("data"), BuildConfig.model_fields.keys() - {"latent"}
+    is_of_build = isinstance(data, dict) and data.keys() <= DataConfig.model_fields.keys()
+    if not (is_of_build and values.keys() <= sections):  # else other packages needn't be asked
+        whole, latent = values, values.get("latent")
+        if isinstance(latent, dict) and latent.get("encoder") == FIELDS_ENCODER:
+            values = {key: value for key, value in whole.items() if key != "latent"}
+        for others in load_other_keys():
+            for sentence in others.without_effect(values) if note is not None else ():
+                note(sentence)  # type: ignore[misc]
+            values = others.to_build(values)
+        # What is said of `cache` beside the file wins over that of latents there.
+        names = {key.split(".")[1] for key in outside if key.startswith("cache.")}
+        names -= {name for name in names if f"training.latent_cache_{name}" in outside}
+        if names:
+            values["cache"] |= {name: whole["cache"][name] for name in names}
     declared = values.get("tasks")
-    names = tuple(map(str, declared)) if isinstance(declared, dict) else ()
+    tasks = tuple(map(str, declared)) if isinstance(declared, dict) else ()
     try:
-        return BuildConfig.model_validate(values, context={"tasks": names})
+        return BuildConfig.model_validate(values, context={"tasks": tasks})
     except ValidationError as error:
-        raise config_error(error, model=BuildConfig, path=path, outside=said) from error
-
-
-def _of_run(whole: dict[str, Any], said: Set[str], note: Callable[[str], None] | None) -> dict[str, Any]:
-    """Return what a run's configuration says to a build.
-
-    What is said of `cache` beside the file wins over that of latents there.
-    """
-    values, latent = whole, whole.get("latent")
-    if isinstance(latent, dict) and latent.get("encoder") == FIELDS_ENCODER:
-        values = {key: value for key, value in whole.items() if key != "latent"}
-    for others in load_other_keys():
-        if note is not None:
-            for sentence in others.without_effect(values):
-                note(sentence)
-        values = others.to_build(values)
-    names = {key.split(".")[1] for key in said if key.startswith("cache.")}
-    names -= {name for name in names if f"training.latent_cache_{name}" in said}
-    if names:
-        values["cache"] |= {name: whole["cache"][name] for name in names}
-    return values
+        raise config_error(error, model=BuildConfig, path=path, outside=outside) from error
 
 
 # --- what is wrong with one ---------------------------------------------------------------------------
@@ -403,21 +394,25 @@ def config_errors(
         one = alternatives[0]
         is_outside = any(key == name or name.startswith(f"{key}.") for name in outside)
         is_outside |= ".".join(key.split(".")[:2]) in outside
-        place = None if is_outside else path
+        source = None if is_outside else path
         if one["type"] == "extra_forbidden":
-            hint = _hint(key, known, _keys_beside(model, one["loc"]), see)
-            errors[key] = ConfigError("unknown key", kind=_UNKNOWN, path=place, found=repr(key), hint=hint)
+            hint = _hint(key, one["loc"], model, known, see)
+            errors[key] = ConfigError("unknown key", kind=_UNKNOWN, path=source, found=repr(key), hint=hint)
         elif one["type"] == "missing" and isinstance(one["input"], dict):
             say = f"say {key}=..., or name a --config that has it" if key in known else None
             errors[key] = ConfigError("missing key", kind=_MISSING, path=path, expected=key, hint=say)
         elif one["type"] == "value_error":  # of a validator, which may not know where it is
             inner = one["ctx"]["error"]
             facts = {name: getattr(inner, name, None) for name in ("kind", "expected", "found", "hint")}
-            errors[key] = ConfigError(getattr(inner, "problem", str(inner)) or key, path=place, **facts)
+            errors[key] = ConfigError(getattr(inner, "problem", str(inner)) or key, path=source, **facts)
         else:
-            words = dict.fromkeys(map(_expected_by, alternatives))
+            words: dict[str, None] = {}  # what pydantic expected, in the terms of a YAML file
+            for other in alternatives:
+                template = _EXPECTED.get(other["type"])
+                text = other["msg"].removeprefix("Input should be ")
+                words[template.format(**other.get("ctx", {})) if template else text] = None
             expected = (", or " if any(" or " in word for word in words) else " or ").join(words)
-            errors[key] = ConfigError(key, path=place, expected=expected, found=repr(one["input"]))
+            errors[key] = ConfigError(key, path=source, expected=expected, found=repr(one["input"]))
     # A misspelled key explains why another one is missing, a wrong part why the whole is wrong.
     meant = {problem.hint for problem in errors.values() if problem.kind == _UNKNOWN}
     return [
@@ -426,14 +421,6 @@ def config_errors(
         if not (problem.kind == _MISSING and f"did you mean {key}?" in meant)
         and not any(other.startswith(f"{key}.") for other in errors)
     ]
-
-
-def _expected_by(problem: ErrorDetails) -> str:
-    """Say what pydantic expected, in the terms of a YAML file."""
-    template = _EXPECTED.get(problem["type"])
-    if template is None:
-        return problem["msg"].removeprefix("Input should be ")
-    return template.format(**problem.get("ctx", {}))
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -461,22 +448,20 @@ def _model_within(annotation: Any) -> type[BaseModel] | None:
     return next((model for model in models if model is not None), None)
 
 
-def _keys_beside(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """Return the keys that a task's declaration may have where it has an unknown one."""
-    for part in location[:-1]:
-        if part in model.model_fields:  # other parts are names and numbers of a collection's items
-            model = _model_within(model.model_fields[str(part)].annotation) or model
-    parent = ".".join(map(str, location[:-1]))
-    return [f"{parent}.{name}" for name in model.model_fields] if parent.startswith("tasks.") else []
-
-
-def _hint(key: str, known: Sequence[str], beside: Sequence[str], see: str | None) -> str:
+def _hint(
+    key: str, location: Sequence[int | str], model: type[BaseModel], known: Sequence[str], see: str | None
+) -> str:
     """Say what to do about an unknown key."""
     if key in known:  # {"data.root": ...} instead of {"data": {"root": ...}}
         return "in YAML, indent what follows a dot below what precedes it"
     section, _, name = key.rpartition(".")
-    if beside:
-        near = near_word(name, (each.rpartition(".")[2] for each in beside))
+    parent, beside = ".".join(map(str, location[:-1])), []
+    if parent.startswith("tasks."):  # the keys that a task's declaration may have there
+        for part in location[:-1]:
+            if part in model.model_fields:  # other parts are names and numbers of a collection's items
+                model = _model_within(model.model_fields[str(part)].annotation) or model
+        beside = [f"{parent}.{field}" for field in model.model_fields]
+        near = near_word(name, (other.rpartition(".")[2] for other in beside))
         near = near and f"{section}.{near}"
     else:
         near = _near(key, known)

@@ -19,7 +19,7 @@ from ups_store.errors import ConfigError, needs
 from ups_store.launch import ALLOWED_VARIABLES
 from ups_store.old_names import with_present_names
 from ups_store.system.files import opened_text
-from ups_store.system.urls import check_local, is_remote
+from ups_store.system.paths import check_local, is_remote
 
 with needs("hdf5"):
     import yaml
@@ -97,20 +97,20 @@ def read_config(
             file = _read_file(source, adjust_included, including=(), read=[])
         else:
             file = _with_present_names(source or {}, path)
-        said = _read_overrides(overrides)
-        _merge(file, said, path, is_override=True)  # what doesn't go together is an error, also to `adjust`
+        newer = _read_overrides(overrides)
+        _merge(file, newer, path, is_override=True)  # what doesn't go together is an error, also to `adjust`
         if adjust is not None:
-            file = adjust(file, said)
+            file = adjust(file, newer)
         flagged: dict[str, Any] = {}
         for key, value in (flags or {}).items():
             flagged = _merge(flagged, _nest(key.split("."), _as_written(value)), path)
-        references = _References(_merge(_merge(file, flagged, path), said, path), path)
+        references = _References(_merge(_merge(file, flagged, path), newer, path), path)
         values = references.resolved()
     except RecursionError as error:
         raise ConfigError("keys within too many others", kind="too_deep", path=path) from error
     _check_environment(references.variables, values, path)
-    name = _encoder_of(values)
-    if isinstance(name, str) and ":" in name and name not in map(_encoder_of, (flagged, said)):
+    name = _encoder_name(values)
+    if isinstance(name, str) and ":" in name and name not in map(_encoder_name, (flagged, newer)):
         raise ConfigError(
             "latent.encoder names code to import, which the command line has to allow",
             kind="encoder_not_allowed",
@@ -124,7 +124,7 @@ def read_config(
     return values
 
 
-def _encoder_of(values: Mapping[str, Any]) -> Any:
+def _encoder_name(values: Mapping[str, Any]) -> Any:
     latent = values.get("latent")
     return latent.get("encoder") if isinstance(latent, dict) else None
 
@@ -178,18 +178,16 @@ def _read_file(
     hint = f"check `include` in {including[-1].name}" if including else None
     if including and not path.is_file() and path.exists():  # reading a FIFO may never end
         raise ConfigError("it is no file", path=path, kind="not_a_file", hint=hint)
-    own = _load(path, hint=hint)
+    content = _load_yaml(path, hint=hint)
     if including:
-        _check_allowed(_variables_in(own), "an included file refers to it", path)
-    included = own.pop("include", None) or []
-    newer = [
-        _read_file(
-            find_config(Path(str(each)), folder=path.parent), adjust, including=(*including, real), read=read
-        )
-        for each in (included if isinstance(included, list) else [included])
-    ]
+        _check_allowed(_variables_in(content), "an included file refers to it", path)
+    included = content.pop("include", None) or []
+    newer = []
+    for other in included if isinstance(included, list) else [included]:
+        file = find_config(Path(str(other)), folder=path.parent)
+        newer.append(_read_file(file, adjust, including=(*including, real), read=read))
     values: dict[Any, Any] = {}
-    for new in (*newer, _with_present_names(own, path)):
+    for new in (*newer, _with_present_names(content, path)):
         if adjust is not None:
             adjust(values, new)
         values = _merge(values, new, path)
@@ -203,7 +201,7 @@ def _with_present_names(values: Mapping[Any, Any], path: Path | None) -> dict[An
         raise ConfigError(str(error), path=path) from error
 
 
-def _load(path: Path, *, hint: str | None) -> dict[Any, Any]:
+def _load_yaml(path: Path, *, hint: str | None) -> dict[Any, Any]:
     if hint is None:
         near = None if path.exists() else near_config(path)
         hint = (
@@ -235,15 +233,7 @@ def _load(path: Path, *, hint: str | None) -> dict[Any, Any]:
 
 
 def _parse(text: str, *, subject: str, path: Path | None = None) -> Any:
-    _check_size(text, subject=subject, path=path)
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except ValueError as error:  # such as a date with a tag
-        raise yaml.YAMLError(str(error)) from error
-
-
-def _check_size(text: str, *, subject: str, path: Path | None) -> None:
-    """Refuse YAML that is too deep or grows too large by its aliases, without recursion or making it."""
+    """Parse YAML; refused before, without recursion, is what is too deep or grows too large by aliases."""
 
     def refuse(kind: str, expected: str, found: object = "more", hint: str | None = None) -> ConfigError:
         return ConfigError(subject, kind=kind, path=path, expected=expected, found=found, hint=hint)
@@ -274,12 +264,16 @@ def _check_size(text: str, *, subject: str, path: Path | None) -> None:
                 expected = f"at most {MAX_DEPTH} lists and mappings within each other"
                 raise refuse("too_deep", expected, hint="close brackets that were left open")
     except (yaml.parser.ParserError, yaml.scanner.ScannerError, yaml.reader.ReaderError):
-        return  # loading it says what is wrong
+        pass  # loading it says what is wrong
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except ValueError as error:  # such as a date with a tag
+        raise yaml.YAMLError(str(error)) from error
 
 
 def _read_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
     """Read the values of overrides, with references as they are written; later ones win."""
-    said: dict[Any, Any] = {}
+    values: dict[Any, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -292,10 +286,10 @@ def _read_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
         try:
             value = _parse(text, subject=f"override {key}")
         except yaml.YAMLError as error:
-            found, hint = repr(override), "check brackets and quotes"
-            raise ConfigError("overrides", expected="YAML values", found=found, hint=hint) from error
-        said = _merge(said, _nest(names, value), None)
-    return _with_present_names(said, None)
+            facts: dict[str, Any] = {"expected": "YAML values", "found": repr(override)}
+            raise ConfigError("overrides", hint="check brackets and quotes", **facts) from error
+        values = _merge(values, _nest(names, value), None)
+    return _with_present_names(values, None)
 
 
 def _nest(names: Sequence[str], value: Any) -> Any:
@@ -319,19 +313,18 @@ def _merge(old: Any, new: Any, path: Path | None, key: str = "", *, is_override:
         if not is_override:
             hint = "say the same kind here and in the files that it includes"
             raise ConfigError(f"{key}: a list and keys don't merge", path=path, hint=hint)
-        names = ("keys and values", "a list")
-        expected, found = names if isinstance(old, dict) else reversed(names)
+        kinds = ["keys and values", "a list"] if isinstance(old, dict) else ["a list", "keys and values"]
         replacing = f"say {key}=[...], which replaces the list as a whole"
         hint = f"say {key}.<name>=..." if isinstance(old, dict) else replacing
-        raise ConfigError(key, expected=expected, found=found, hint=hint)
+        raise ConfigError(key, expected=kinds[0], found=kinds[1], hint=hint)
     return new
 
 
 def find_config(name: Path, *, folder: Path = Path()) -> Path:
     """Return the file of a name, else the shipped configuration, else the file that is missing."""
     check_local(name)
-    own = folder / name
-    return own if own.is_file() else shipped_configs().get(_shipped_name(name), own)
+    path = folder / name
+    return path if path.is_file() else shipped_configs().get(_shipped_name(name), path)
 
 
 def near_config(path: Path) -> str | None:
@@ -372,7 +365,7 @@ class _Literal(str):
 
 def _as_written(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_as_written(each) for each in value]
+        return [_as_written(item) for item in value]
     return _Literal(value) if isinstance(value, str) else value
 
 
@@ -440,7 +433,7 @@ class _References:
         target: Key = ()
         for part in name.split("."):
             names = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
-            same = next((each for each in names if str(each) == part), None)
+            same = next((known for known in names if str(known) == part), None)
             if same is None:
                 raise self._error(key, f"${{{name}}} leads nowhere")
             node, target = node[same], (*target, same)
@@ -473,7 +466,7 @@ def _check_environment(variables: Mapping[Key, set[str]], values: Any, path: Pat
     command line allows it.
     """
     others = load_other_keys() if variables else ()
-    allowed = (*PLACES, *(place for other in others for place in other.PLACES))
+    allowed = (*PLACES, *(key_prefix for other in others for key_prefix in other.PLACES))
     sent = tuple(key for other in others for key in other.SENT)
     for key, names in variables.items():
         if not (dotted := _dotted(key)).startswith(allowed):

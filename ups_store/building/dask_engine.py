@@ -23,7 +23,7 @@ from ups_store.building.ranks import ALONE, BuildRank
 from ups_store.building.readers import Readers
 from ups_store.building.staging import Sources
 from ups_store.building.stores import build_all, build_store, open_builds, remove_replaced
-from ups_store.building.watch import EventLog
+from ups_store.building.watch import BuildWatcher, EventLog
 from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
 from ups_store.launch import run_id
 from ups_store.sources.contents import changed
@@ -53,8 +53,8 @@ def connected(address: str | None) -> Iterator[Client]:
     try:
         client = Client(**where, set_as_default=False)
     except (OSError, ValueError) as error:
-        problem, found = "no Dask scheduler answers", str(error)
-        raise ConfigError(problem, kind="no_cluster", path=address, found=found, hint=hint) from error
+        facts: dict[str, Any] = {"path": address, "found": str(error), "hint": hint}
+        raise ConfigError("no Dask scheduler answers", kind="no_cluster", **facts) from error
     with client:
         yield client
 
@@ -96,8 +96,8 @@ def build_partitions(
         sources.stage_all()
     with Readers(config.reading, note=watcher.note) as readers:
         digests = DigestCache(config.cache.dir, rehash=rehash, readers=readers)
-        given: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources, "rank": ALONE}
-        for build in open_builds(config, skipped, watcher, skip_missing=skip_missing, **given):
+        options: dict[str, Any] = {"readers": readers, "digests": digests, "sources": sources, "rank": ALONE}
+        for build in open_builds(config, skipped, watcher, skip_missing=skip_missing, **options):
             if build.find(overwrite=overwrite):
                 results.append(build_store(build, readers=readers, watcher=watcher))
                 continue
@@ -199,7 +199,8 @@ def make_partition(task: PartitionTask, folder: str | Path | None = None) -> Bui
         watcher: Watcher = QuietWatcher()
         if task.log_json:
             origin = {"run": task.run, "rank": rank.machine}
-            watcher = stack.enter_context(EventLog(task.log_json, origin=origin))
+            log = stack.enter_context(EventLog(task.log_json, origin=origin))
+            watcher = stack.enter_context(BuildWatcher(log=log))
         options: dict[str, Any] = {"digests": digests, "overwrite": task.overwrite}
         options |= {"watcher": watcher, "rank": rank}
         files.make_folder(cache.dir, hint="check cache.dir")
@@ -210,8 +211,8 @@ def make_partition(task: PartitionTask, folder: str | Path | None = None) -> Bui
                 return build_all(config, **options).stores[0]
             except BuildLockedError as error:
                 watcher.note(f"{path}: {error.found} still builds it, so it is built elsewhere")
-        own = stack.enter_context(tempfile.TemporaryDirectory(prefix="ups-store-", dir=folder))
-        update: dict[str, Any] = {"cache": cache.model_copy(update={"dir": Path(own)})}
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="ups-store-", dir=folder))
+        update: dict[str, Any] = {"cache": cache.model_copy(update={"dir": Path(temporary)})}
         update["data"] = config.data.model_copy(update={"stage_dir": config.stage_dir})  # copies stay there
         (result,) = build_all(config.model_copy(update=update), **options).stores
         with files.opened(result.path) as made, new_file(path, force=True, needed_bytes=result.nbytes) as fd:

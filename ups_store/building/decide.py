@@ -68,11 +68,7 @@ class PlannedStore:
         self._is_part = False
 
     def identify(self) -> Mapping[str, Any]:
-        """Return what `ups_store.create` takes as identity; the first call digests the sources.
-
-        Raises:
-            SourceError: If one can't be read, or changes meanwhile.
-        """
+        """Return what `ups_store.create` takes as identity; the first call digests the sources."""
         if self._content is None:
             self._watcher.stage(f"{self.title}: sources", self.plan.source_nbytes, unit="bytes")
             self._content = self.plan.identity(self._digests, self._watcher.advance)
@@ -156,13 +152,13 @@ def decide_published(build: PlannedStore) -> Decision:
     except ReadError:
         raise
     except ConfigError as error:
-        return _refused(error)
+        return _refusal(error)
     except StoreError as error:
         if not is_damaged(plan.path, error):
             error.hint = "move it away, or replace it: `ups-store build --overwrite`"
-            return _refused(error, f"no store ({error.problem}), --overwrite replaces it")
+            return _refusal(error, f"no store ({error.problem}), --overwrite replaces it")
         decision = Decision("rebuild", f"damaged ({error.problem}), it is set aside")
-    if (partitions := find_partitions(build)) is not None:
+    if (partitions := open_partitions(build)) is not None:
         return _valid(plan, partitions)
     try:
         holds: Literal["fields", "latents"] = "latents" if plan.encoder else "fields"
@@ -177,7 +173,7 @@ def decide_published(build: PlannedStore) -> Decision:
         hint = "make it writable with chmod u+w, or say --overwrite"
         check_not_read_only(real_place(plan.path), hint=hint)
     except StoreError as error:
-        return _refused(error)
+        return _refusal(error)
     return decision
 
 
@@ -211,14 +207,14 @@ def _valid(plan: StorePlan, store: AnyStore) -> Decision:
     if store.codec == plan.codec:
         return Decision("reuse", "valid, made from the same sources and configuration", store=store)
     codecs = (store.codec, plan.codec)
-    there, wanted = ("mapped" if codec == "none" else f"packed by {codec}" for codec in codecs)
+    current, configured = ("mapped" if codec == "none" else f"packed by {codec}" for codec in codecs)
     if "none" not in codecs:
-        advice = f"`ups-store unpack` and then a build make it {wanted}"
-        return Decision("reuse", f"valid, {there} and not {wanted}: {advice}", store=store)
-    return Decision("repack", f"valid, but {there} instead of {wanted}: no source is read", store=store)
+        advice = f"`ups-store unpack` and then a build make it {configured}"
+        return Decision("reuse", f"valid, {current} and not {configured}: {advice}", store=store)
+    return Decision("repack", f"valid, but {current} instead of {configured}: no source is read", store=store)
 
 
-def _refused(error: StoreError, reason: str = "") -> Decision:
+def _refusal(error: StoreError, reason: str = "") -> Decision:
     return Decision("refuse", reason or f"{error.problem}; {error.hint}", error=error)
 
 
@@ -308,7 +304,7 @@ def is_finished(path: Path, config_hash: str, *, is_packed: bool | None = None) 
         return False
 
 
-def find_partitions(build: PlannedStore) -> AnyStore | None:
+def open_partitions(build: PlannedStore) -> AnyStore | None:
     """Open all partitions of the store together, if they are there and of the identity that is wanted."""
     for count in [] if build.plan.partition else partition_counts(build.path):
         try:
@@ -411,19 +407,14 @@ def explain(build: PlannedStore, *, overwrite: bool = False) -> Explanation:
     action, reason = decision.action, decision.reason
     if decision.store is not None:
         decision.store.close()
-    if action not in ("reuse", "refuse") and (obstacle := _obstacle(plan.path)):
-        action, reason = "refuse", obstacle
+    if action not in ("reuse", "refuse"):  # can a file be made or replaced there?
+        try:
+            check_no_folder(plan.path)
+            folder = next(folder for folder in real_place(plan.path).parents if files.exists(folder))
+            if not folder.is_dir():
+                action, reason = "refuse", f"{folder} is no folder; {OTHER_FOLDER}"
+            elif not files.may_write_into(folder):
+                action, reason = "refuse", f"can't write into {folder}; {OTHER_FOLDER}"
+        except StoreError as error:
+            action, reason = "refuse", f"{error.problem}; {error.hint}"
     return Explanation(plan.task.name, plan.split, action, reason, plan.to_json(), decision.differences)
-
-
-def _obstacle(path: Path) -> str:
-    """Say why no file can be made or replaced there; empty if one can."""
-    try:
-        check_no_folder(path)
-        folders = real_place(path).parents
-    except StoreError as error:
-        return f"{error.problem}; {error.hint}"
-    there = next(folder for folder in folders if files.exists(folder))
-    if not there.is_dir():
-        return f"{there} is no folder; {OTHER_FOLDER}"
-    return "" if files.may_write_into(there) else f"can't write into {there}; {OTHER_FOLDER}"

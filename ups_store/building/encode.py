@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ups_store.errors import ConfigError, MissingExtraError, StoreError
 from ups_store.format.metadata import ArraySpec, dtype_of
-from ups_store.sources.values import CastLoss, ValueRange, cast_into, holding, largest
+from ups_store.sources.values import CastLoss, ValueRange, cast_values, holding, largest_finite
 
 ENTRY_POINTS = "ups_store.encoders"
 
@@ -72,10 +72,10 @@ class OverlappingEncoder(Encoder, Protocol):
     def begin(
         self, batch: Arrays, *, samples: npt.NDArray[np.int64]
     ) -> Callable[[], dict[str, npt.NDArray[Any]]]:
-        """As `encode`, but returns a function that waits for the arrays, as soon as `batch` isn't needed."""
+        """Begin to encode; returns a function that waits for the arrays, as soon as `batch` isn't needed."""
 
     def group_size(self, arrays: Mapping[str, ArraySpec]) -> int:
-        """How many samples, from a multiple of this number on, are encoded together."""
+        """Tell how many samples, from a multiple of this number on, are encoded together."""
 
 
 @runtime_checkable
@@ -93,15 +93,7 @@ class EncodeError(StoreError):
 
 
 def load_encoder(name: str, checkpoint: Path, **options: Any) -> Encoder:
-    """Make an encoder.
-
-    Args:
-        name: `module:callable`, or the name of an entry point.
-        checkpoint: File with its weights.
-        **options: Device, precision and so on; keyword arguments of the callable.
-    Raises:
-        ConfigError: If there is none of that name, or what it makes isn't an encoder.
-    """
+    """Make an encoder, by `module:callable` or the name of an entry point; options are the callable's."""
     points = metadata.entry_points(group=ENTRY_POINTS)
     module, colon, attribute = next((p.value for p in points if p.name == name), name).partition(":")
     hint = "check latent.encoder"
@@ -113,8 +105,8 @@ def load_encoder(name: str, checkpoint: Path, **options: Any) -> Encoder:
     except MissingExtraError:
         raise
     except (ImportError, AttributeError) as error:
-        found = f"{module}:{attribute} ({error})"
-        raise ConfigError("the encoder can't be imported", found=found, hint=hint) from error
+        reason = f"{module}:{attribute} ({error})"
+        raise ConfigError("the encoder can't be imported", found=reason, hint=hint) from error
     if not callable(factory):
         expected = "something to call with the checkpoint"
         raise ConfigError("encoder", expected=expected, found=f"{module}:{attribute}")
@@ -156,14 +148,14 @@ def begin_batch(
 ) -> Callable[[], Encoded]:
     """Begin to encode a batch; returns a function that waits for the rest and checks what comes."""
     # What passes through unchanged lies in the reader's memory.
-    given = {**arrays, **{name: np.array(arrays[name]) for name in specs if name in arrays}}
+    fields = {**arrays, **{name: np.array(arrays[name]) for name in specs if name in arrays}}
     # Samples of the sources with NaN or Inf, looked for now: once `begin` returns, their memory isn't ours.
     unsure = (name for name in arrays if name not in (ranges or {}) or not (ranges or {})[name].is_finite)
     spoilt = {name: mask for name in unsure if (mask := ~_are_finite(arrays[name])).any()}
     if isinstance(encoder, OverlappingEncoder):
-        wait = encoder.begin(given, samples=samples)
+        wait = encoder.begin(fields, samples=samples)
     else:
-        wait = partial(dict, encoder.encode(given, samples=samples))
+        wait = partial(dict, encoder.encode(fields, samples=samples))
 
     def finish() -> Encoded:
         encoded, losses = dict(wait()), dict[str, CastLoss]()
@@ -172,12 +164,12 @@ def begin_batch(
             is_array, dtype = isinstance(values, np.ndarray), dtype_of(spec.dtype)
             if name not in arrays and is_array and values.dtype == np.float32 and dtype.itemsize == 2:
                 wide, values = values, np.empty(values.shape, dtype)
-                losses[name] = cast_into(values, wide, channel_axes=int(values.ndim > 2))
+                losses[name] = cast_values(values, wide, channel_axes=int(values.ndim > 2))
                 encoded[name] = values
             expected = f"{dtype} {(len(samples), *spec.shape[1:])}"
-            shown = f"{values.dtype} {values.shape}" if is_array else type(values).__name__
-            if shown != expected:
-                raise ConfigError(f"the encoder's output {name!r}", expected=expected, found=shown)
+            geometry = f"{values.dtype} {values.shape}" if is_array else type(values).__name__
+            if geometry != expected:
+                raise ConfigError(f"the encoder's output {name!r}", expected=expected, found=geometry)
         made = {}
         for name in [name for name in specs if name not in arrays]:
             of_values, loss = ValueRange.of(encoded[name]), losses.get(name, CastLoss())
@@ -205,7 +197,7 @@ def _not_finite(
             f"the cast to {values.dtype} made {loss.num_inf} latent numbers infinite",
             array=name,
             sample=int(samples[bad[0]]),
-            expected=f"values within {largest(values.dtype):.6g}",
+            expected=f"values within {largest_finite(values.dtype):.6g}",
             found=f"{loss.low:.6g} to {loss.high:.6g}",
             hint=f"cache.dtype={dtype} holds them, of a run training.latent_cache_dtype",
         )

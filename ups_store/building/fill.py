@@ -1,16 +1,19 @@
 """Filling a store: missing samples are read, encoded where there is an encoder, and committed.
 
 Latents are committed in a thread of its own: the disk writes one batch while the next is read and encoded.
+`--batch-size auto` tries batch sizes: a few seconds with one, with twice that, and so on while it is faster.
+Every trial works on samples that are missing anyway, so nothing of it is lost; how samples are read decides
+no byte of a store.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,17 +23,32 @@ from ups_store.building.config import CacheConfig
 from ups_store.building.encode import Encoded, EncodeError, Encoder, OverlappingEncoder, begin_batch
 from ups_store.building.plan import StorePlan
 from ups_store.building.progress import Stopwatch, Watcher
-from ups_store.building.read import BuildDeadlines, batch_size_of, read_batches, split_batches, unread_error
-from ups_store.building.readers import Readers
+from ups_store.building.read import (
+    BATCH_BYTES,
+    BuildDeadlines,
+    batch_size_of,
+    read_batches,
+    split_batches,
+    unread_error,
+)
+from ups_store.building.readers import Readers, describe_readers
 from ups_store.check.statistics import Statistics
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
+from ups_store.sources.reader import MAX_SAMPLES
 from ups_store.sources.readers import ReadBatch, Skipped
 from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well
 DEPTH = 2  # batches that wait to be committed: enough to overlap, and what they hold in memory stays small
+
+TRIAL_S = 2.0  # of handing out batches; those that were handed out are finished
+MIN_BATCHES = 8  # of the default size, below which there is nothing to tune
+LONG = 5  # the rest has to take so many times as long as another trial
+BETTER = 1.05  # times as fast as what is simpler; less is chance
+_MAX_BATCH_BYTES = 4 * BATCH_BYTES  # each reader has two of them in memory
+
 _SHOWN = 3  # skips noted of a file and a kind of fault; the error at the end names samples too
 
 
@@ -199,3 +217,90 @@ class Filling:
                 commits.popleft().result()
         finally:  # after a failure the commit at work is finished, and those that wait are dropped
             thread.shutdown(cancel_futures=True)
+
+
+# --- how many samples at a time -------------------------------------------------------------------------
+
+
+@dataclass
+class Tuning:
+    """What was chosen, and why."""
+
+    num_workers: int  # reader processes
+    batch_size: int  # samples read, encoded and committed at a time
+    why: str = ""  # for people
+    trials: list[dict[str, Any]] = field(default_factory=list)  # batch size, committed samples, how fast
+
+    def sentence(self) -> str:
+        """Say what was chosen automatically, for people."""
+        return (
+            f"reading {self.batch_size} samples at a time {describe_readers(self.num_workers)}, chosen "
+            f"automatically ({self.why}; reading.batch_size and reading.num_workers set it)"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the store's `tuning` in the manifest."""
+        return asdict(self)
+
+
+def tune(
+    filling: Filling,
+    readers: Readers,
+    samples: Samples,
+    *,
+    clock: Stopwatch,
+    note: Callable[[str], None],
+    is_alone: bool = True,
+) -> Tuning:
+    """Commit some of the missing samples while trying batch sizes, and choose one for the others."""
+    plan, trials = filling.plan, list[dict[str, Any]]()
+    size = default = batch_size_of(plan)
+
+    def attempt(size: int, samples: Samples) -> float | None:
+        """Build for a while; return samples per second, None where memory may suffice for fewer."""
+        started, rate = time.perf_counter(), None
+        filling.progress.clear()
+        filling.batch_size = size
+        try:
+            filling.fill(filling.missing(samples), for_s=TRIAL_S)
+            rate = max(1e-9, rate_of(filling.progress, time.perf_counter() - started))
+        except Exception as error:
+            is_of_memory = isinstance(error, MemoryError) or getattr(error, "kind", "") == "no_memory"
+            if size <= plan.group_size or not (is_of_memory or "OutOfMemory" in type(error).__name__):
+                raise
+        clock.add("probe", time.perf_counter() - started)
+        num_samples, per_s = sum(num for _, num in filling.progress), rate and round(rate, 3)
+        trials.append({"batch_size": size, "num_samples": num_samples, "samples_per_s": per_s})
+        return rate
+
+    if not is_alone:
+        why = "other processes of this machine build too, so times say little"
+    elif len(samples) < MIN_BATCHES * default:
+        why = f"{len(samples)} samples are too few to try others on"
+    else:
+        most = min(MAX_SAMPLES, _MAX_BATCH_BYTES // max(1, plan.source_sample_nbytes))
+        while (rate := attempt(size, samples)) is None:  # out of memory
+            size = max(plan.group_size, size // 2)
+        rest_s = len(others := filling.missing(samples)) / rate
+        why = f"the rest takes some {rest_s:.0f} s, too little to try others"
+        if rest_s >= LONG * TRIAL_S:
+            while 2 * size <= most and len(others) >= 2 * MIN_BATCHES * size:
+                twice = attempt(2 * size, others)
+                if twice is None or twice <= BETTER * rate:
+                    break
+                size, rate, others = 2 * size, twice, filling.missing(samples)
+            why = f"{rate:,.0f} samples/s, the best of {len(trials)} tries"
+    filling.batch_size = size
+    tuning = Tuning(readers.pool.num_workers, size, why, trials)
+    note(tuning.sentence())
+    return tuning
+
+
+def rate_of(progress: Sequence[tuple[float, int]], seconds: float) -> float:
+    """Return samples per second of commits `(when, how many)`: from the first, before which readers started.
+
+    The last isn't counted: with an encoder each waits for the batch behind it, and the last for none.
+    """
+    if len(progress) < 3:
+        return sum(num for _, num in progress) / seconds
+    return sum(num for _, num in progress[1:-1]) / max(1e-9, progress[-2][0] - progress[0][0])

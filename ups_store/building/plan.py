@@ -74,12 +74,12 @@ class StorePlan:
 
     @property
     def num_samples(self) -> int:
-        """N; 0 for a split that would be empty."""
+        """Count the samples; 0 for a split that would be empty."""
         return len(self.selected)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the split, and not only this machine's partition of it, has no samples."""
+        """Tell whether the split, and not only this machine's partition of it, has no samples."""
         return not any(len(part.indices) for part in self.parts)
 
     @property
@@ -107,12 +107,12 @@ class StorePlan:
     @property
     def sample_nbytes(self) -> int:
         """Payload of one sample in the store."""
-        return payload_nbytes(self.arrays)
+        return sample_nbytes_of(self.arrays)
 
     @property
     def source_sample_nbytes(self) -> int:
         """Payload of one sample as the sources give it."""
-        return payload_nbytes(self.source_arrays)
+        return sample_nbytes_of(self.source_arrays)
 
     @property
     def stored_sample_nbytes(self) -> int:
@@ -197,7 +197,7 @@ class StorePlan:
         }
 
 
-def payload_nbytes(arrays: Mapping[str, ArraySpec]) -> int:
+def sample_nbytes_of(arrays: Mapping[str, ArraySpec]) -> int:
     """Return the bytes of one sample of all arrays."""
     return sum(math.prod(spec.shape[1:]) * dtype_of(spec.dtype).itemsize for spec in arrays.values())
 
@@ -230,14 +230,14 @@ def plan_store(
                 raise changed(file.path)
     check_same_grid(infos)
 
-    parts, left = [], data.limit
+    parts, limit = [], data.limit
     for file, info in zip(files, infos, strict=True):
         part = file.samples_of(
             info.num_samples, split=split, fractions=data.fractions, test_part=task.test_part
         )
-        if left is not None:
-            part = SourceSamples(part.path, part.indices[:left])
-            left -= len(part.indices)
+        if limit is not None:
+            part = SourceSamples(part.path, part.indices[:limit])
+            limit -= len(part.indices)
         parts.append(part)
     # A file without samples for the split, or beyond the limit, has no share in the store or its identity.
     used = [i for i, part in enumerate(parts) if len(part.indices)] or range(len(parts))
@@ -391,7 +391,7 @@ class DigestCache:
 
     @property
     def paths(self) -> list[Path]:
-        """Where the sources were that it knows, sorted; they may be gone."""
+        """List where the sources were that it knows, sorted; they may be gone."""
         return sorted({Path(key.partition(":")[2]) for key in self.known})
 
     def digest(self, path: Path, kind: DigestKind, progress: Progress) -> str:

@@ -71,30 +71,13 @@ class Stopwatch:
         return {stage: round(value, 4) for stage, value in {**self._seconds, **total}.items()}
 
 
-# --- watchers -----------------------------------------------------------------------------------------
+# --- the watcher --------------------------------------------------------------------------------------
 
 
 class Watcher:
-    """Hears how a build goes, and shows none of it; the watchers that do are made of it."""
+    """Hears how a build goes: the stage, how far it is, what is waited for and how long, and the readers.
 
-    def stage(self, name: str, total: int, *, unit: str) -> None:
-        """A stage begins, which has so many "bytes" or "samples"."""
-
-    def advance(self, num: int) -> None:
-        """So much more of the stage is done."""
-
-    def note(self, message: str) -> None:
-        """Something that the user should know."""
-
-    def watch(self, pool: ReaderPool) -> None:
-        """Readers whose state may be of interest."""
-
-    def waits(self, what: str) -> None:
-        """What everything waits for from now on, such as "read" or "commit"."""
-
-
-class QuietWatcher(Watcher):
-    """A watcher that shows nothing.
+    It shows nothing, but gives notes to a function; those that show something are made of it.
 
     Args:
         note: Given what the user should know; by default that isn't shown either.
@@ -102,16 +85,6 @@ class QuietWatcher(Watcher):
 
     def __init__(self, note: Callable[[str], None] = lambda message: None) -> None:
         self._note = note
-
-    def note(self, message: str) -> None:
-        """See `Watcher.note`."""
-        self._note(message)
-
-
-class StageWatcher(Watcher):
-    """A watcher that knows the stage, how far it is, what is waited for and how long, and the readers."""
-
-    def __init__(self) -> None:
         self.name, self.done, self.total, self.unit = "start", 0, 0, ""
         self.waits_for = ""
         self.pool: ReaderPool | None = None
@@ -119,25 +92,29 @@ class StageWatcher(Watcher):
         self._rated, self._since_s = "", time.monotonic()
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
-        """Begin another stage, and count from zero."""
+        """Begin another stage, which has so many "bytes" or "samples"."""
         self.name, self.done, self.total, self.unit = name, 0, total, unit
         self._waited_s.clear()
         self._rated = ""
 
     def advance(self, num: int) -> None:
-        """Count what is done."""
+        """Count how much more of the stage is done."""
         self.done += num
 
+    def note(self, message: str) -> None:
+        """Tell the user something."""
+        self._note(message)
+
     def watch(self, pool: ReaderPool) -> None:
-        """Know the readers."""
+        """Know the readers, whose state may be of interest."""
         self.pool = pool
 
-    def waits(self, what: str) -> None:
-        """Know what everything waits for."""
+    def waits(self, stage: str) -> None:
+        """Know what everything waits for from now on, such as "read" or "commit"."""
         now = time.monotonic()
         if self._rated:
             self._waited_s[self._rated] += now - self._since_s
-        self._rated = self.waits_for = what
+        self._rated = self.waits_for = stage
         self._since_s = now
 
     def per_second(self) -> dict[str, float]:
@@ -148,6 +125,9 @@ class StageWatcher(Watcher):
         """
         waited_s = {stage: seconds for stage, seconds in self._waited_s.copy().items() if seconds > 0}
         return {stage: self.done / seconds for stage, seconds in waited_s.items() if self.done}
+
+
+QuietWatcher = Watcher
 
 
 # --- results ------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class BuildRank:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> BuildRank:
-        """As `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE), else Slurm; else alone.
+        """Take the place that `torchrun` says (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE), or Slurm.
 
         Of a job array whose jobs each start `torchrun`, every machine of every job is one. Where you set RANK
         and WORLD_SIZE yourself, they are all that counts.
@@ -75,36 +75,36 @@ class BuildRank:
 
     @property
     def is_builder(self) -> bool:
-        """Whether this process creates and finishes its machine's file."""
+        """Tell whether this process creates and finishes its machine's file."""
         return self.local_rank == 0
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether several machines build, each a partition."""
+        """Tell whether several machines build, each a partition."""
         return self.num_machines > 1
 
     def __str__(self) -> str:
-        """What this process makes, for people."""
-        told = [f"partition {self.machine} of 0..{self.num_machines - 1}"] if self.is_partitioned else []
-        told += [f"rank {self.local_rank} of {self.num_local} of this machine"] if self.num_local > 1 else []
-        return ", ".join(told) or "all"
+        """Say for people what this process makes."""
+        words = [f"partition {self.machine} of 0..{self.num_machines - 1}"] if self.is_partitioned else []
+        words += [f"rank {self.local_rank} of {self.num_local} of this machine"] if self.num_local > 1 else []
+        return ", ".join(words) or "all"
 
     def path(self, path: Path) -> Path:
-        """Where this machine's file goes, for a store at `path`."""
+        """Return where this machine's file goes, for a store at `path`."""
         return partition_path(path, self.machine, self.num_machines) if self.is_partitioned else path
 
     def own_file(self, path: Path) -> Path:
-        """Where this machine's own version of an output goes, such as a manifest in a shared folder."""
+        """Return where this machine's version of an output goes, such as a manifest in a shared folder."""
         if not self.is_partitioned:
             return path
         return path.with_name(f"{path.stem}-{self.machine:05d}-of-{self.num_machines:05d}{path.suffix}")
 
     def samples(self, num_samples: int) -> range:
-        """Samples of the split that this machine's file holds."""
+        """Return the samples of the split that this machine's file holds."""
         return partition_range(num_samples, self.machine, self.num_machines)
 
     def share(self, missing: npt.NDArray[np.int64], num_samples: int) -> npt.NDArray[np.int64]:
-        """Which of its file's missing samples this process makes: those of one range of the N samples."""
+        """Choose the missing samples that this process makes: those of one range of the N samples."""
         share = partition_range(num_samples, self.local_rank, self.num_local)
         return missing[(missing >= share.start) & (missing < share.stop)]
 

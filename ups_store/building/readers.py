@@ -104,7 +104,19 @@ class Readers:
             else:
                 most = min(num_cores(), MAX_AUTO, len(requests))
                 self._fit()
-                rate = self._rate(requests[0], nbytes)
+                # Bytes per second of one reader. The first reading opens the file, fills memory, and may have
+                # to wait for another reader; it is enough where even then one is soon through.
+                rate = None
+                for _ in range(2):
+                    started = time.perf_counter()
+                    (item,) = pool.read(requests[:1])
+                    if isinstance(item, Skipped):
+                        rate = None
+                        break
+                    nbytes_read = sum(array.nbytes for array in item.arrays.values())
+                    rate = nbytes_read / (time.perf_counter() - started)
+                    if nbytes < 2 * START_S * rate:
+                        break
                 self._is_rate_known = True
                 self.choice = Choice(most, "the first batch can't be read")
                 if rate is not None:
@@ -149,22 +161,6 @@ class Readers:
                 arrays[name][batch.samples] = values
         return arrays
 
-    def _rate(self, request: ReadRequest, nbytes: int) -> float | None:
-        """Measure bytes per second of one reader, the file open and its first batch in memory, or nearly so.
-
-        The first reading opens the file, fills memory, and may have to wait for another reader; it is enough
-        where even then one reads `nbytes` sooner than another would be worth its start.
-        """
-        for _ in range(2):
-            started = time.perf_counter()
-            (item,) = self.pool.read([request])
-            if isinstance(item, Skipped):
-                return None
-            rate = sum(array.nbytes for array in item.arrays.values()) / (time.perf_counter() - started)
-            if nbytes < 2 * START_S * rate:
-                break
-        return rate
-
     def _fit(self) -> None:
         """Have fewer readers, and then slots, than chosen if memory or descriptors don't suffice."""
         limit, slot_nbytes = self.pool.num_workers, self.pool.slot_nbytes
@@ -191,8 +187,8 @@ def given_or_own(readers: Readers | None, config: ReadingConfig | None = None) -
     if readers:
         yield readers
     else:
-        with Readers(config or ReadingConfig()) as own:
-            yield own
+        with Readers(config or ReadingConfig()) as readers_of_block:
+            yield readers_of_block
 
 
 def chosen(nbytes: int, *, rate: float, most: int) -> tuple[int, str]:

@@ -31,7 +31,7 @@ class Repair:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything was wrong."""
+        """Tell whether anything was wrong."""
         return self.num_copied + self.num_rebuilt > 0
 
 
@@ -70,12 +70,12 @@ def repair_store(path: Path, config: Path, *, overrides: Sequence[str] = (), wat
         build = open_build(settings, task, split, readers=readers, watcher=watcher)
         if build.config_hash != config_hash(dict(identity)):
             differing = differences(identity, build.document)
-            shown = f"another store (found -> given):\n{describe_differences(differing)}\n"
+            text = f"another store (found -> given):\n{describe_differences(differing)}\n"
             hint = "repair it with the configuration and the sources that it was built from"
-            error = IdentityMismatchError(f"the configuration gives {shown}", path=path, hint=hint)
+            error = IdentityMismatchError(f"the configuration gives {text}", path=path, hint=hint)
             error.differences = differing
             raise error
-        return _rebuild(build, diagnosis, watcher)
+        return _make_again(build, diagnosis, watcher)
 
 
 def words_of(content: Any) -> list[str]:
@@ -88,7 +88,7 @@ def words_of(content: Any) -> list[str]:
     return [holds, f"data.tasks={content['task']}", f"data.split={content['split']}"]
 
 
-def _rebuild(build: Build, diagnosis: Diagnosis, watcher: Watcher) -> Repair:
+def _make_again(build: Build, diagnosis: Diagnosis, watcher: Watcher) -> Repair:
     assert diagnosis.catalog is not None
     assert diagnosis.intact is not None
     good = np.ones(diagnosis.num_samples, bool)  # samples that verify in every array

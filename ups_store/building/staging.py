@@ -45,7 +45,7 @@ from ups_store.sources.source_files import (
 )
 from ups_store.sources.tasks import Task
 from ups_store.system import files
-from ups_store.system.urls import Url, instead_of_rclone, is_remote
+from ups_store.system.paths import Url, instead_of_rclone, is_remote
 
 MAX_PARALLEL = 4  # copies at a time: more share the same network
 _NUM_SLOTS = 64  # requests that a reader may have before it
@@ -58,14 +58,7 @@ _Candidates = dict[Path, Original]  # by what the files are called when a split'
 class Sources:
     """Finds the sources of a configuration, and has copies of them where it says so; asks each server once.
 
-    Args:
-        config: What is built.
-        watcher: Hears how it goes.
-        is_dry: Whether to copy nothing: sources that have no copy are read where they are.
-    Raises:
-        ConfigError: If files that sources take data from would be left behind, or copies would be taken for
-            sources; kind "not_together". If a name is that of an rclone remote; kind "rclone".
-        MissingExtraError: If a source has a URL, and obstore isn't installed.
+    In a dry run nothing is copied: sources that have no copy are read where they are.
     """
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher | None = None, is_dry: bool = False) -> None:
@@ -74,19 +67,13 @@ class Sources:
         self._copies: dict[str, Path] = {}
         self._listed: _Candidates | None = None
         self._pool: ReaderPool  # while one is needed
-        _check_together(config)
+        _check_keys(config)
         if config.is_fetched:
             check_installed("obstore", extra="s3")
         self._deadline_s = min(DEADLINE_S, config.reading.timeout_s / 2)
 
     def of(self, task: Task, split: str) -> tuple[SourceFile, ...]:
-        """Give the files of a split, on this machine; those that have no copy yet are copied.
-
-        Raises:
-            SourceError: As `find_sources`, and as `fetch`.
-            RemoteError: If a server refuses, or doesn't answer.
-            DiskFullError: If there is no room for copies.
-        """
+        """Give the files of a split, on this machine; those that have no copy yet are copied."""
         if self._config.stage_dir is None:
             data = self._config.data
             return find_sources(data.root, task=task, split=split, files=data.files)
@@ -98,11 +85,7 @@ class Sources:
     def stage_all(self) -> list[Path]:
         """Have copies of the sources of every task and split, made side by side; nothing if none are wanted.
 
-        Returns:
-            The copies.
-        Raises:
-            SourceError: As `of`; also if a task has no training data. That there are none for validation or
-                testing is noted.
+        That a task has no training data is an error; the build notes the lack of others.
         """
         if self._config.stage_dir is None:
             return []
@@ -190,13 +173,13 @@ class Sources:
             else:
                 patterns = PurePosixPath("/", name).parts[1:]
                 listing = self._listing(remote_root)
-                matching = {at: each for at, each in listing.items() if _matches(at.parts[2:], patterns)}
+                matching = {at: file for at, file in listing.items() if _matches(at.parts[2:], patterns)}
                 if not matching:
                     raise _missing(f"{remote_root.path}/{name}", key)
                 candidates |= matching
-        given = {name: original_of(url, deadline_s=self._deadline_s) for name, url in urls.items()}
-        self._look(given.values())
-        for name, original in given.items():
+        originals = {name: original_of(url, deadline_s=self._deadline_s) for name, url in urls.items()}
+        self._look(originals.values())
+        for name, original in originals.items():
             if self._versions.get(original.key) is None:
                 raise _missing(original.location, key)
             candidates[self._path_for_choosing(original, name)] = original
@@ -231,7 +214,7 @@ class Sources:
 
     def _look(self, originals: Iterable[Original], *, are_guesses: bool = False) -> None:
         """Find out what is there; whose digest is known, and has a copy, needn't be asked."""
-        asked = []
+        unknown = []
         for original in originals:
             if original.key in self._versions:
                 continue
@@ -241,9 +224,9 @@ class Sources:
                 self._copies[original.key] = copy
                 self._versions[original.key] = Version(copy.stat().st_size, "", copy.name)
             else:
-                asked.append(original)
-        calls = [Call(look, (each, are_guesses), each.location, "its size") for each in asked]
-        for original, version in zip(asked, self._pool.ask_each(calls), strict=True):
+                unknown.append(original)
+        calls = [Call(look, (original, are_guesses), original.location, "its size") for original in unknown]
+        for original, version in zip(unknown, self._pool.ask_each(calls), strict=True):
             self._versions[original.key] = version
 
     # --- their copies ----------------------------------------------------------------------------------
@@ -271,7 +254,7 @@ class Sources:
         stage_dir = self._config.stage_dir
         assert stage_dir is not None
         files.make_folder(stage_dir, hint="check data.stage_dir")
-        needed = sum(version.nbytes - num_there(self._folder(each), version) for each, version in missing)
+        needed = sum(version.nbytes - num_there(self._folder(file), version) for file, version in missing)
         if needed > files.free_bytes(stage_dir):
             with files.disk_full_as_error(stage_dir / "copies of sources", needed):
                 raise OSError(errno.ENOSPC, "no room for copies of all sources")
@@ -288,8 +271,8 @@ class Sources:
         self._watcher.waits("copies of sources")
         retries = self._config.reading.retries
         calls = [
-            Call(fetch, (each, version, self._folder(each), retries), each.location, "its copy")
-            for each, version in missing
+            Call(fetch, (original, version, self._folder(original), retries), original.location, "its copy")
+            for original, version in missing
         ]
         for index, _ in enumerate(self._pool.ask_each(calls, report=count)):
             count(index, sizes[index])
@@ -342,7 +325,7 @@ def stage_sources(config: BuildConfig, *, watcher: Watcher | None = None) -> lis
     return sources.stage_all()
 
 
-def _check_together(config: BuildConfig) -> None:
+def _check_keys(config: BuildConfig) -> None:
     """Refuse keys that don't go together, and names of rclone remotes, which nothing here fetches from."""
     data = config.data
     for name in config.source_names:

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import numpy as np
 
 from ups_store.building.build import Build, open_build, remove_dead, wait_for_store
 from ups_store.building.config import BuildConfig
 from ups_store.building.decide import Explanation, count_files, explain, hash_at
+from ups_store.building.fill import Tuning, tune
 from ups_store.building.plan import DigestCache, Digests, StorePlan
 from ups_store.building.progress import BuildReport, BuildResult, Startup, Stopwatch, Watcher
 from ups_store.building.ranks import BuildRank
 from ups_store.building.read import UnreadSamplesError, split_batches
 from ups_store.building.readers import Readers
-from ups_store.building.shared import SharedStores
 from ups_store.building.staging import Sources
-from ups_store.building.tuning import Tuning, tune
 from ups_store.check.info import mapped_nbytes
 from ups_store.check.statistics import Statistics
-from ups_store.errors import BuildInterruptedError, SourceError
+from ups_store.console import format_nbytes
+from ups_store.errors import (
+    BuildInterruptedError,
+    CorruptChunkError,
+    DiskFullError,
+    FormatError,
+    IdentityMismatchError,
+    SourceError,
+    StoreError,
+)
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
 from ups_store.read.several import parts_of
+from ups_store.remote.shared import SharedFile, open_shared
+from ups_store.remote.transfer import compare_there, find_there, pull_from, push_to
+from ups_store.sources.reader import Call
+from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.sources.source_files import SPLITS, split_range
 from ups_store.system import files
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
 from ups_store.write.target import payload_nbytes as payload_of
+
+_LOOK_S = 15.0  # the longest that a build waits for an answer whether a store is there
+_OF_ONE_STORE = (CorruptChunkError, DiskFullError, FormatError, IdentityMismatchError)
+_KINDS_OF_ONE_STORE = ("wrong_length", "source_changed", "not_found", "replaced")
+_NOT_WRITABLE = ("not_allowed", "read_only")
 
 
 def build_all(
@@ -76,8 +94,14 @@ def build_all(
         options["digests"] = digests or DigestCache(config.cache.dir, rehash=rehash, readers=readers)
         with clock.timed("plan"):
             builds = list(open_builds(config, skipped, watcher, skip_missing=skip_missing, **options))
-        if not overwrite:
-            _check_room([build.plan for build in builds])
+        # Before the sources are digested; `create` reserves the room for good.
+        plans = [build.plan for build in builds if not overwrite]
+        new = [plan for plan in plans if not any(map(files.exists, (plan.path, building_path(plan.path))))]
+        needed = sum(plan.num_samples * plan.sample_nbytes for plan in new if plan.codec == "none")
+        for folder in {plan.path.parent for plan in new if os.path.isdir(plan.path.parent)}:
+            if needed > files.free_bytes(folder):
+                with files.disk_full_as_error(folder / new[0].path.name, needed):
+                    raise OSError(errno.ENOSPC, "no room for all stores")
         results, unread = list[BuildResult](), list[UnreadSamplesError]()
         options = {"readers": readers, "watcher": watcher, "shared": shared, "overwrite": overwrite}
         for build in builds:
@@ -135,7 +159,7 @@ def open_builds(
             if not build.plan.is_empty:
                 yield build
                 continue
-            error = _empty(build.plan, config)
+            error = _empty_split(build.plan, config)
         except SourceError as missing:
             if missing.kind != "no_source" or (split == "train" and config.stage_dir is not None):
                 raise
@@ -151,7 +175,7 @@ def open_builds(
         watcher.note(f"skipped {task} {split}: {error}")
 
 
-def _empty(plan: StorePlan, config: BuildConfig) -> SourceError:
+def _empty_split(plan: StorePlan, config: BuildConfig) -> SourceError:
     """Say what the fractions made of the sources, in samples."""
     data, counts, shares = config.data, [info.num_samples for info in plan.infos], []
     for split in SPLITS:
@@ -162,26 +186,14 @@ def _empty(plan: StorePlan, config: BuildConfig) -> SourceError:
     if any(counts):
         fractions = ", ".join(map(str, data.split_fractions))
         samples += f", shared out {fractions}: {', '.join(shares)} (test and val rounded down in each file)"
-    own = f"{plan.task.name}_{plan.split}.h5"
+    file_name = f"{plan.task.name}_{plan.split}.h5"
     return SourceError(
         f"{plan.title} would be empty",
         kind="empty_split",
         path=data.root,
         found=samples,
-        hint=f"change data.split_fractions, or give the split a file of its own: {own}",
+        hint=f"change data.split_fractions, or give the split a file of its own: {file_name}",
     )
-
-
-def _check_room(plans: Sequence[StorePlan]) -> None:
-    """Refuse before the sources are digested what the disk has no room for; `create` reserves it for good."""
-    new = [
-        plan for plan in plans if not files.exists(plan.path) and not files.exists(building_path(plan.path))
-    ]
-    needed = sum(plan.num_samples * plan.sample_nbytes for plan in new if plan.codec == "none")
-    for folder in {plan.path.parent for plan in new if os.path.isdir(plan.path.parent)}:
-        if needed > files.free_bytes(folder):
-            with files.disk_full_as_error(folder / new[0].path.name, needed):
-                raise OSError(errno.ENOSPC, "no room for all stores")
 
 
 def _note_losses(result: BuildResult, plan: StorePlan, watcher: Watcher) -> None:
@@ -273,7 +285,15 @@ class _Maker:
                     if is_builder:
                         self._statistics.join(part.filling.statistics())
                 except KeyboardInterrupt as error:
-                    raise self._interrupted(plan) from error
+                    unfinished = building_path(plan.path)
+                    with open_store(unfinished, partial=True) as begun:
+                        how_far = f"{int(begun.committed.sum())} of {plan.num_samples} samples are committed"
+                    without = ", without --overwrite" if self._overwrite else ""  # that isn't to continue
+                    raise BuildInterruptedError(
+                        f"interrupted: {how_far}",
+                        path=unfinished,
+                        hint=f"run the same command again to continue{without}",
+                    ) from error
             store = part.finish()
             self._num_committed += part.num_committed
         if is_builder:
@@ -304,17 +324,6 @@ class _Maker:
         filling.fill(share)
         filling.fill_rest()
         filling.check_complete()
-
-    def _interrupted(self, plan: StorePlan) -> BuildInterruptedError:
-        unfinished = building_path(plan.path)
-        with open_store(unfinished, partial=True) as store:
-            num_committed = int(store.committed.sum())
-        without = ", without --overwrite" if self._overwrite else ""  # that isn't to continue
-        return BuildInterruptedError(
-            f"interrupted: {num_committed} of {plan.num_samples} samples are committed",
-            path=unfinished,
-            hint=f"run the same command again to continue{without}",
-        )
 
     def packed(self, build: Build, store: AnyStore) -> AnyStore:
         """Pack or unpack every file of a finished store in its own place, as configured; opens it again.
@@ -372,3 +381,102 @@ def remove_replaced(build: Build, count: int, watcher: Watcher) -> None:
         if hash_at(path) is not None:
             files.remove(path)
             watcher.note(f"{path} is removed: {name} replaces it")
+
+
+# --- the shared cache -----------------------------------------------------------------------------------
+
+
+class SharedStores:
+    """Pulls stores of other machines from the shared cache, `cache.remote`, and pushes those made here.
+
+    Nothing of it stops a build: what fails or takes too long is a warning, and the store is built here.
+    Transfers run in a reader process, which is ended where it doesn't get on; a build never uses a client
+    itself, which wouldn't survive a fork. A context manager, which ends their processes.
+    """
+
+    def __init__(self, config: BuildConfig, *, watcher: Watcher) -> None:
+        self._timeout_s = config.cache.remote_timeout_s
+        self._remote = config.cache.remote
+        self._cache = None if self._remote is None else open_shared(self._remote)  # asks for nothing yet
+        self._look_s = min(_LOOK_S, self._timeout_s)
+        self._watcher = watcher
+        # By their deadline: an answer has to come sooner than bytes.
+        self._pools: dict[float, ReaderPool] = {}
+        self._is_given_up = self._is_push_given_up = False
+
+    def pull(self, build: Build) -> bool:
+        """Pull a store that a build hasn't found, if it is the builder; say whether it has it now."""
+        if self._cache is None or self._is_given_up or not build.rank.is_builder:
+            return False
+        is_pulled = False
+        with self._warning(f"{build.title}: not pulled from"), build.clock.timed("pull"):
+            entries = self._find(build.config_hash, build.path.name)
+            # Other processes of this machine wait for files in the number that a build would make.
+            if entries and (build.rank.num_local == 1 or len(entries) == count_files(build)):
+                nbytes = sum(entry.nbytes for entry in entries)
+                self._watcher.stage(f"{build.title}: pulling", nbytes, unit="bytes")
+                path = self._ask(pull_from, self._timeout_s, entries, build.path.parent, has_bytes=True)
+                self._watcher.note(f"{build.title}: pulled {format_nbytes(nbytes)} from {self._name}, {path}")
+                is_pulled = True
+        return is_pulled and build.find_again()
+
+    def push(self, build: Build, store: AnyStore) -> bool:
+        """Push a finished store, and say whether this put it there; one that is there is compared."""
+        if self._cache is None or self._is_given_up or not build.rank.is_builder:
+            return False
+        if self._cache.is_read_only or self._is_push_given_up:
+            return False
+        title = build.title
+        with self._warning(f"{title}: not pushed to"):
+            if entries := self._find(store.config_hash, build.path.name):
+                self._ask(compare_there, self._look_s, store.path, entries)
+                return False
+            self._watcher.stage(f"{title}: pushing", store.nbytes, unit="bytes")
+            if self._ask(push_to, self._timeout_s, store.path, has_bytes=True):
+                self._watcher.note(f"{title}: pushed {format_nbytes(store.nbytes)} to {self._name}")
+                return True
+        return False
+
+    def _find(self, config_hash: str, name: str) -> Sequence[SharedFile]:
+        entries: Sequence[SharedFile]
+        entries = self._ask(find_there, self._look_s, config_hash, name)
+        return entries
+
+    def _ask(
+        self, function: Callable[..., object], deadline_s: float, *arguments: object, has_bytes: bool = False
+    ) -> Any:
+        """Call it in the process, which gets half as long again; a client's own deadline comes before."""
+        self._watcher.waits("shared cache")
+        timeout_s = 1.5 * deadline_s
+        if timeout_s not in self._pools:
+            patience = Patience(timeout_s=timeout_s, open_timeout_s=timeout_s, retries=0)
+            self._pools[timeout_s] = ReaderPool(1, slot_nbytes=1, num_slots=1, patience=patience)
+        call = Call(function, (self._remote, deadline_s, *arguments), self._name, "a store")
+        progress = self._watcher.advance if has_bytes else lambda num: None
+        return self._pools[timeout_s].ask(call, progress=progress)
+
+    @property
+    def _name(self) -> str:
+        return self._cache.location if self._cache else ""
+
+    @contextlib.contextmanager
+    def _warning(self, what: str) -> Iterator[None]:
+        """Note failures in the block; after one that isn't of a single store the place is left alone."""
+        try:
+            yield
+        except (StoreError, OSError) as error:
+            kind = getattr(error, "kind", "")
+            if isinstance(error, _OF_ONE_STORE) or kind in _KINDS_OF_ONE_STORE:
+                consequence = ""
+            elif kind in _NOT_WRITABLE:
+                self._is_push_given_up, consequence = True, "; nothing more is pushed"
+            else:
+                self._is_given_up, consequence = True, "; it is left alone from here on"
+            self._watcher.note(f"warning: {what} {self._name}: {error}{consequence}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for pool in self._pools.values():
+            pool.close()

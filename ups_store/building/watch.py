@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ups_store.building.config import BuildConfig
-from ups_store.building.progress import StageWatcher, Watcher
+from ups_store.building.progress import Watcher
 from ups_store.console import console, format_nbytes, interruptible
 from ups_store.errors import ConfigError, StoreError, needs
 from ups_store.launch import log_origin
@@ -41,7 +40,7 @@ with needs("hdf5"):
     from rich.text import Text
 
 if TYPE_CHECKING:
-    from ups_store.sources.readers import ReaderPool  # h5py: not for --help
+    from ups_store.sources.readers import PoolStatus  # h5py: not for --help
 
 _MAX_SHOWN = 4  # readers in one line
 _MAX_LOOK_S = 0.5  # from one look for a stall to the next
@@ -50,66 +49,23 @@ _FIRST_BYTES = 4096  # more than a line "start" has; a store or source may be on
 _SHARED = Path("/dev/shm")  # slots are memory without a name, which its size doesn't limit
 
 
-@contextmanager
-def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[Watchers]:
-    """Make a command's watchers; Ctrl-C, SIGTERM and SIGUSR1 end the block by `BuildInterruptedError`."""
-    with ExitStack() as stack:
+@contextlib.contextmanager
+def watching(config: BuildConfig, *, log_json: Path | None = None) -> Iterator[BuildWatcher]:
+    """Make a command's watcher; Ctrl-C, SIGTERM and SIGUSR1 end the block by `BuildInterruptedError`."""
+    with contextlib.ExitStack() as stack:
         log = stack.enter_context(EventLog(log_json)) if log_json else None
         if log:
             stack.enter_context(listening_to_stalls(log.end))
         stack.enter_context(interruptible())
-        shown = stack.enter_context(ConsoleWatcher(console))
-
-        def note_stall(diagnosis: str) -> None:
-            shown.note(diagnosis)
-            if log:
-                log.write("stalled", message=diagnosis)
-
-        after_s, folder = config.reading.stall_warning_s, config.cache.dir
-        stall = stack.enter_context(StallWatcher(after_s, folder=folder, note=note_stall))
-        watchers = Watchers([shown, stall, *([log] if log else [])])
+        stall_s, folder = config.reading.stall_warning_s, config.cache.dir
+        watcher = stack.enter_context(BuildWatcher(console, log=log, stall_s=stall_s, folder=folder))
         # Warnings of others, such as an encoder's, are notes beside everything else.
         handler = logging.Handler(logging.WARNING)
-        warn: Any = lambda record: watchers.note(f"{record.name}: {record.getMessage()}")  # noqa: E731
+        warn: Any = lambda record: watcher.note(f"{record.name}: {record.getMessage()}")  # noqa: E731
         handler.emit = warn  # type: ignore[method-assign]
         logging.getLogger().addHandler(handler)
         stack.callback(logging.getLogger().removeHandler, handler)
-        yield watchers
-
-
-class Watchers(Watcher):
-    """Several watchers as one."""
-
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = watchers
-
-    def stage(self, name: str, total: int, *, unit: str) -> None:
-        """Pass it on."""
-        for watcher in self._watchers:
-            watcher.stage(name, total, unit=unit)
-
-    def advance(self, num: int) -> None:
-        """Pass it on."""
-        for watcher in self._watchers:
-            watcher.advance(num)
-
-    def note(self, message: str) -> None:
-        """Pass it on."""
-        for watcher in self._watchers:
-            watcher.note(message)
-
-    def watch(self, pool: ReaderPool) -> None:
-        """Pass it on."""
-        for watcher in self._watchers:
-            watcher.watch(pool)
-
-    def waits(self, what: str) -> None:
-        """Pass it on."""
-        for watcher in self._watchers:
-            watcher.waits(what)
-
-
-# --- the terminal -------------------------------------------------------------------------------------
+        yield watcher
 
 
 class _Column(ProgressColumn):
@@ -123,57 +79,99 @@ class _Column(ProgressColumn):
         return Text(self._text_of(task), style=self._style)
 
 
-def _amount(task: Task) -> str:
-    if task.fields["unit"] == "bytes":
-        return f"{format_nbytes(int(task.completed))}/{format_nbytes(int(task.total or 0))}"
-    return f"{task.completed:.0f}/{task.total:.0f}"
+class BuildWatcher(Watcher, LookingThread):
+    """Shows how a build goes, for as long as a block lasts.
 
+    On a console stages are bars with rate and time left, and notes lines; a log gets all of it as events.
+    Each time nothing was done for `stall_s`, both get a diagnosis, with the free room of the stores' folder:
+    a thread of its own looks, so it sees a commit that hangs, too.
+    """
 
-def _rate(task: Task) -> str:
-    if task.fields["unit"] == "bytes":
-        return f"{format_nbytes(int(task.speed or 0))}/s"
-    return f"{task.speed or 0:,.0f} {task.fields['unit']}/s"
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        log: EventLog | None = None,
+        stall_s: float | None = None,
+        folder: Path = Path(),
+    ) -> None:
+        Watcher.__init__(self)
+        # Not waited for: the look at a disk that hangs may never end.
+        every_s = None if stall_s is None else min(_MAX_LOOK_S, stall_s / 4)
+        LookingThread.__init__(self, "stall watcher", every_s=every_s, is_waited_for=False)
+        self._console, self._log, self._stall_s, self._folder = console, log, stall_s or 0.0, folder
+        self._task: TaskID | None = None
+        self._moved_s, self._diagnosed_s, self._logged_s = time.monotonic(), 0.0, 0.0
+        self._watched = threading.get_ident()
 
+        def amount(task: Task) -> str:
+            if task.fields["unit"] == "bytes":
+                return f"{format_nbytes(int(task.completed))}/{format_nbytes(int(task.total or 0))}"
+            return f"{task.completed:.0f}/{task.total:.0f}"
 
-class ConsoleWatcher(StageWatcher):
-    """Shows stages as progress bars with rate and time left, and notes as lines, on stderr."""
+        def rate(task: Task) -> str:
+            if task.fields["unit"] == "bytes":
+                return f"{format_nbytes(int(task.speed or 0))}/s"
+            return f"{task.speed or 0:,.0f} {task.fields['unit']}/s"
 
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-        columns = (
+        self._bars = Progress(
             TextColumn("{task.description:<28}", markup=False),
             BarColumn(bar_width=30),
-            _Column(_amount, "progress.download"),
-            _Column(_rate, "progress.data.speed"),
+            _Column(amount, "progress.download"),
+            _Column(rate, "progress.data.speed"),
             TimeRemainingColumn(),
             _Column(lambda task: "" if task.finished else self.state()),
+            console=console,
+            disable=console is None or not console.is_terminal,
         )
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task: TaskID | None = None
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
         """Show a new bar; a finished one stays."""
         super().stage(name, total, unit=unit)
-        self._task = self._progress.add_task(name, total=total, unit=unit)
+        self._moved_s = time.monotonic()
+        self._task = self._bars.add_task(name, total=total, unit=unit)
+        if self._log:
+            self._log.write("stage", name=name, total=total, unit=unit)
 
     def advance(self, num: int) -> None:
-        """Move the bar."""
+        """Move the bar; log it once a second, and at the end of a stage."""
         super().advance(num)
+        self._moved_s = now = time.monotonic()
         if self._task is not None:
-            self._progress.advance(self._task, num)
+            self._bars.advance(self._task, num)
+        if not self._log or (now - self._logged_s < _PROGRESS_S and self.done != self.total):
+            return
+        self._logged_s, status = now, self._status()
+        readers = status.readers if status else ()
+        self._log.write(
+            "progress",
+            name=self.name,
+            done=self.done,
+            total=self.total,
+            waits_for=self.waits_for,
+            per_second={stage: round(rate, 3) for stage, rate in self.per_second().items()},
+            readers=[
+                {"pid": r.pid, "doing": r.doing, "dataset": r.dataset, "for_s": round(now - r.since_s, 3)}
+                for r in readers
+            ],
+            num_ready=status.num_ready if status else 0,
+        )
 
     def note(self, message: str) -> None:
         """Print a line above the bars."""
-        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+        self._tell(message, "note")
+
+    def waits(self, stage: str) -> None:
+        """Count waiting for something else as progress."""
+        super().waits(stage)
+        self._moved_s = time.monotonic()
 
     def state(self) -> str:
         """Say what everything waits for, what the readers do, and how fast each stage is.
 
         Such as "waits for commit (reading 0.3 s, idle 0.1 s; 1 ready); read 900/s, commit 310/s".
         """
-        waits = f"waits for {self.waits_for}" if self.waits_for else ""
-        status = self.pool.status() if self.pool else None
+        waits, status = f"waits for {self.waits_for}" if self.waits_for else "", self._status()
         if waits and status is not None and status.readers:
             now = time.monotonic()
             longest_first = sorted(status.readers, key=lambda reader: reader.since_s)
@@ -185,63 +183,15 @@ class ConsoleWatcher(StageWatcher):
         rates = ", ".join(f"{stage} {rate:,.0f}/s" for stage, rate in per_second.items())
         return "; ".join(filter(None, (waits, rates if len(per_second) > 1 else "")))  # one: the bar has it
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-
-# --- builds that don't get on -------------------------------------------------------------------------
-
-
-class StallWatcher(StageWatcher, LookingThread):
-    """A watcher that says what everything waits for, each time nothing was done for so long.
-
-    A thread of its own looks, so it sees a commit that hangs, too.
-    """
-
-    def __init__(self, after_s: float, *, folder: Path, note: Callable[[str], None]) -> None:
-        StageWatcher.__init__(self)
-        # Not waited for: the look at a disk that hangs may never end.
-        every_s = min(_MAX_LOOK_S, after_s / 4)
-        LookingThread.__init__(self, "stall watcher", every_s=every_s, is_waited_for=False)
-        self._after_s, self._noted_s = after_s, 0.0
-        self._folder, self._note = folder, note
-        self._moved_s = time.monotonic()
-        self.waits_for = "sources to be found and opened"
-        self._watched = threading.get_ident()
-
-    def stage(self, name: str, total: int, *, unit: str) -> None:
-        """Another stage is progress."""
-        super().stage(name, total, unit=unit)
-        self._moved_s = time.monotonic()
-
-    def advance(self, num: int) -> None:
-        """This is progress."""
-        super().advance(num)
-        self._moved_s = time.monotonic()
-
-    def waits(self, what: str) -> None:
-        """Waiting for something else is progress."""
-        super().waits(what)
-        self._moved_s = time.monotonic()
-
-    def _look(self) -> bool:
-        if time.monotonic() - max(self._moved_s, self._noted_s) >= self._after_s:
-            self._note(self.diagnosis())
-            self._noted_s = time.monotonic()
-        return True
-
     def diagnosis(self) -> str:
         """Say all that can be seen from here, as lines."""
         still_s, how_far = time.monotonic() - self._moved_s, f"{self.done} of {self.total}"
+        waits_for = self.waits_for or "sources to be found and opened"
         doing = f"{self.name} ({how_far if self.total else 'nothing'} done)"
-        lines = [f"no progress for {still_s:.1f} s: {doing} waits for {self.waits_for}"]
+        lines = [f"no progress for {still_s:.1f} s: {doing} waits for {waits_for}"]
         stacks = self.pool.stacks() if self.pool else {}  # asked for, which takes up to a second
-        readers, now = self.pool.status().readers if self.pool else (), time.monotonic()
-        for reader in readers:
+        status, now = self._status(), time.monotonic()
+        for reader in status.readers if status else ():
             line = f"reader {reader.pid}: {reader.doing} for {now - reader.since_s:.1f} s"
             if reader.request is not None:
                 dataset = f"dataset {reader.dataset!r} of " if reader.dataset else ""
@@ -255,16 +205,36 @@ class StallWatcher(StageWatcher, LookingThread):
         free = f"free memory {memory}, free disk in {self._folder} {disk}, /dev/shm {shared} (not used)"
         return "\n".join([*lines, free])
 
+    def _status(self) -> PoolStatus | None:
+        return self.pool.status() if self.pool else None
+
+    def _tell(self, message: str, event: str) -> None:
+        if self._console is not None:
+            self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+        if self._log:
+            self._log.write(event, message=message)
+
+    def _look(self) -> bool:
+        if time.monotonic() - max(self._moved_s, self._diagnosed_s) >= self._stall_s:
+            self._tell(self.diagnosis(), "stalled")
+            self._diagnosed_s = time.monotonic()
+        return True
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._bars.stop()
+
 
 def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
 
 
-# --- the log for programs -----------------------------------------------------------------------------
-
-
-class EventLog(StageWatcher):
-    """A watcher that appends events to a file, one JSON object a line.
+class EventLog:
+    """Events of a build in a file, one JSON object a line, appended.
 
     Every line has "time_s" (seconds since 1970), what `log_origin` gives ("rank", "host", "pid", "run"), and
     "event": "start", "stage" (name, total, unit), "progress" (name, done, total, waits_for, per_second by
@@ -272,7 +242,6 @@ class EventLog(StageWatcher):
     """
 
     def __init__(self, path: Path, *, origin: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
         make_folder(path.parent, hint="check --log-json")
 
         def opened(name: str, flags: int) -> int:
@@ -282,14 +251,24 @@ class EventLog(StageWatcher):
             return fd
 
         try:
-            _check_event_log(path)
+            first = b""
+            if path.is_file():  # a pipe or terminal takes anything; a folder is refused by `open`
+                with path.open("rb") as file:
+                    first = file.readline(_FIRST_BYTES)
+            event: Any = None
+            with contextlib.suppress(ValueError, RecursionError):  # other text, bytes, a thousand brackets
+                event = json.loads(first)
+            is_log = isinstance(event, dict) and event.get("event") == "start" and "time_s" in event
+            if first and not is_log:
+                problem = "it isn't an event log, so nothing is appended"
+                hint = "give --log-json another name"
+                raise ConfigError(problem, path=path, hint=hint)
             # Unbuffered: a line that finds no room isn't written at the end again.
             self._file = open(path, "ab", buffering=0, opener=opened)  # noqa: SIM115
         except OSError as error:
             raise _unwritable(path, error) from error
         self._path, self._origin = path, {**log_origin(), **(origin or {})}
-        self._lock = threading.Lock()  # the stall watcher writes from its own thread
-        self._logged_s = 0.0
+        self._lock = threading.Lock()  # a watcher writes from the thread that looks for stalls, too
 
     def write(self, event: str, **details: Any) -> None:
         """Write one event."""
@@ -301,36 +280,15 @@ class EventLog(StageWatcher):
             except BrokenPipeError as error:  # else the command would take it for its own stdout
                 raise _unwritable(self._path, error) from error
 
-    def stage(self, name: str, total: int, *, unit: str) -> None:
-        """Log a stage."""
-        super().stage(name, total, unit=unit)
-        self.write("stage", name=name, total=total, unit=unit)
-
-    def advance(self, num: int) -> None:
-        """Log progress, once a second and at the end of a stage."""
-        super().advance(num)
-        if time.monotonic() - self._logged_s < _PROGRESS_S and self.done != self.total:
+    def end(self, error: BaseException | None) -> None:
+        """Log how it ends."""
+        if error is None:
+            self.write("end", is_done=True)
             return
-        self._logged_s = now = time.monotonic()
-        status = self.pool.status() if self.pool else None
-        readers = [
-            {"pid": r.pid, "doing": r.doing, "dataset": r.dataset, "for_s": round(now - r.since_s, 3)}
-            for r in (status.readers if status else ())
-        ]
-        self.write(
-            "progress",
-            name=self.name,
-            done=self.done,
-            total=self.total,
-            waits_for=self.waits_for,
-            per_second={stage: round(rate, 3) for stage, rate in self.per_second().items()},
-            readers=readers,
-            num_ready=status.num_ready if status else 0,
-        )
-
-    def note(self, message: str) -> None:
-        """Log a note."""
-        self.write("note", message=message)
+        kind = error.kind if isinstance(error, StoreError) else type(error).__name__
+        with contextlib.suppress(OSError, ConfigError):  # the first error is the one to report
+            self.write("error", kind=kind, message=str(error))
+            self.write("end", is_done=False)
 
     def __enter__(self) -> Self:
         try:
@@ -349,34 +307,9 @@ class EventLog(StageWatcher):
             with self._lock:
                 self._file.close()
 
-    def end(self, error: BaseException | None) -> None:
-        """Log how it ends."""
-        if error is None:
-            self.write("end", is_done=True)
-            return
-        kind = error.kind if isinstance(error, StoreError) else type(error).__name__
-        with contextlib.suppress(OSError, ConfigError):  # the first error is the one to report
-            self.write("error", kind=kind, message=str(error))
-            self.write("end", is_done=False)
-
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
     reason, hint = (error.strerror or str(error)).lower(), "check --log-json"
     if path.is_fifo():
         reason, hint = "no process reads the pipe", f"begin that first, such as `cat {path.name} &`"
     return ConfigError(f"can't be written ({reason})", path=path, kind="log", hint=hint)
-
-
-def _check_event_log(path: Path) -> None:
-    """Refuse to append to a file that begins with something else than an event log does."""
-    if not path.is_file():  # a pipe or terminal takes anything; a folder is refused by `open`
-        return
-    with path.open("rb") as file:
-        first = file.readline(_FIRST_BYTES)
-    event: Any = None
-    with contextlib.suppress(ValueError, RecursionError):  # other text, other bytes, a thousand brackets
-        event = json.loads(first)
-    is_log = isinstance(event, dict) and event.get("event") == "start" and "time_s" in event
-    if first and not is_log:
-        hint = "give --log-json another name"
-        raise ConfigError("it isn't an event log, so nothing is appended", path=path, hint=hint)

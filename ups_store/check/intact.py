@@ -29,11 +29,10 @@ from ups_store.read.catalog import (
     read_directory,
     reads_of,
 )
-from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
 from ups_store.read.gather import Samples, read_samples
-from ups_store.read.ragged import offset_flaws
+from ups_store.read.ragged import offset_flaw
 from ups_store.read.recovery import intact_parts, read_commits
-from ups_store.read.store_file import read_at, read_constant
+from ups_store.read.store_file import Chunk, chunk_of, read_at, read_constant, rows_chunk
 from ups_store.read.verify import Report
 from ups_store.system import files
 
@@ -110,7 +109,7 @@ def intact_by_chunks(fd: int, catalog: Catalog) -> Intact:
         chunk_at = _chunks_of(fd, catalog.layout, array)
         offsets = None if ragged is None else _offsets_of(fd, ragged)
         # No commit vouches for the offsets here.
-        is_lost = ragged is not None and (offsets is None or any(offset_flaws(offsets, ragged)))
+        is_lost = ragged is not None and (offsets is None or offset_flaw(offsets, ragged))
         if chunk_at is None or is_lost:
             samples[name] = np.zeros(num, bool)
         elif array.meta.is_sharded or array.meta.is_ragged:

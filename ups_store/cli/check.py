@@ -31,8 +31,7 @@ from ups_store.errors import ConfigError, StoreError, StoreNotFoundError
 from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import building_path
-from ups_store.system.paths import is_pattern, named_partitions
-from ups_store.system.urls import is_remote, shown_url
+from ups_store.system.paths import is_pattern, is_remote, named_partitions, shown_url
 
 if TYPE_CHECKING:
     from ups_store.check.doctor import Diagnosis
@@ -72,7 +71,7 @@ def _repair(words: list[Path], config: Path) -> None:
     """Repair the store that the first word names; the others are overrides of the configuration."""
     from ups_store.building.config import load_config
     from ups_store.building.repair import repair_store, words_of
-    from ups_store.building.watch import ConsoleWatcher
+    from ups_store.building.watch import BuildWatcher
 
     path, overrides = words[0], [str(word) for word in words[1:]]
     if not all("=" in word for word in overrides):
@@ -82,7 +81,7 @@ def _repair(words: list[Path], config: Path) -> None:
         identity = store.identity
     if identity is not None:  # the configuration must be one, also if nothing is damaged
         load_config(config, overrides=[*overrides, *words_of(identity)])
-    with interruptible(), ConsoleWatcher(console) as watcher:
+    with interruptible(), BuildWatcher(console) as watcher:
         done = repair_store(path, config, overrides=overrides, watcher=watcher)
     rebuilt = f"{done.num_rebuilt:,} of {done.num_samples:,} samples rebuilt, the others copied"
     log(f"{one_line(str(path))}: {rebuilt if done.is_needed else 'nothing to repair'}")

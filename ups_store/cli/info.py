@@ -34,8 +34,7 @@ from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.several import PartitionedStore
 from ups_store.system.interrupt import importing
-from ups_store.system.paths import partition_of
-from ups_store.system.urls import is_remote, shown_url
+from ups_store.system.paths import is_remote, partition_of, shown_url
 
 DIFFERENT = 1  # exit code of `diff`, as of diff(1)
 _SHORT_HASH = 12

@@ -29,8 +29,7 @@ from ups_store.read.several import parts_of
 from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.system.files import Progress
-from ups_store.system.paths import path_of
-from ups_store.system.urls import is_remote
+from ups_store.system.paths import is_remote, path_of
 from ups_store.write.target import (
     check_not_source,
     check_sound,

@@ -21,8 +21,7 @@ from ups_store.errors import SourceError, SpecError, StoreError, needs
 from ups_store.format.metadata import DTYPE_NAMES, MAX_ARRAYS, ArraySpec, dtype_of, is_name
 from ups_store.printable import counted, one_line
 from ups_store.system import files, memory
-from ups_store.system.paths import path_of
-from ups_store.system.urls import check_local
+from ups_store.system.paths import check_local, path_of
 from ups_store.write.create import create
 from ups_store.write.target import check_not_source, check_target
 

@@ -88,11 +88,11 @@ def pack(
             return pack_store(store, target, codec=codec, force=force, progress=progress).path
         if codec == store.codec:
             return target
-        place = check_target(target, force=True)
+        destination = check_target(target, force=True)
         if not force:
-            check_not_read_only(place, hint="make it writable with chmod u+w, or say force=True")
+            check_not_read_only(destination, hint="make it writable with chmod u+w, or say force=True")
         if codec == "none" and isinstance(store, PackedStore):
-            return _unpack(store, target, place, force=True, progress=progress)
+            return _unpack(store, target, destination, force=True, progress=progress)
         return _pack(store, target, Packing.of(codec, None, store.fingerprint), True, None, progress).path
 
 
@@ -143,9 +143,9 @@ def _pack(
     if not isinstance(store, Store):
         is_packed = isinstance(store, PackedStore)
         hint = "unpack it first, with `ups-store unpack`" if is_packed else "pack each of its `partitions`"
-        found = f"packed by {store.codec}" if is_packed else type(store).__name__
+        actual = f"packed by {store.codec}" if is_packed else type(store).__name__
         expected = "a mapped store in one file"
-        raise SpecError("pack", kind="packed", path=store.path, expected=expected, found=found, hint=hint)
+        raise SpecError("pack", kind="packed", path=store.path, expected=expected, found=actual, hint=hint)
     check_not_ragged(
         store.metas.values(), "packing", "ship the store as it is, or compress the file", path=store.path
     )
@@ -194,32 +194,30 @@ def _write(
     add(ROOT_NAME, [root.to_json()])
     for meta in metas:
         add(f"{meta.name}/{ROOT_NAME}", [canonical_json(packing.document_of(meta), what=meta.name)])
+
+    def pieces(meta: ArrayMeta) -> Iterator[bytes]:
+        """Give an array's chunks, and behind those of a shard its index."""
+        encode = partial(_encode, packing.codec_of(meta.dtype))
+        ahead = max(BLOCK_BYTES // max(1, meta.sample_nbytes), 2 * num_threads)
+        values = store[meta.name] if meta.is_sharded else [store[meta.name]]
+        index: list[tuple[int, int]] = []
+        # By the pool: in the main thread Blosc uses its own threads, and makes other bytes each time.
+        for chunk in in_order(pool, encode, values, ahead=ahead):
+            index.append((sum(index[-1]) if index else 0, len(chunk)))
+            yield chunk
+            if progress is not None:
+                progress(meta.sample_nbytes if meta.is_sharded else meta.nbytes)
+        if meta.is_sharded:
+            records = np.array(index, "<u8").tobytes()
+            yield records + struct.pack("<I", crc32c(records))
+
     with ThreadPoolExecutor(num_threads) as pool:
         for meta in metas:
             if meta.nbytes:
-                encode = partial(_encode, packing.codec_of(meta.dtype))
-                # By the pool: in the main thread Blosc uses its own threads, and makes other bytes each time.
-                ahead = max(BLOCK_BYTES // max(1, meta.sample_nbytes), 2 * num_threads)
-                values = store[meta.name] if meta.is_sharded else [store[meta.name]]
-                add(meta.chunk_key, _pieces(meta, in_order(pool, encode, values, ahead=ahead), progress))
+                add(meta.chunk_key, pieces(meta))
     directory = pack_directory(entries, crcs)
     files.write_at(fd, entries[-1].end, directory)
     return entries[-1].end + len(directory)
-
-
-def _pieces(meta: ArrayMeta, chunks: Iterator[bytes], progress: Progress | None) -> Iterator[bytes]:
-    """Give an array's chunks, and behind those of a shard its index."""
-    index: list[tuple[int, int]] = []
-    offset = 0
-    for chunk in chunks:
-        index.append((offset, len(chunk)))
-        offset += len(chunk)
-        yield chunk
-        if progress is not None:
-            progress(meta.sample_nbytes if meta.is_sharded else meta.nbytes)
-    if meta.is_sharded:
-        records = np.array(index, "<u8").tobytes()
-        yield records + struct.pack("<I", crc32c(records))
 
 
 def _encode(codec: ChunkCodec, value: npt.NDArray[Any]) -> bytes:
@@ -259,19 +257,39 @@ def unpack_store(
     path = path_of(target)
     check_not_source(path, [packed.path])
     check_store_name(path)
-    place = check_target(path, force=force)
-    check_file_or_free(place)
-    return _unpack(packed, path, place, force=force, progress=progress)
+    destination = check_target(path, force=force)
+    check_file_or_free(destination)
+    return _unpack(packed, path, destination, force=force, progress=progress)
 
 
-def _unpack(packed: PackedStore, path: Path, place: Path, *, force: bool, progress: Progress | None) -> Path:
-    unfinished = place.with_name(place.name + UNPACKING_SUFFIX)
-    if not _is_unpacked(unfinished, packed):
-        options = _create_options(packed)
-        options["on_mismatch"] = "restart" if force else "raise"
+def _unpack(packed: PackedStore, path: Path, target: Path, *, force: bool, progress: Progress | None) -> Path:
+    unfinished = target.with_name(target.name + UNPACKING_SUFFIX)
+    try:  # an earlier run may have ended just before the result got its name
+        with open_store(unfinished) as store:
+            is_unpacked = store.fingerprint == packed.fingerprint
+    except StoreError:
+        is_unpacked = False
+    if not is_unpacked:
+        constants = packed.constants
+        options: dict[str, Any] = {
+            "constants": constants,
+            "dims": {name: packed.dims[name] for name in constants},
+            "identity": packed.identity,
+            "partition": packed.partition,
+        }
+        if identity_of(packed.arrays, **options) != packed.identity_document:
+            raise FormatError(
+                "its identity document isn't one of version 1.0, so no store can be made with it",
+                path=packed.path,
+                kind="identity_arrays",
+                clause="8.1",
+                hint="`ups-store verify` says what is wrong; `ups_store.open` reads its samples",
+            )
+        options |= {"attrs": packed.attrs, "on_mismatch": "restart" if force else "raise"}
         try:
-            with create(unfinished, packed.arrays, attrs=packed.attrs, **options) as writer:
-                take_over_permissions(writer.building.fd, place, extra=OWN_USE)  # before it holds anything
+            with create(unfinished, packed.arrays, **options) as writer:
+                # Before it holds anything.
+                take_over_permissions(writer.building.fd, target, extra=OWN_USE)
                 nbytes = sum(packed.metas[name].sample_nbytes for name in packed.arrays)
                 step = max(1, BLOCK_BYTES // max(1, nbytes))
                 missing = writer.missing().tolist()
@@ -299,36 +317,7 @@ def _unpack(packed: PackedStore, path: Path, place: Path, *, force: bool, progre
                     hint="run it again: the unfinished file, which may have held another store's samples, is "
                     "gone; if it says this once more, pack the store again",
                 )
-            publish_file(fd, unfinished, place, force=force)
+            publish_file(fd, unfinished, target, force=force)
     finally:
         files.remove(unfinished)
     return path
-
-
-def _is_unpacked(path: Path, packed: PackedStore) -> bool:
-    """Tell whether an earlier run ended just before the result got its name."""
-    try:
-        with open_store(path) as store:
-            return store.fingerprint == packed.fingerprint
-    except StoreError:
-        return False
-
-
-def _create_options(packed: PackedStore) -> dict[str, Any]:
-    """Collect what `create` needs besides arrays and attributes; check that it gives the same identity."""
-    constants = packed.constants
-    options: dict[str, Any] = {
-        "constants": constants,
-        "dims": {name: packed.dims[name] for name in constants},
-        "identity": packed.identity,
-        "partition": packed.partition,
-    }
-    if identity_of(packed.arrays, **options) != packed.identity_document:
-        raise FormatError(
-            "its identity document isn't one of version 1.0, so no store can be made with it",
-            path=packed.path,
-            kind="identity_arrays",
-            clause="8.1",
-            hint="`ups-store verify` says what is wrong; `ups_store.open` reads its samples",
-        )
-    return options

@@ -41,9 +41,8 @@ from ups_store.read.catalog import (
     reads_of,
 )
 from ups_store.read.chunked import ChunkedStore, ChunkRead
-from ups_store.read.chunks import Chunk, chunk_of
 from ups_store.read.preload import PreloadReport, Request, preload, ram_budget, refused
-from ups_store.read.store_file import StoreFile, read_bytes
+from ups_store.read.store_file import Chunk, StoreFile, chunk_of, read_bytes
 from ups_store.read.verify import Checked, Problem, Report, Sums, Verifier
 from ups_store.system import files, memory
 from ups_store.system.files import Progress
@@ -66,7 +65,7 @@ class PackedArray:
 
     @cached_property
     def num_chunks(self) -> int:
-        """How many chunks it has, where it has elements."""
+        """Count the chunks, where it has elements."""
         return self.layout.meta.shape[0] if self.layout.meta.is_sharded else 1
 
     @cached_property
@@ -102,13 +101,13 @@ def read_packed(fd: int, path: Path) -> PackedCatalog:
         hint = "it is mapped as it is: open it with `ups_store.open`; there is nothing to unpack"
         raise FormatError("it is no packed store", path=path, kind="not_packed", clause="13.2", hint=hint)
     if root.version > FORMAT_VERSION:
-        expected, found = ("{}.{}".format(*version) for version in (FORMAT_VERSION, root.version))
+        expected, actual = ("{}.{}".format(*version) for version in (FORMAT_VERSION, root.version))
         raise VersionTooNewError(
             "packed by a newer minor version, perhaps in a way that this reader doesn't know",
             path=path,
             clause="10.3",
             expected=f"at most {expected}",
-            found=found,
+            found=actual,
         )
     packing = Packing.parse(root.packed, path=path)
     parse = partial(parse_array, path=path, document_of=packing.document_of)
@@ -166,11 +165,6 @@ class PackedStore(ChunkedStore):
 
     Opened by `ups_store.open`. Every chunk's checksum is checked before it is decoded. Picklable, usable
     after fork, safe to read from several threads.
-
-    Args:
-        path: Absolute path of the file.
-        fd: Its descriptor, which stays the caller's.
-        catalog: What it holds and where.
 
     Attributes:
         catalog: What it holds and where.
@@ -234,7 +228,7 @@ class PackedStore(ChunkedStore):
         return Chunk(name, sample, first, end - first - CHECKSUM_BYTES)
 
     def _read_edges(self, array: PackedArray) -> npt.NDArray[np.int64]:
-        """Where each chunk begins in the file, and past the last one its end: shape (chunks + 1,)."""
+        """Find where each chunk begins in the file, and past the last one its end: shape (chunks + 1,)."""
         entry = array.entry
         assert entry is not None
         if not array.layout.meta.is_sharded:
@@ -272,23 +266,20 @@ class PackedStore(ChunkedStore):
         if is_other or mode not in ("auto", "copy", "page-cache"):
             hint = 'use mode="copy" or "page-cache" alone, or unpack it with `ups-store unpack`'
             raise self._unsupported(f"a packed store has no samples to preload by mode {mode!r}", hint)
-        refusal = ""
-        if mode in ("auto", "copy"):
-            try:
-                return self._preload_decoded(request)
-            except MemoryLimitError as error:
-                if mode == "copy":
-                    raise
-                refusal = f"{refused('copy', error)}; "
-        report = preload(self._file, self.catalog, request, read_catalog=read_packed)
-        return replace(report, why=refusal + report.why)
-
-    def _preload_decoded(self, request: Request) -> PreloadReport:
-        """Decode every array that isn't yet; then nothing is read from the file any more."""
-        began, wholes = time.perf_counter(), self._wholes
+        began, wholes, refusal = time.perf_counter(), self._wholes, ""
         missing = [array for name, array in self._layout.arrays.items() if name not in wholes]
         budget = ram_budget(sum(array.meta.nbytes for array in missing), is_new=True)
-        budget.check("copy", margin=request.margin, path=self.path)
+        try:
+            if mode != "page-cache":
+                budget.check("copy", margin=request.margin, path=self.path)
+        except MemoryLimitError as error:
+            if mode == "copy":
+                raise
+            refusal = f"{refused('copy', error)}; "
+        if refusal or mode == "page-cache":
+            report = preload(self._file, self.catalog, request, read_catalog=read_packed)
+            return replace(report, why=refusal + report.why)
+        # Decode every array that isn't yet; then nothing is read from the file any more.
         for array in missing:
             name, meta, dtype = array.meta.name, array.meta, dtype_of(array.meta.dtype)
             if not meta.is_sharded or array.entry is None:
@@ -361,36 +352,40 @@ class _PackedVerifier(Verifier):
     def __init__(self, fd: int, store: PackedStore, progress: Progress | None) -> None:
         super().__init__(reads_of(fd), store.path, store.catalog.root, store.nbytes, progress)
         self.store, self.catalog = store, store.catalog
+        self._mapped: list[int] = []  # CRC-32 of each array's data in the mapped form
 
-    def check(self) -> list[Problem]:
+    def run(self, num_threads: int | None) -> Report:
+        """Check everything."""
         catalog, arrays = self.catalog, self.catalog.arrays.values()
-        metas = [array.layout.meta for array in arrays]
-        documents = (canonical_json(catalog.packing.document_of(meta), what=meta.name) for meta in metas)
-        problems = self.check_documents(catalog.metadata, catalog.crcs, metas, documents)
-        mapped = [crc32(mapped_root(self.root).to_json()), *(crc32(meta.to_json()) for meta in metas)]
-        crcs = iter(catalog.crcs[len(catalog.metadata) :])
-        for array in arrays:
-            if array.entry is not None:
-                stored = next(crcs)
-                problems += self.check_header(array.entry, stored)
-                problems += self._check_array(array, array.entry, stored, mapped)
-        self.progress(self.nbytes - catalog.directory_offset)  # compared when it was opened
+        metas, entries = [array.layout.meta for array in arrays], [array.entry for array in arrays]
+        texts = [canonical_json(catalog.packing.document_of(meta), what=meta.name) for meta in metas]
+        problems = self.walk(
+            num_threads,
+            crcs=dict(zip([*catalog.metadata, *filter(None, entries)], catalog.crcs, strict=True)),
+            documents=zip(catalog.metadata, [self.root.to_json(), *texts], strict=True),
+            arrays=zip(metas, entries, strict=True),
+            directory_offset=catalog.directory_offset,
+        )
         if not problems:
-            found = fingerprint_of(Catalog(self.root, catalog.layout, tuple(mapped)))
-            if found != catalog.packing.fingerprint:
-                detail = f"stored {catalog.packing.fingerprint}, that of what was decoded {found}"
+            documents = [mapped_root(self.root).to_json(), *(meta.to_json() for meta in metas)]
+            mapped = Catalog(self.root, catalog.layout, (*map(crc32, documents), *self._mapped))
+            if (computed := fingerprint_of(mapped)) != catalog.packing.fingerprint:
+                detail = f"stored {catalog.packing.fingerprint}, that of what was decoded {computed}"
                 where = (catalog.metadata[0].data_offset, catalog.metadata[0].end)
                 problems.append(Problem("fingerprint", "13.7", where, detail=detail))
-        return problems
+        return self.report(problems)
 
-    def _check_array(self, array: PackedArray, entry: Entry, stored: int, mapped: list[int]) -> list[Problem]:
-        """Check one array, and append the CRC-32 of its data in the mapped form to `mapped`."""
-        layout, meta = array.layout, array.layout.meta
+    def check_data(self, name: str) -> list[Checked]:
+        """Decode an array's chunks, and note the CRC-32 of its data in the mapped form."""
+        array = self.catalog.arrays[name]
+        layout, meta, entry = array.layout, array.layout.meta, array.entry
+        if entry is None:
+            return []
         samples: list[int | None] = [*range(array.num_chunks)] if meta.is_sharded else [None]
         try:
-            self.store.chunk(meta.name, samples[0])
+            self.store.chunk(name, samples[0])
         except CorruptChunkError as error:
-            return [self._problem(error, meta.name, None)]
+            return [Checked(0, entry.nbytes, (self._problem(error, name, None),))]
         checked: list[Checked] = []
         slots: list[tuple[int, int]] = []
         for part, slot in self.pool.map(partial(self._check_chunk, array), samples):
@@ -403,8 +398,8 @@ class _PackedVerifier(Verifier):
             self.progress(len(index))
             checked.append(Checked(crc32(index), len(index)))
             slots.append((crc32(layout.pack_index()), len(layout.pack_index())))
-        mapped.append(combine_crc32(slots))
-        return self.check_entry(meta.name, entry, stored, checked)
+        self._mapped.append(combine_crc32(slots))
+        return checked
 
     def _check_chunk(self, array: PackedArray, sample: int | None) -> tuple[Checked, tuple[int, int]]:
         """Check one chunk; returns also CRC-32 and length of its slot, or entry, in the mapped form."""

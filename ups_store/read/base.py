@@ -18,7 +18,7 @@ from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, ArraySpec, dtype_of
 from ups_store.format.ragged import LENGTHS
 from ups_store.format.root import RootMeta
 from ups_store.printable import counted, one_line
-from ups_store.read.gather import Indices, Samples, WindowArguments, check_effect, check_indices, names_of
+from ups_store.read.gather import BatchArguments, Indices, Samples, check_effect, check_indices, names_of
 from ups_store.read.ragged import Form, check_form, check_no_window, padded
 
 MAX_ROWS = 20  # arrays that are shown; there may be thousands
@@ -41,12 +41,6 @@ class AnyStore(ABC):
     all of them: `SampleIndexError` for a sample that isn't there, `ArrayNotFoundError` for a name,
     `SpecError` of kind "index" for what is no sample number (floating-point numbers and masks too),
     `StoreClosedError` after `close`.
-
-    Args:
-        path: Where it is, absolute.
-        root: Metadata of its root group.
-        metas: Its arrays, constants included.
-        num_samples: N.
 
     Attributes:
         path: Where it is, absolute.
@@ -108,7 +102,7 @@ class AnyStore(ABC):
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
-        """Which samples are there, bool, shape (N,).
+        """Tell which samples are there, bool, shape (N,).
 
         Raises:
             FormatError: If it has more samples than bytes, and too many for this: kind "limits".
@@ -146,13 +140,15 @@ class AnyStore(ABC):
             return self.sample(int(key))
         expected = "the name of an array, a sample number or a slice"
         hint = "`gather` takes several sample numbers"
-        found = type(key).__name__
-        raise SpecError("store[...]", kind="index", path=self.path, expected=expected, found=found, hint=hint)
+        actual = type(key).__name__
+        raise SpecError(
+            "store[...]", kind="index", path=self.path, expected=expected, found=actual, hint=hint
+        )
 
     @property
     @abstractmethod
     def access(self) -> str:
-        """How samples are got: "map", "pread", "decode", "remote", "device"; "mixed" of parts that differ."""
+        """Tell how samples are got: "map", "pread", "decode", "remote", "device"; "mixed" of several."""
 
     @property
     @abstractmethod
@@ -214,49 +210,48 @@ class AnyStore(ABC):
             RemoteError: If an object store refuses, or doesn't answer before the deadline.
         """
         chosen = self._per_sample if names is None else names_of(names)
-        window = WindowArguments(start, length, stride)
-        if not self._ragged.isdisjoint(chosen):
-            return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
+        if self._ragged and not self._ragged.isdisjoint(chosen):
+            arguments = BatchArguments(start, length, stride, out, num_threads)
+            return self._gather_ragged(indices, chosen, arguments, ragged)
         if ragged != "views":
             check_form(ragged, (), None, path=self.path)
-        samples, metas = self._asked(indices, chosen, window, out)
-        return self._gather(samples, metas, window, out, num_threads)
+        batch = self._gather_usual(indices, chosen, start, length, stride, out, num_threads)
+        if batch and len(batch) == len(chosen):
+            return batch
+        self.check_open()
+        arguments = BatchArguments(start, length, stride, out, num_threads)
+        samples = check_indices(indices, self._num_samples, path=self.path)
+        metas = [self._sampled_meta(name) for name in chosen]
+        check_effect(metas, arguments, path=self.path)
+        return batch | self._gather(samples, [meta for meta in metas if meta.name not in batch], arguments)
+
+    def _gather_usual(
+        self, indices: Any, names: Sequence[str], start: Any, length: Any, stride: Any, out: Any, threads: Any
+    ) -> dict[str, Any]:
+        """Gather the first of the arrays, up to one that is unusual or wrong, by the fastest way there is."""
+        return {}
 
     @abstractmethod
-    def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, Any] | None,
-        num_threads: int | None,
-    ) -> dict[str, Any]:
-        """A batch of arrays that aren't ragged; samples and names are checked, windows and memory aren't."""
+    def _gather(self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments) -> dict[str, Any]:
+        """Gather arrays that aren't ragged; samples and names are checked, windows and memory aren't."""
 
     def _gather_ragged(
-        self,
-        indices: Indices | slice,
-        chosen: Sequence[str],
-        window: WindowArguments,
-        out: Mapping[str, Any] | None,
-        num_threads: int | None,
-        form: Form,
+        self, indices: Indices | slice, chosen: Sequence[str], arguments: BatchArguments, form: Form
     ) -> dict[str, Any]:
-        """A batch with ragged arrays: these by themselves, the others as ever."""
-        samples = check_indices(indices, len(self), path=self.path)
+        """Gather ragged arrays by themselves, the others as ever."""
+        samples, out = check_indices(indices, len(self), path=self.path), arguments.out
         names = [name for name in chosen if name in self._ragged]
         others = [name for name in chosen if name not in self._ragged]
-        check_no_window([self.metas[name] for name in names], window, path=self.path)
-        rest = check_form(form, names, out, path=self.path)
+        check_no_window([self.metas[name] for name in names], arguments, path=self.path)
+        memory_of_others = check_form(form, names, out, path=self.path)
         batch: dict[str, Any] = {}
-        if others or rest:
-            options = {**window._asdict(), "out": rest or None, "num_threads": num_threads}
-            batch = self.gather(samples, others, **options)
+        if others or memory_of_others:
+            batch = self.gather(samples, others, **arguments._replace(out=memory_of_others or None)._asdict())
         else:
-            check_effect([], window.is_any, None, path=self.path)
+            check_effect([], arguments._replace(out=None), path=self.path)
         memory = out or {}
         for name in names:
-            views = self._views_of(name, samples, decode=form == "views", num_threads=num_threads)
+            views = self._views_of(name, samples, decode=form == "views", num_threads=arguments.num_threads)
             batch[name] = views
             if form == "padded":
                 targets = memory.get(name), memory.get(name + LENGTHS)
@@ -324,7 +319,7 @@ class AnyStore(ABC):
 
     @property
     def has_views(self) -> bool:
-        """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
+        """Tell whether `store[name]` is a view of the mapped file, without a check that would read it."""
         return False
 
     def preload(
@@ -419,7 +414,7 @@ class AnyStore(ABC):
         """Let go of file and memory, which go when the last view of them does. Closing twice is allowed."""
 
     def _reopened(self, path: str, options: dict[str, Any]) -> tuple[Any, ...]:
-        """What `__reduce__` returns of a store that `ups_store.open` opens so."""
+        """Make what `__reduce__` returns of a store that `ups_store.open` opens so."""
         reopen = module_above("open").reopen
         return reopen, (path, None if self.is_partial else self.fingerprint, self.config_hash, options)
 
@@ -448,9 +443,9 @@ class AnyStore(ABC):
         rows, lines = self._shown()
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
         table = "".join(f"<tr>{row}</tr>" for row in cells)
-        rest = "".join(f"<div>{escape(line.strip())}</div>" for line in lines)
+        tail = "".join(f"<div>{escape(line.strip())}</div>" for line in lines)
         head = "<tr><th>array</th><th>axes</th><th>dtype</th><th></th></tr>"
-        return f"<div><b>{escape(one_line(self._title()))}</b><table>{head}{table}</table>{rest}</div>"
+        return f"<div><b>{escape(one_line(self._title()))}</b><table>{head}{table}</table>{tail}</div>"
 
     def _shown(self) -> tuple[list[tuple[str, ...]], list[str]]:
         """Name, axes and dtype of each array that is shown; lines about the others, and the identity."""
@@ -474,7 +469,7 @@ class AnyStore(ABC):
         return f"ups_store.{type(self).__name__} {self.path.name}: {summary}"
 
     def _summary(self) -> list[str]:
-        """What `repr` says of this kind of store beside its number of samples."""
+        """List what `repr` says of this kind of store beside its number of samples."""
         return []
 
     def _meta(self, name: str) -> ArrayMeta:
@@ -492,27 +487,13 @@ class AnyStore(ABC):
             raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
         return meta
 
-    def _asked(
-        self,
-        indices: Indices | slice,
-        names: Sequence[str],
-        window: WindowArguments,
-        out: Mapping[str, Any] | None,
-    ) -> tuple[Samples, list[ArrayMeta]]:
-        """The samples and arrays that arguments of `gather` mean, checked."""
-        self.check_open()
-        samples = check_indices(indices, self._num_samples, path=self.path)
-        metas = [self._sampled_meta(name) for name in names]
-        check_effect(metas, window.is_any, out, path=self.path)
-        return samples, metas
-
     def _unsupported(self, problem: str, hint: str, *, array: str | None = None) -> SpecError:
         """The error for what this kind of store can't do."""
         return SpecError(problem, kind="unsupported", path=self.path, array=array, hint=hint)
 
 
 def spec_of(meta: ArrayMeta, num_samples: int | None) -> ArraySpec:
-    """What `create` is given for an array with a sample axis; without the lengths of a ragged one."""
+    """Make what `create` is given for an array with a sample axis; without the lengths of a ragged one."""
     rows = (None,) if meta.is_ragged else ()
     shape = (num_samples, *rows, *meta.sample_shape)
     return ArraySpec(shape, dtype_of(meta.dtype), dims=meta.axes, attrs=meta.attrs, encoding=meta.encoding)

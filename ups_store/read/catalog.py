@@ -87,7 +87,7 @@ def fingerprint_of(catalog: Catalog) -> str:
 
 
 def reads_of(fd: int) -> ReadAt:
-    """What reads an open file."""
+    """Make what reads an open file."""
     return partial(read_at, fd)
 
 
@@ -241,8 +241,8 @@ def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
     mismatch: tuple[str, object, object] | None = None
     if declared != geometry or any(n is True for array in declared.values() for n in array["shape"]):
         differing = differences(declared, geometry) or {"": (declared, geometry)}
-        where, (expected, found) = next(iter(differing.items()))
-        mismatch = f"arrays.{where}", expected, found
+        where, (expected, actual) = next(iter(differing.items()))
+        mismatch = f"arrays.{where}", expected, actual
     elif sorted(root.identity["constants"]) != constants:
         mismatch = "constants", sorted(root.identity["constants"]), constants
     if mismatch is not None:
@@ -256,8 +256,8 @@ def check_arrays(root: RootMeta, documents: Documents, path: Path) -> None:
         )
     if ("ragged" in root.requires) is not any(meta.is_ragged for meta in metas):
         problem = "a ragged array goes with the feature 'ragged' in `requires`, and only it does"
-        found = list(root.requires)
-        raise FormatError(problem, path=path, kind="requires", clause="10.3", found=found)
+        actual = list(root.requires)
+        raise FormatError(problem, path=path, kind="requires", clause="10.3", found=actual)
 
 
 def mark_companions(documents: Documents, path: Path) -> None:
@@ -303,10 +303,10 @@ class Directory:
 
     def next_claim(self, name: str, offset: int) -> tuple[Entry, int]:
         """The next entry, which must bear this name and be at this offset, and the CRC-32 of its data."""
-        found = parse_central_record(self.raw, self.position, name)
-        if found is None:
+        record = parse_central_record(self.raw, self.position, name)
+        if record is None:
             raise self._bad("is missing", name)
-        nbytes, crc = found
+        nbytes, crc = record
         entry = Entry(name, offset, nbytes)
         if entry.end > self.end.directory_offset:
             raise self._bad("says that the data reach past the entries", name)
@@ -322,10 +322,10 @@ class Directory:
         """First byte past the documents by the records alone: what to read of them at once."""
         end = 0
         for name, at in self._records():
-            found = parse_central_record(self.raw, at, name)
-            if found is None or name.rpartition("/")[2] != ROOT_NAME:
+            record = parse_central_record(self.raw, at, name)
+            if record is None or name.rpartition("/")[2] != ROOT_NAME:
                 break
-            end = Entry(name, end, min(found[0], MAX_JSON_BYTES)).end
+            end = Entry(name, end, min(record[0], MAX_JSON_BYTES)).end
         return min(end, self.end.directory_offset)
 
     def _records(self) -> Iterator[tuple[str, int]]:
@@ -346,13 +346,13 @@ class Directory:
                 if self.raw[at : at + entry.central_nbytes] != entry.pack_central_record(crc):
                     raise self._bad("isn't the one that the metadata gives", entry.name, at)
                 at += entry.central_nbytes
-        found, end = self.end, EndRecords(len(entries), entries[-1].end, len(records))
-        is_right = found == end
+        stored, end = self.end, EndRecords(len(entries), entries[-1].end, len(records))
+        is_right = stored == end
         if is_newer:
             is_right = (
-                found.num_entries >= end.num_entries
-                and found.directory_offset >= end.directory_offset
-                and found.directory_nbytes >= end.directory_nbytes
+                stored.num_entries >= end.num_entries
+                and stored.directory_offset >= end.directory_offset
+                and stored.directory_nbytes >= end.directory_nbytes
             )
         if not is_right:
             raise FormatError(
@@ -361,7 +361,7 @@ class Directory:
                 kind="geometry",
                 clause="7.1",
                 expected=end,
-                found=found,
+                found=stored,
             )
 
     def _bad(self, problem: str, name: str, at: int | None = None) -> FormatError:
@@ -397,6 +397,6 @@ def read_directory(read: ReadAt, file_nbytes: int, path: Path) -> Directory:
             hint="it was cut off or appended to, or is still being copied: copy it again",
         ) from error
     if end.directory_nbytes > MAX_DIRECTORY_BYTES:
-        expected, found = f"at most {MAX_DIRECTORY_BYTES} bytes", f"{end.directory_nbytes} bytes"
-        raise _beyond("central directory too long", path, expected, found)
+        expected, actual = f"at most {MAX_DIRECTORY_BYTES} bytes", f"{end.directory_nbytes} bytes"
+        raise _beyond("central directory too long", path, expected, actual)
     return Directory(end, read(end.directory_offset, end.directory_nbytes), path)

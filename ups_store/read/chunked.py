@@ -7,7 +7,7 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -21,17 +21,17 @@ from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import Offsets
 from ups_store.format.root import RootMeta
 from ups_store.read.base import AnyStore
-from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
 from ups_store.read.gather import (
+    BatchArguments,
     Samples,
     TimeWindow,
-    WindowArguments,
     batch_shape,
     pick,
     target_of,
     window_of,
 )
 from ups_store.read.ragged import check_offsets, decoded
+from ups_store.read.store_file import Chunk, chunk_of, rows_chunk
 from ups_store.system.runs import cast_into
 
 KEPT_BYTES = 256 << 20  # of all stores of the process: the samples of a window of blocks, see `read.order`
@@ -95,24 +95,17 @@ class ChunkedStore(AnyStore):
         raise self._unsupported(problem, hint, array=name)
 
     def _is_copy(self) -> bool:
-        """Whether all samples are in memory."""
+        """Tell whether all samples are in memory."""
         return False
 
-    def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, npt.NDArray[Any]] | None,
-        num_threads: int | None,
-    ) -> dict[str, npt.NDArray[Any]]:
+    def _gather(self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments) -> dict[str, Any]:
         batch: dict[str, npt.NDArray[Any]] = {}
         reads: list[ChunkRead] = []
         picked: list[tuple[str, TimeWindow | None]] = []
         wholes = self._wholes  # which `close` in another thread replaces
         for meta in metas:
-            array, times = self._layout.arrays[meta.name], window_of(meta, len(samples), window)
-            target = target_of(meta, batch_shape(meta, len(samples), times), out)
+            array, times = self._layout.arrays[meta.name], window_of(meta, len(samples), arguments)
+            target = target_of(meta, batch_shape(meta, len(samples), times), arguments.out)
             batch[meta.name] = target
             if not target.size:
                 continue
@@ -121,7 +114,7 @@ class ChunkedStore(AnyStore):
             else:
                 reads += self._missing(array, wholes)
                 picked.append((meta.name, times))
-        self._read_chunks(reads, num_threads)
+        self._read_chunks(reads, arguments.num_threads)
         for name, times in picked:
             pick(wholes[name], samples, times, batch[name])
         return batch

@@ -69,24 +69,26 @@ class TimeWindow:
         return (*[slice(None)] * self.axis, slice(first, last + 1, self.stride))
 
 
-class WindowArguments(NamedTuple):
-    """The arguments of `gather` about windows over time, as they were given."""
+class BatchArguments(NamedTuple):
+    """The arguments of `gather` about windows over time, memory and threads, as they were given."""
 
     start: int | Indices | None
     length: int | None
     stride: int
+    out: Mapping[str, Any] | None
+    num_threads: int | None
 
     @property
-    def is_any(self) -> bool:
-        """Whether windows are asked for, not whole samples."""
+    def is_window(self) -> bool:
+        """Tell whether windows are asked for, not whole samples."""
         return self.start is not None or self.length is not None or self.stride != 1
 
 
-def window_of(meta: ArrayMeta, num: int, asked: WindowArguments) -> TimeWindow | None:
-    """The window that `gather`'s arguments mean for one array; None for whole samples."""
-    if TIME_DIM not in meta.dims or not asked.is_any:
+def window_of(meta: ArrayMeta, num: int, arguments: BatchArguments) -> TimeWindow | None:
+    """Compute the window that `gather`'s arguments mean for one array; None for whole samples."""
+    if TIME_DIM not in meta.dims or not arguments.is_window:
         return None
-    start, length, stride = asked
+    start, length, stride = arguments[:3]
     axis = meta.dims.index(TIME_DIM) - 1
     num_steps = meta.shape[axis + 1]
     first = int64_of(0 if start is None else start)
@@ -94,9 +96,9 @@ def window_of(meta: ArrayMeta, num: int, asked: WindowArguments) -> TimeWindow |
         expected = f"an integer, or {num} of them"
         raise SpecError("window start", kind="window", array=meta.name, expected=expected, found=start)
     if not _is_count(stride) or not (length is None or _is_count(length)):
-        found = f"length={length}, stride={stride}"
+        actual = f"length={length}, stride={stride}"
         raise SpecError(
-            "window", kind="window", array=meta.name, expected="length and stride >= 1", found=found
+            "window", kind="window", array=meta.name, expected="length and stride >= 1", found=actual
         )
     steps, last = _extent(num_steps, largest(first if first.ndim else first.reshape(1)), length, stride)
     if not steps or last >= num_steps:
@@ -119,12 +121,11 @@ def _extent(num_steps: int, first: int, length: int | None, stride: int) -> tupl
     return steps, first + (steps - 1) * int(stride)
 
 
-def check_effect(
-    arrays: Sequence[ArrayMeta], is_window: bool, out: Mapping[str, Any] | None, *, path: Path
-) -> None:
+def check_effect(arrays: Sequence[ArrayMeta], arguments: BatchArguments, *, path: Path) -> None:
     """Refuse arguments of `gather` that would have no effect on any of the arrays: they are mistakes."""
-    if is_window and not any(TIME_DIM in meta.dims for meta in arrays):
+    if arguments.is_window and not any(TIME_DIM in meta.dims for meta in arrays):
         raise SpecError("window", kind="window", path=path, expected="an array with dimension 'time'")
+    out = arguments.out
     if out is None:
         return
     names = [meta.name for meta in arrays]
@@ -175,7 +176,7 @@ def window_pattern(meta: ArrayMeta, length: int, stride: int) -> Pattern:
 
 
 def runs_of(array: ArrayLayout, samples: Samples, window: TimeWindow | None) -> Runs:
-    """Where samples or windows lie, counted from the array's first byte, in the order of the batch."""
+    """Compute where samples or windows lie, from the first byte of the array on, in the batch's order."""
     firsts = samples * array.stride
     if window is None:
         return Runs(firsts, array.meta.sample_nbytes)
@@ -187,13 +188,13 @@ def runs_of(array: ArrayLayout, samples: Samples, window: TimeWindow | None) -> 
 def check_output(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], out: Any) -> None:
     """Fail unless a batch can be written to `out`, converted if need be."""
     if not isinstance(out, np.ndarray):
-        found = type(out).__name__
-        raise SpecError("out", kind="out", array=name, expected="an ndarray", found=found)
+        actual = type(out).__name__
+        raise SpecError("out", kind="out", array=name, expected="an ndarray", found=actual)
     if out.shape == shape and out.flags.writeable:
         if out.dtype == dtype or np.can_cast(dtype, out.dtype, "safe"):
             return
         # By asking for another floating-point dtype the caller accepts rounding, and nothing else.
-        if all(each.kind == "f" or each.name == "bfloat16" for each in (dtype, out.dtype)):
+        if all(numbers.kind == "f" or numbers.name == "bfloat16" for numbers in (dtype, out.dtype)):
             return
     hint = "floating-point numbers convert to any floating-point dtype, others where nothing can be lost"
     raise SpecError(
@@ -216,11 +217,11 @@ def check_indices(indices: Indices | slice, num_samples: int, *, path: Path) -> 
             raise SpecError("indices", kind="index", path=path, expected=expected, found=indices) from error
     samples = int64_of(indices)
     if samples is None or samples.ndim != 1:
-        given = np.asarray(indices)
-        found = f"{given.dtype} {given.shape}"
-        hint = "of a mask np.flatnonzero(mask)" if given.dtype == bool else None
+        array = np.asarray(indices)
+        actual = f"{array.dtype} {array.shape}"
+        hint = "of a mask np.flatnonzero(mask)" if array.dtype == bool else None
         expected = "integers, shape (B,)"
-        raise SpecError("indices", kind="index", path=path, expected=expected, found=found, hint=hint)
+        raise SpecError("indices", kind="index", path=path, expected=expected, found=actual, hint=hint)
     if not samples.size or largest(samples) < num_samples:
         return samples
     outside = np.flatnonzero((samples < -num_samples) | (samples >= num_samples))
@@ -276,7 +277,7 @@ def pick(whole: npt.NDArray[Any], samples: Samples, window: TimeWindow | None, o
 def target_of(
     meta: ArrayMeta, shape: tuple[int, ...], out: Mapping[str, npt.NDArray[Any]] | None
 ) -> npt.NDArray[Any]:
-    """Where the batch of one array goes: what of `out` is meant for it, checked, else new memory."""
+    """Find the memory for the batch of one array: what of `out` is meant for it, checked, else new."""
     target, dtype = None if out is None else out.get(meta.name), dtype_of(meta.dtype)
     if target is None:
         return np.empty(shape, dtype)
@@ -361,16 +362,11 @@ class SampledArray:
         return pattern
 
     def gather(
-        self,
-        samples: Samples,
-        window: TimeWindow | None,
-        outputs: Mapping[str, npt.NDArray[Any]] | None,
-        *,
-        num_threads: int | None = None,
+        self, samples: Samples, window: TimeWindow | None, arguments: BatchArguments
     ) -> npt.NDArray[Any]:
-        """Copy samples, or windows of them, into what is meant for them of `outputs`, else new memory."""
-        meta = self.layout.meta
-        out = target_of(meta, batch_shape(meta, len(samples), window), outputs)
+        """Copy samples, or windows of them, into what is meant for them, else new memory."""
+        meta, num_threads = self.layout.meta, arguments.num_threads
+        out = target_of(meta, batch_shape(meta, len(samples), window), arguments.out)
         if not out.size:
             return out
         if self._is_read:
@@ -413,11 +409,11 @@ def read_samples(
     """Read samples of one array, all valid, or windows of them, into `out`, converted if need be."""
     if not out.size:
         return
-    wanted, dtype = runs_of(array, samples, window), dtype_of(array.meta.dtype)
+    extents, dtype = runs_of(array, samples, window), dtype_of(array.meta.dtype)
     target = out if out.flags.c_contiguous else np.empty(out.shape, dtype)
-    rows = target.reshape(len(wanted.firsts), -1)
-    order = np.argsort(wanted.firsts, kind="stable")
-    firsts, nbytes = array.offset + wanted.firsts[order], wanted.nbytes
+    rows = target.reshape(len(extents.firsts), -1)
+    order = np.argsort(extents.firsts, kind="stable")
+    firsts, nbytes = array.offset + extents.firsts[order], extents.nbytes
 
     def read(block: slice) -> None:
         """Read sorted runs by one call into their rows."""
@@ -430,16 +426,13 @@ def read_samples(
         picked = items_of(memory, nbytes)[firsts[block] - first]
         rows[numbers] = picked.view(dtype).reshape(len(numbers), -1)
 
-    for_each(read, _neighbours(firsts, nbytes), num_threads=num_threads)
-    if target is not out:
-        out[...] = target
-
-
-def _neighbours(firsts: npt.NDArray[np.int64], nbytes: int) -> list[slice]:
-    """Which of the sorted runs are read together."""
+    # Neighbours are read together, a few MiB at a time.
     is_far = np.diff(firsts) > nbytes + _MAX_GAP_BYTES
     neighbourhood = np.concatenate(([0], np.flatnonzero(is_far) + 1))
     since = firsts - np.repeat(firsts[neighbourhood], np.diff([*neighbourhood, len(firsts)]))
     is_next = is_far | (np.diff(since // _READ_BYTES) != 0)
     edges = [0, *(np.flatnonzero(is_next) + 1).tolist(), len(firsts)]
-    return [slice(first, end) for first, end in itertools.pairwise(edges)]
+    blocks = [slice(first, end) for first, end in itertools.pairwise(edges)]
+    for_each(read, blocks, num_threads=num_threads)
+    if target is not out:
+        out[...] = target

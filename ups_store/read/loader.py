@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import resource
 import threading
@@ -23,11 +24,10 @@ import numpy.typing as npt
 
 from ups_store.errors import BatchTimeoutError, SpecError
 from ups_store.format.ragged import LENGTHS
-from ups_store.read.items import BufferPool, ShowsFacts, StoreItems, StoreLike, Where, split
+from ups_store.read.items import BufferPool, ShowsFacts, StoreItems, StoreLike, Where, Window, split
 from ups_store.read.order import Order, Shuffle, Step, expect
 from ups_store.read.prefetch import OnWait, Prefetch, check_timeout, deadline, late
 from ups_store.read.ranks import RankedOrder, Ranks, is_number
-from ups_store.read.windows import Window
 
 NUM_WORKERS, PREFETCH_FACTOR = 2, 2  # the latter as of torch's DataLoader
 WAIT_SHARE = 0.05  # a loop that waits less than this is not held up by its data
@@ -180,7 +180,7 @@ class EpochReport:
 
     @property
     def bound(self) -> str:
-        """What a faster epoch needs: "model", "storage" or "cpu" (copying, or decoding)."""
+        """Tell what a faster epoch needs: "model", "storage" or "cpu" (copying, or decoding)."""
         if self.wait_share < WAIT_SHARE:
             return "model"
         reads_disk = self.assembled_s > 0 and self.major_faults / self.assembled_s > FAULTS_PER_S
@@ -260,13 +260,9 @@ class Loader(ShowsFacts):
     def _new_maker(self) -> Maker:
         return Maker(self.dataset, self._pool.empty, self._collate, self._batch_transform)
 
-    def _setup(self) -> Callable[[], None]:
-        """Give what each thread begins with."""
-        return lambda: None
-
     @property
     def order(self) -> Order:
-        """Which samples each step takes, and how many have been consumed."""
+        """Tell which samples each step takes, and how many have been consumed."""
         return self._order.current() if isinstance(self._order, RankedOrder) else self._order
 
     def __len__(self) -> int:
@@ -325,7 +321,7 @@ class Loader(ShowsFacts):
             maker,
             depth=self._depth,
             num_threads=self._num_workers,
-            setup=self._setup(),
+            setup=maker.setup,
         )
         return self._made
 
@@ -418,10 +414,10 @@ class Made:
 
     step: Step
     batch: Any
+    copied: Any
     nbytes: int
     seconds: float
     major_faults: int
-    copied: Any = None
 
 
 class Maker:
@@ -430,8 +426,6 @@ class Maker:
     Several small ones are gathered by one call: neither Python nor the hand-over takes longer than the copy.
     It doesn't refer to the loader, so that dropping that ends its threads.
     """
-
-    kind: type[dict[str, Any]] = dict  # of batches that can be split and marked
 
     def __init__(
         self,
@@ -465,7 +459,8 @@ class Maker:
                 if group:
                     yield group
                 raise
-            if group and (step is None or not _alike(step, group[0])):
+            key = None if step is None else (step.source, len(step.items))
+            if group and key != (group[0].source, len(group[0].items)):
                 yield group
                 group = []
             if step is None:
@@ -506,30 +501,20 @@ class Maker:
         first, num = steps[0], len(steps)
         items = first.items if num == 1 else np.concatenate([step.items for step in steps])
         whole = self._dataset.fetch(first.source, items, epoch=first.epoch, allocate=self._allocate)
-        is_plain = isinstance(whole, self.kind)
         # Batches of a source and a length have as many bytes, unless ragged: they are counted once.
         nbytes = None if self._is_ragged else self._nbytes.get((first.source, len(items)))
         if nbytes is None:
-            nbytes = self._nbytes[first.source, len(items)] = self.count(whole)
+            nbytes = self._nbytes[first.source, len(items)] = nbytes_of(whole)
         nbytes //= num
-        batches = [whole] if num == 1 else self.split(whole, num)
-        if self.may_group and is_plain:
+        cut: Callable[[int], Sequence[Any]] = getattr(whole, "split", functools.partial(split, whole))
+        batches = [whole] if num == 1 else cut(num)
+        if self.may_group and isinstance(whole, dict):  # what others make isn't split
             self._adapt((time.perf_counter() - began) / num, nbytes)
-        made = []
-        for step, batch in zip(steps, batches, strict=True):
-            if step.mask is not None and is_plain:
-                self.mark(batch, step.mask)
-            if self._transform is not None or self._collate is not None:
-                batch = self.collated(batch, step)
-            if self._batch_transform is not None:
-                batch = self._batch_transform(batch, step)
-            batch, copied = self.sent(batch)
-            made.append(Made(step, batch, nbytes, 0.0, 0, copied))
-        made[0].major_faults = _major_faults() - faults
-        seconds = (time.perf_counter() - began) / num
-        for one in made:
-            one.seconds = seconds
-        return made
+        finished = [self.finish(batch, step) for batch, step in zip(batches, steps, strict=True)]
+        seconds, faults = (time.perf_counter() - began) / num, _major_faults() - faults
+        return [
+            Made(step, *finished[i], nbytes, seconds, faults if i == 0 else 0) for i, step in enumerate(steps)
+        ]
 
     def _adapt(self, seconds: float, nbytes: int) -> None:
         """Have the next groups be worth a hand-over, or be made without one, by what a batch took."""
@@ -552,35 +537,27 @@ class Maker:
         )
         return late(named, timeout_s=timeout_s, thread=thread)
 
-    def count(self, batch: Any) -> int:
-        """Count the bytes of a batch's arrays."""
-        if isinstance(batch, dict | list):
-            return sum(map(self.count, batch.values() if isinstance(batch, dict) else batch))
-        return batch.nbytes if isinstance(batch, np.ndarray) else 0
+    def setup(self) -> None:
+        """Prepare a thread."""
 
-    def split(self, batch: Any, num: int) -> Sequence[Any]:
-        """Cut a batch into so many."""
-        return split(batch, num)
-
-    def mark(self, batch: dict[str, Any], mask: npt.NDArray[np.bool_]) -> None:
-        """Say which rows only fill up the last batch."""
-        batch["valid"] = mask
-
-    def collated(self, batch: Any, step: Step) -> Any:
-        """Make a batch of a batch's samples, transformed where there is a transform."""
-        padded = self._dataset.sources[step.source].padded
-        samples: list[Any] = list(samples_of(batch, padded))
-        if self._transform is not None:
-            samples = [self._transform(sample) for sample in samples]
-        return stacked(samples, padded) if self._collate is None else self._collate(samples)
-
-    def sent(self, batch: Any) -> tuple[Any, Any]:
-        """Give the batch, and the event of its copy to a device."""
-        return batch, None
+    def finish(self, batch: Any, step: Step) -> tuple[Any, Any]:
+        """Make of what was gathered what the loop is given, and the event of its copy to a device."""
+        if step.mask is not None and isinstance(batch, dict):
+            batch["valid"] = step.mask
+        if self._transform is not None or self._collate is not None:
+            padded = self._dataset.sources[step.source].padded
+            samples: list[Any] = list(samples_of(batch, padded))
+            if self._transform is not None:
+                samples = [self._transform(sample) for sample in samples]
+            batch = stacked(samples, padded) if self._collate is None else self._collate(samples)
+        return batch if self._batch_transform is None else self._batch_transform(batch, step), None
 
 
-def _alike(step: Step, other: Step) -> bool:
-    return (step.source, len(step.items)) == (other.source, len(other.items))
+def nbytes_of(batch: Any) -> int:
+    """Count the bytes of a batch's arrays."""
+    if type(batch) in (dict, list):
+        return sum(map(nbytes_of, batch.values() if isinstance(batch, dict) else batch))
+    return getattr(batch, "nbytes", 0)
 
 
 def _major_faults() -> int:

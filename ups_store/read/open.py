@@ -34,8 +34,7 @@ from ups_store.read.store_file import Access
 from ups_store.system import files
 from ups_store.system.files import is_in_memory
 from ups_store.system.memory import check_not_reserved, keeping
-from ups_store.system.paths import check_one_file, is_pattern, path_of
-from ups_store.system.urls import is_remote, shown_url
+from ups_store.system.paths import check_one_file, is_pattern, is_remote, path_of, shown_url
 
 
 def open_any(
@@ -77,12 +76,12 @@ def open_any(
     remote_options = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "deadline_s": deadline_s}
     if isinstance(path, list | tuple):
         options: dict[str, Any] = {"access": access, "verify": verify, **remote_options}
-        return _open_several(None, [functools.partial(open_any, each, **options) for each in path])
+        return _open_several(None, [functools.partial(open_any, location, **options) for location in path])
     where = cast("str | os.PathLike[str]", path)  # or what isn't one, which `path_of` says
     if is_remote(where):
         if access != "auto" or verify not in (None, "touch"):
-            found, expected = f"access={access!r}, verify={verify!r}", "auto; None or touch"
-            raise SpecError("argument", path=shown_url(where), expected=expected, found=found)
+            actual, expected = f"access={access!r}, verify={verify!r}", "auto; None or touch"
+            raise SpecError("argument", path=shown_url(where), expected=expected, found=actual)
         remote = module_above("remote")
         opened: AnyStore = remote.open_url(where, remote.RemoteOptions.of(**remote_options))
         return opened
@@ -93,8 +92,8 @@ def open_any(
     if not is_pattern(pattern):
         return _open_file(where, partial, access, verify, is_packed_taken=True)
     openings = [
-        functools.partial(_open_file, each, False, access, verify, is_packed_taken=True)
-        for each in files_of(pattern)
+        functools.partial(_open_file, location, False, access, verify, is_packed_taken=True)
+        for location in files_of(pattern)
     ]
     return _open_several(pattern, openings)
 
@@ -156,8 +155,8 @@ def _open_file(
 ) -> AnyStore:
     """Open one file, by one look at the path: another process may replace what is there at any moment."""
     if access not in ("auto", "map", "pread") or verify not in (None, "touch"):
-        found = f"access={access!r}, verify={verify!r}"
-        raise SpecError("argument", expected="auto, map or pread; None or touch", found=found)
+        actual = f"access={access!r}, verify={verify!r}"
+        raise SpecError("argument", expected="auto, map or pread; None or touch", found=actual)
     target = path_of(path)
     check_not_reserved(path)
     check_one_file(target)
@@ -236,14 +235,14 @@ def reopen(path: str, fingerprint: str | None, config_hash: str, options: dict[s
             gone = f"{path}: its copy in RAM, {copy_path}, is gone: the file is used"
             warnings.warn(printable(gone), stacklevel=2)
         store = open_any(path, **options)
-    found = store.config_hash if fingerprint is None else store.fingerprint
-    if found != (fingerprint or config_hash):
+    content = store.config_hash if fingerprint is None else store.fingerprint
+    if content != (fingerprint or config_hash):
         store.close()
         raise StoreReplacedError(
             "it was replaced since this object was pickled",
             path=store.path,
             expected=f"content {fingerprint or config_hash}",
-            found=found,
+            found=content,
             hint="open it again",
         )
     return store

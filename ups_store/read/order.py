@@ -79,13 +79,13 @@ class Order(Protocol):
 
     @property
     def key(self) -> object:
-        """What the steps of all epochs depend on: batches that were made before it changed are stale."""
+        """Give what the steps of all epochs depend on: batches that were made before it changed are stale."""
 
     def steps(self, epoch: int | None = None) -> Iterator[Step]:
         """The steps of the current epoch that haven't been consumed; all of `epoch`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues from here."""
+        """Give what continues from here."""
 
     def load_state_dict(self, state: Any) -> None:
         """Continue where `state_dict` was called."""
@@ -134,7 +134,7 @@ class EpochOrder:
 
     @property
     def key(self) -> tuple[int, Shuffle]:
-        """What the steps of all epochs depend on and `load_state_dict` may change."""
+        """Give what the steps of all epochs depend on and `load_state_dict` may change."""
         return self.seed, self.shuffle
 
     def steps(self, epoch: int | None = None) -> Iterator[Step]:
@@ -144,7 +144,7 @@ class EpochOrder:
         return self._steps(self.epoch, self.consumed // self.global_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues the run from here: position, and what the order depends on; equal on all ranks.
+        """Give what continues the run from here: position, and what the order depends on; equal on all ranks.
 
         Keys: seed, global_batch_size, shuffle, with shuffle="block" also block_size and blocks_per_window,
         epoch, consumed.
@@ -192,7 +192,7 @@ class EpochOrder:
         self.epoch, self.consumed, self.shuffle = epoch, consumed, shuffle
 
     def _settings(self, shuffle: Shuffle) -> dict[str, Any]:
-        """What a state has to agree on; blocks only where there are any."""
+        """Give what a state has to agree on; blocks only where there are any."""
         settings = {"seed": self.seed, "global_batch_size": self.global_batch_size, "shuffle": shuffle}
         blocks = {"block_size": self.block_size, "blocks_per_window": self.blocks_per_window}
         return settings | blocks if shuffle == "block" else settings
@@ -201,7 +201,7 @@ class EpochOrder:
         raise NotImplementedError
 
     def _permutation(self, size: int, *key: int) -> Callable[[Samples, Samples | int], Samples]:
-        """Where positions in an order of `size` items go, as `shuffle` says."""
+        """Compute where positions in an order of `size` items go, as `shuffle` says."""
         if self.shuffle == "block":
             block, window = self.block_size, self.blocks_per_window
             return BlockPermutation(size, *key, block_size=block, blocks_per_window=window)
@@ -363,8 +363,8 @@ class MixedOrder(EpochOrder):
         self.epoch_size = sum(self.sizes) if epoch_size is None else epoch_size
         is_number = isinstance(self.epoch_size, int | np.integer) and self.epoch_size >= 1
         expect("epoch_size", is_number, "a whole number of at least 1", epoch_size)
-        whole, rest = divmod(int(self.epoch_size), self.global_batch_size)
-        self.num_steps = whole if drop_last else whole + (rest > 0)
+        whole, remainder = divmod(int(self.epoch_size), self.global_batch_size)
+        self.num_steps = whole if drop_last else whole + (remainder > 0)
         fits = 1 <= self.num_steps < _MAX_STEPS
         expected = f"at least a batch of {global_batch_size}, and fewer than {_MAX_STEPS} of them"
         expect("epoch_size", fits, expected, self.epoch_size)
@@ -470,7 +470,7 @@ class Permutation:
         self.keys = round_keys((SMALL_NUM_ROUNDS if size < SMALL_SIZE else NUM_ROUNDS) + 1, *key)
 
     def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
-        """Where `positions` go."""
+        """Compute where `positions` go."""
         tweaks = mix(np.atleast_1d(np.asarray(tweak, np.uint64)) + self.keys[-1])
         values = self._pass(positions.astype(np.uint64), tweaks)
         while len(outside := np.flatnonzero(values >= self.size)):
@@ -506,7 +506,7 @@ class BlockPermutation:
         self._known = -1, 0, np.empty(0, np.int64)  # tweak, first, where blocks go
 
     def __call__(self, positions: Samples, tweak: Samples | int = 0) -> Samples:
-        """Where `positions` go; arguments as for `Permutation`."""
+        """Compute where `positions` go; arguments as for `Permutation`."""
         tweaks = np.broadcast_to(np.asarray(tweak, np.int64), positions.shape)
         windows, offsets = _divided(positions, self.window_size)
         last = windows == self.size // self.window_size
@@ -527,7 +527,7 @@ class BlockPermutation:
         return items
 
     def _permute_blocks(self, numbers: Samples, tweaks: Samples) -> Samples:
-        """Where blocks go; each is permuted once where many items lie in it, as in consecutive positions."""
+        """Compute where blocks go; each is permuted once where many of the items lie in it."""
         if not numbers.size:
             return numbers
         first, last, tweak = int(numbers.min()), int(numbers.max()), int(tweaks[0])

@@ -217,18 +217,18 @@ def late(where: Where, *, timeout_s: float, thread: int | None) -> BatchTimeoutE
     """Make the error of a batch that hasn't come."""
     path, samples = where
     frame = None if thread is None else sys._current_frames().get(thread)
-    found, stack = "nothing is being read", ""
+    actual, stack = "nothing is being read", ""
     if frame is not None:
         calls = traceback.extract_stack(frame)
         stack = "".join(calls.format())
         more = f" and {len(samples) - _SHOWN} more" if len(samples) > _SHOWN else ""
         file, line = os.path.basename(calls[-1].filename), calls[-1].lineno
-        found = f"samples {', '.join(map(str, samples[:_SHOWN]))}{more}, in {calls[-1].name} ({file}:{line})"
+        actual = f"samples {', '.join(map(str, samples[:_SHOWN]))}{more}, in {calls[-1].name} ({file}:{line})"
     error = BatchTimeoutError(
         f"a batch hasn't come for {timeout_s:g} s",
         path=path,
         sample=samples[0] if samples else None,
-        found=found,
+        found=actual,
         hint="look whether its disk or server answers; "
         "`load_state_dict`, or the same command, goes on from there",
     )

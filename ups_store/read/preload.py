@@ -114,9 +114,9 @@ class PreloadJob:
                 if not hasattr(scratches, "block"):  # of one thread, used again and again
                     scratches.block = memory.page_aligned(PIECE_BYTES).data
                 block = scratches.block[:length]
-            got = read_into(self.fd, first + offset, block)
-            if got < length:
-                raise cut(path, first + nbytes, first + offset + got)
+            nbytes_read = read_into(self.fd, first + offset, block)
+            if nbytes_read < length:
+                raise cut(path, first + nbytes, first + offset + nbytes_read)
 
         offsets = range(0, nbytes, PIECE_BYTES)
         pool = ThreadPoolExecutor(self.request.num_threads or NUM_THREADS, "ups-store-preload")
@@ -220,9 +220,9 @@ class Budget:
 
 def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
     """Compute the budget for RAM; new memory must fit into this process's address space too (`ulimit -v`)."""
-    left = memory.address_space_left() if is_new and needed_bytes else None
+    limit = memory.address_space_left() if is_new and needed_bytes else None
     available = available_bytes()
-    return Budget(needed_bytes, available if left is None else min(available, left))
+    return Budget(needed_bytes, available if limit is None else min(available, limit))
 
 
 def plan_preload(needed_bytes: int, mode: str = "auto", *, margin: float = MARGIN) -> tuple[Outcome, str]:

@@ -6,7 +6,7 @@ What the offsets say is checked before it is used; opening a store reads none of
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
@@ -18,17 +18,16 @@ from ups_store.errors import CorruptChunkError, SpecError
 from ups_store.format.layout import RaggedLayout
 from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.format.ragged import LENGTHS, Offsets, first_flaw, wrong_extents
-from ups_store.read.chunks import HOW_TO_MEND, chunk_of
 from ups_store.read.gather import (
     READS_IN_FLIGHT,
     TIME_DIM,
+    BatchArguments,
     Indices,
     Samples,
-    WindowArguments,
     check_indices,
     check_output,
 )
-from ups_store.read.store_file import StoreFile, read_at, read_bytes, read_rows
+from ups_store.read.store_file import HOW_TO_MEND, StoreFile, chunk_of, read_at, read_bytes, read_rows
 from ups_store.system.parallel import for_each
 
 Form: TypeAlias = Literal["views", "padded"]
@@ -107,36 +106,29 @@ class RaggedReader:
         """First row, and row past the last one, of samples, all valid; shape (B,) each."""
         if not len(samples):
             return samples, samples
+        first, last = int(samples.min()), int(samples.max())
         if self._file.access != "pread":
             starts, ends = self._offsets[samples], self._offsets[samples + 1]
+        elif last - first <= _MAX_SPREAD * len(samples):
+            offsets = self._read_offsets(first, last - first + 2)
+            starts, ends = offsets[samples - first], offsets[samples - first + 1]
         else:
-            starts, ends = self._read_extents(samples)
+            starts, ends = np.stack([self._read_offsets(sample, 2) for sample in samples.tolist()]).T
         wrong = first_flaw(starts, ends, self.meta.shape[0])
         if wrong is not None:
-            found = f"rows {starts[wrong]}..{ends[wrong]}"
-            raise bad_offsets(self._file.path, self.layout, int(samples[wrong]), found)
+            actual = f"rows {starts[wrong]}..{ends[wrong]}"
+            raise bad_offsets(self._file.path, self.layout, int(samples[wrong]), actual)
         return starts, ends
 
-    def _read_extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
-        first, last = int(samples.min()), int(samples.max())
-        descriptor, base = self._file.descriptor, self.layout.offsets.offset
-
-        def read(sample: int, num: int) -> Offsets:
-            raw = read_bytes(descriptor.fd, base + 8 * sample, 8 * (num + 1), path=self._file.path)
-            return np.frombuffer(raw, "<i8")
-
-        if last - first <= _MAX_SPREAD * len(samples):
-            offsets = read(first, last - first + 1)
-            return offsets[samples - first], offsets[samples - first + 1]
-        pairs = np.stack([read(sample, 1) for sample in samples.tolist()])
-        return pairs[:, 0], pairs[:, 1]
+    def _read_offsets(self, first: int, num: int) -> Offsets:
+        return np.frombuffer(self._file.read(self.layout.offsets.offset + 8 * first, 8 * num), "<i8")
 
     def all_offsets(self) -> Offsets:
-        """All offsets, checked, shape (N + 1,)."""
-        descriptor = self._file.descriptor if self._file.access == "pread" else None
-        if descriptor is not None:
-            return read_offsets(descriptor.fd, self.layout, path=self._file.path)
-        check_offsets(self._offsets, self.layout, path=self._file.path)
+        """Give all offsets, checked, shape (N + 1,); those that are read by their CRC-32C, too."""
+        if self._file.access == "pread":
+            descriptor = self._file.descriptor  # held, see there
+            return read_offsets(descriptor.fd, self.layout, path=self.path)
+        check_offsets(self._offsets, self.layout, path=self.path)
         return self._offsets
 
     def views(self, samples: Samples, *, num_threads: int | None = None, decode: bool = True) -> list[Any]:
@@ -144,32 +136,24 @@ class RaggedReader:
         starts, ends = self.extents(samples)
         bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))
         if self._file.access == "pread":
-            found = self._read_rows(bounds, num_threads or READS_IN_FLIGHT)
+            dtype, descriptor = dtype_of(self.meta.dtype), self._file.descriptor
+            arrays = [np.empty((end - start, *self.meta.sample_shape), dtype) for start, end in bounds]
+
+            def read(number: int) -> None:
+                first, _ = self.layout.extent(*bounds[number])
+                read_rows(descriptor.fd, first, arrays[number], path=self._file.path)
+
+            numbers = [number for number, array in enumerate(arrays) if array.size]
+            for_each(read, numbers, num_threads=num_threads or READS_IN_FLIGHT)
+            for array in arrays:
+                array.flags.writeable = False
         else:
             rows = self.rows
-            found = [rows[start:end] for start, end in bounds]
+            arrays = [rows[start:end] for start, end in bounds]
         if self.meta.encoding is None or not decode:
-            return found
-        numbers, path = samples.tolist(), self._file.path
-        return [
-            decoded(value, self.meta, number, path=path) for value, number in zip(found, numbers, strict=True)
-        ]
-
-    def _read_rows(self, bounds: list[tuple[int, int]], num_threads: int) -> list[npt.NDArray[Any]]:
-        found = [
-            np.empty((end - start, *self.meta.sample_shape), dtype_of(self.meta.dtype))
-            for start, end in bounds
-        ]
-        descriptor = self._file.descriptor
-
-        def read(number: int) -> None:
-            first, _ = self.layout.extent(*bounds[number])
-            read_rows(descriptor.fd, first, found[number], path=self._file.path)
-
-        for_each(read, [i for i, value in enumerate(found) if value.size], num_threads=num_threads)
-        for value in found:
-            value.flags.writeable = False
-        return found
+            return arrays
+        pairs = zip(arrays, samples.tolist(), strict=True)
+        return [decoded(array, self.meta, sample, path=self._file.path) for array, sample in pairs]
 
 
 def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path) -> str | bytes:
@@ -193,10 +177,9 @@ def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path
 
 
 def read_offsets(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
-    """All offsets of a ragged array, checked against their CRC-32C and each other, shape (N + 1,)."""
+    """Read all offsets of a ragged array, checked against their CRC-32C and each other, shape (N + 1,)."""
     chunk = chunk_of(layout.offsets)
-    raw = read_bytes(fd, chunk.first, chunk.end - chunk.first, path=path)
-    payload = chunk.payload_of(raw)
+    payload = chunk.payload_of(read_bytes(fd, chunk.first, chunk.end - chunk.first, path=path))
     if payload is None:
         raise chunk.damaged(path, "the offsets don't match their checksum")
     offsets = np.frombuffer(payload, "<i8")
@@ -206,18 +189,19 @@ def read_offsets(fd: int, layout: RaggedLayout, *, path: Path) -> Offsets:
 
 def check_offsets(offsets: Offsets, layout: RaggedLayout, *, path: Path) -> None:
     """Check all offsets: 0 first, never falling, the number of rows last (spec 14)."""
-    for sample, detail in offset_flaws(offsets, layout):
-        raise bad_offsets(path, layout, sample, detail)
+    if flaw := offset_flaw(offsets, layout):
+        raise bad_offsets(path, layout, *flaw)
 
 
-def offset_flaws(offsets: Offsets, layout: RaggedLayout) -> Iterator[tuple[int, str]]:
-    """Sample and description of the first thing that is wrong with all offsets together, if any."""
+def offset_flaw(offsets: Offsets, layout: RaggedLayout) -> tuple[int, str] | None:
+    """Find the sample and a description of the first thing that is wrong with all offsets together."""
     num_rows = layout.rows.meta.shape[0]
     wrong = first_flaw(offsets[:-1], offsets[1:], num_rows)
     if wrong is not None:
-        yield wrong, f"rows {offsets[wrong]}..{offsets[wrong + 1]}"
-    elif offsets[0] != 0 or offsets[-1] != num_rows:
-        yield 0 if offsets[0] else len(offsets) - 2, f"rows {offsets[0]}..{offsets[-1]} in all"
+        return wrong, f"rows {offsets[wrong]}..{offsets[wrong + 1]}"
+    if offsets[0] != 0 or offsets[-1] != num_rows:
+        return 0 if offsets[0] else len(offsets) - 2, f"rows {offsets[0]}..{offsets[-1]} in all"
+    return None
 
 
 def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> CorruptChunkError:
@@ -240,7 +224,7 @@ def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> Co
 def extents_hold(
     fd: int, layout: RaggedLayout, samples: npt.NDArray[np.int64], *, is_spool: bool
 ) -> npt.NDArray[np.bool_]:
-    """Which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted.
+    """Find which samples have offsets that can be right (spec 14.5), shape (M,); samples sorted.
 
     Those of a spool have no checksum: a damaged one may say that a sample has all of a sparse file.
     """
@@ -273,12 +257,12 @@ def check_form(
         hint = "`ups_store.torch.gather_nested` gives nested tensors" if form == "nested" else None
         expected = "views or padded"
         raise SpecError("ragged", kind="argument", path=path, expected=expected, found=repr(form), hint=hint)
-    given = out if isinstance(out, Mapping) else {}
+    memory = out if isinstance(out, Mapping) else {}
     theirs = {*names, *(name + LENGTHS for name in names)}
-    if form == "views" and theirs & given.keys():
+    if form == "views" and theirs & memory.keys():
         hint = 'views are not copied: leave `out` away, or say ragged="padded"'
-        raise SpecError("out", kind="out", path=path, array=min(theirs & given.keys()), hint=hint)
-    return {name: value for name, value in given.items() if name not in theirs}
+        raise SpecError("out", kind="out", path=path, array=min(theirs & memory.keys()), hint=hint)
+    return {name: value for name, value in memory.items() if name not in theirs}
 
 
 def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: Path) -> None:
@@ -289,9 +273,9 @@ def check_not_ragged(metas: Iterable[ArrayMeta], what: str, hint: str, *, path: 
             raise SpecError(problem, kind="ragged", path=path, array=meta.name, clause="14.1", hint=hint)
 
 
-def check_no_window(metas: Sequence[ArrayMeta], window: WindowArguments, *, path: Path) -> None:
+def check_no_window(metas: Sequence[ArrayMeta], arguments: BatchArguments, *, path: Path) -> None:
     """Refuse windows over the time of ragged arrays; arrays without time are taken whole."""
-    if not window.is_any:
+    if not arguments.is_window:
         return
     for meta in metas:
         if TIME_DIM in meta.dims:
@@ -315,10 +299,10 @@ def padded(
         room = out.shape[1] if isinstance(out, np.ndarray) and out.ndim > 1 else longest
         if room < longest:
             wrong = int(sizes.argmax())
-            expected, found = f"room for {longest} rows", f"{room}"
+            expected, actual = f"room for {longest} rows", f"{room}"
             hint = "make its second axis longer, or leave `out` away"
             problem = f"out: item {wrong} doesn't fit"
-            raise SpecError(problem, kind="out", array=meta.name, expected=expected, found=found, hint=hint)
+            raise SpecError(problem, kind="out", array=meta.name, expected=expected, found=actual, hint=hint)
         check_output(meta.name, dtype_of(meta.dtype), (len(views), room, *meta.sample_shape), out)
     for row, view, size in zip(out, views, sizes.tolist(), strict=True):
         row[:size] = view

@@ -44,8 +44,8 @@ class Ranks:
             try:
                 numbers.append(int(os.environ[name]))
             except ValueError as error:
-                problem, found = f"environment variable {name}", repr(os.environ[name])
-                raise ConfigError(problem, kind="rank", expected="a whole number", found=found) from error
+                problem, actual = f"environment variable {name}", repr(os.environ[name])
+                raise ConfigError(problem, kind="rank", expected="a whole number", found=actual) from error
         return numbers[0], numbers[1]
 
     def compare(self, mine: dict[str, Any]) -> dict[str, Any] | None:
@@ -84,8 +84,8 @@ class RankedOrder:
             "shuffle", shuffle in (True, False, "block", "auto"), "True, False, 'block' or 'auto'", shuffle
         )
         fits = (batch_size is None) != (global_batch_size is None)
-        given = "neither" if batch_size is None else "both"
-        expect("batch_size", fits, "batch_size (per rank) or global_batch_size", given)
+        actual = "neither" if batch_size is None else "both"
+        expect("batch_size", fits, "batch_size (per rank) or global_batch_size", actual)
         if batch_size is not None:
             expect("batch_size", is_number(batch_size, 1), "a whole number of at least 1", batch_size)
         item_nbytes = max(source.sample_nbytes for source in dataset.sources)

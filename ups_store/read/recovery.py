@@ -52,7 +52,7 @@ class Building:
 
 
 def building_path(path: Path) -> Path:
-    """Where the store of `path` is built (spec 6.1); one in memory has no other name (spec 6.12).
+    """Find where the store of `path` is built (spec 6.1); one in memory has no other name (spec 6.12).
 
     A symbolic link is followed: the file is beside the one that it will replace.
     """
@@ -86,7 +86,7 @@ def read_building_file(fd: int, path: Path) -> Building:
 
 
 def read_is_spool(fd: int, layout: Layout) -> bool:
-    """Whether a building file is a spool: its N is what it has room for, not the samples there will be."""
+    """Tell whether a building file is a spool: its N is what it has room for, not what there will be."""
     return read_at(fd, layout.tail_offset + SPOOL_OFFSET, len(SPOOL_MAGIC)) == SPOOL_MAGIC
 
 
@@ -116,7 +116,7 @@ def read_commits(
 def read_committed(
     fd: int, layout: Layout, header: TailHeader, samples: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Which of some samples are committed, shape (M,); samples sorted, at least one."""
+    """Find which of some samples are committed, shape (M,); samples sorted, at least one."""
     if samples[-1] - samples[0] >= 4 * len(samples):  # sparse: a record at a time
         parts = [read_records(fd, layout, samples[i : i + 1]) for i in range(len(samples))]
         records = np.concatenate(parts)
@@ -133,7 +133,7 @@ def _commits_among(
     samples: npt.NDArray[np.int64],
     records: npt.NDArray[np.uint32],
 ) -> npt.NDArray[np.bool_]:
-    """Which samples are committed by their records, and have offsets that can be right, shape (M,).
+    """Find which samples are committed by their records, and have offsets that can be right, shape (M,).
 
     After another boot of the machine the samples of a lazy build are read and checked first: their records
     may have reached the disk before their bytes (spec 6.5, step 3).
@@ -150,7 +150,7 @@ def _commits_among(
 
 
 def is_read_to_count(header: TailHeader) -> bool:
-    """Whether samples are checked whenever the commit table is read: in lazy files, after another boot."""
+    """Tell whether samples are checked when the commit table is read: of lazy files, after another boot."""
     is_same_boot = header.boot_id == files.boot_id() != bytes(16)  # zeros: the system doesn't say
     return header.is_lazy and not is_same_boot
 

@@ -16,7 +16,7 @@ from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root import RootMeta, config_hash, describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
-from ups_store.read.gather import Samples, WindowArguments, check_indices, target_of, window_of
+from ups_store.read.gather import BatchArguments, Samples, check_indices, target_of, window_of
 from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.verify import Report
 from ups_store.system.paths import find_partitions, partition_of
@@ -28,10 +28,6 @@ class PartitionedStore(AnyStore):
     Opened by `ups_store.open` of a pattern or a list. They are the partitions of one split, made from the
     same, or stores of the same arrays and constants, each made from its own. Reads like a `Store`, except
     that no array is one piece of memory: `store[name]` refuses, `sample` and `gather` work.
-
-    Args:
-        pattern: What names the files; of a list its first file.
-        partitions: The open stores, of any kind, in order.
 
     Attributes:
         path: The pattern; of a list its first file.
@@ -70,7 +66,7 @@ class PartitionedStore(AnyStore):
 
     @property
     def access(self) -> str:
-        """How samples are got, as `Store.access`; "mixed" if not from all partitions alike."""
+        """Tell how samples are got, as `Store.access`; "mixed" if not from all partitions alike."""
         kinds = {partition.access for partition in self.partitions}
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
@@ -101,35 +97,29 @@ class PartitionedStore(AnyStore):
         number = int(np.searchsorted(self._ends, sample, side="right"))
         return self.partitions[number].sample(sample - self._firsts[number])
 
-    def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, npt.NDArray[Any]] | None,
-        num_threads: int | None,
-    ) -> dict[str, Any]:
-        """Where samples come from several partitions, they are copied twice; views of ragged ones never."""
+    def _gather(self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments) -> dict[str, Any]:
+        """Gather twice what comes from several partitions; views of ragged arrays are never copied."""
         names = [meta.name for meta in metas]
         numbers = np.searchsorted(self._ends, samples, side="right")
         present = np.unique(numbers).tolist() or [int(np.argmax(np.diff(self._ends, prepend=0) > 0))]
         if len(present) == 1:
             number: int = present[0]
             partition, local = self.partitions[number], samples - self._firsts[number]
-            return partition.gather(local, names, **window._asdict(), out=out, num_threads=num_threads)
-        windows = [window_of(meta, len(samples), window) for meta in metas]
-        times = next((each for each in windows if each is not None), None)
+            return partition.gather(local, names, **arguments._asdict())
+        windows = [window_of(meta, len(samples), arguments) for meta in metas]
+        times = next((window for window in windows if window is not None), None)
         result: dict[str, npt.NDArray[Any]] = {}
         for number in present:
             rows = np.flatnonzero(numbers == number)
+            mine = arguments._replace(out=None)
             if times is not None:
-                window = window._replace(start=times.start[rows], length=times.length)
+                mine = mine._replace(start=times.start[rows], length=times.length)
             partition, local = self.partitions[number], samples[rows] - self._firsts[number]
-            batch = partition.gather(local, names, **window._asdict(), num_threads=num_threads)
+            batch = partition.gather(local, names, **mine._asdict())
             for meta in metas:
                 values = batch[meta.name]
                 if meta.name not in result:
-                    result[meta.name] = target_of(meta, (len(samples), *values.shape[1:]), out)
+                    result[meta.name] = target_of(meta, (len(samples), *values.shape[1:]), arguments.out)
                 result[meta.name][rows] = values
         return result
 

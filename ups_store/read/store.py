@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -16,20 +16,17 @@ from ups_store.format.metadata import ArrayMeta
 from ups_store.format.ragged import Offsets
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, fingerprint_of
-from ups_store.read.chunks import TouchChecks
 from ups_store.read.gather import (
     TIME_DIM,
-    Indices,
+    BatchArguments,
     SampledArray,
     Samples,
-    WindowArguments,
     check_indices,
-    names_of,
     window_of,
 )
-from ups_store.read.ragged import Form, RaggedArray, RaggedReader, check_form, check_not_ragged
+from ups_store.read.ragged import RaggedArray, RaggedReader, check_not_ragged
 from ups_store.read.recovery import Building, read_commits, read_committed
-from ups_store.read.store_file import Access, StoreFile, read_bytes
+from ups_store.read.store_file import Access, StoreFile, TouchChecks, read_bytes
 from ups_store.system import files, memory
 
 if TYPE_CHECKING:
@@ -46,15 +43,6 @@ class Store(AnyStore):
     removed: they keep the mapping alive. Picklable (the copy opens the file again and checks that it holds
     the same content), usable after fork, safe to read from several threads.
 
-    Args:
-        path: Absolute path of the file.
-        fd: Its descriptor, which stays the caller's.
-        catalog: What it holds and where.
-        building: State of a file under construction; None for a finished one.
-        access: See `ups_store.open`; likewise `verify`.
-        verify: "touch", or None.
-        is_copy: Whether `fd` is a copy of the file in memory, sealed.
-
     Attributes:
         verify_on_touch: Whether samples are checked when they are first used.
     """
@@ -68,7 +56,7 @@ class Store(AnyStore):
         building: Building | None = None,
         access: Access = "auto",
         verify: Verify | None = None,
-        is_copy: bool = False,
+        is_copy: bool = False,  # whether `fd` is a copy of the file in memory, sealed
     ) -> None:
         metas = [array.meta for array in catalog.layout.arrays.values()]
         super().__init__(path, catalog.root, metas, catalog.layout.num_samples)
@@ -93,17 +81,17 @@ class Store(AnyStore):
 
     @property
     def access(self) -> Access:
-        """How samples are got: "map", or "pread" where `sample` and `gather` read the file."""
+        """Tell how samples are got: "map", or "pread" where `sample` and `gather` read the file."""
         return self._file.access
 
     @property
     def has_views(self) -> bool:
-        """Whether `store[name]` is a view of the mapped file, without a check that would read it."""
+        """Tell whether `store[name]` is a view of the mapped file, without a check that would read it."""
         return self.access == "map" and not self.verify_on_touch
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
-        """Which samples are there, bool, shape (N,); of a store under construction as of now."""
+        """Tell which samples are there, bool, shape (N,); of a store under construction as of now."""
         if self._building is None or self._building.header is None:
             return super().committed
         fd = self._file.descriptor.fd
@@ -162,58 +150,25 @@ class Store(AnyStore):
             values[name] = self._view(name)[number, ...]
         return values
 
-    def gather(
-        self,
-        indices: Indices | slice,
-        names: Sequence[str] | None = None,
-        *,
-        start: int | Indices | None = None,
-        length: int | None = None,
-        stride: int = 1,
-        out: Mapping[str, npt.NDArray[Any]] | None = None,
-        num_threads: int | None = None,
-        ragged: Form = "views",
-    ) -> dict[str, Any]:
-        """Copy samples, or windows of them, into a batch; see `AnyStore.gather`."""
-        self._file.check_length()
-        chosen = self._per_sample if names is None else names_of(names)
-        if self._ragged and not self._ragged.isdisjoint(chosen):
-            window = WindowArguments(start, length, stride)
-            return self._gather_ragged(indices, chosen, window, out, num_threads, ragged)
-        if ragged != "views":
-            check_form(ragged, (), None, path=self.path)
-        batch: dict[str, npt.NDArray[Any]] = {}
-        if num_threads is None or num_threads == 1:
-            batch = self._gather_usual(indices, chosen, start, length, stride, out)
-            if batch and len(batch) == len(chosen):
-                return batch
-        window = WindowArguments(start, length, stride)
-        samples, metas = self._asked(indices, chosen, window, out)
-        rest = [meta for meta in metas if meta.name not in batch]
-        return batch | self._gather(samples, rest, window, out, num_threads)
-
-    def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, npt.NDArray[Any]] | None,
-        num_threads: int | None,
-    ) -> dict[str, Any]:
+    def _gather(self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments) -> dict[str, Any]:
         if self.is_partial:
             self._require(samples)
-        batch = {}
+        batch, sampled = {}, self._sampled  # which `close` or `preload` in another thread replaces
         for meta in metas:
-            array = self._sampled_array(meta.name)
-            times = window_of(meta, len(samples), window)
+            array = sampled.get(meta.name)
+            if array is None:
+                layout = self._catalog.layout.arrays[meta.name]
+                array = sampled[meta.name] = SampledArray(layout, self._file)
+            times = window_of(meta, len(samples), arguments)
             if self._checks is not None:
                 self._check(array.layout, samples)
-            batch[meta.name] = array.gather(samples, times, out, num_threads=num_threads)
+            batch[meta.name] = array.gather(samples, times, arguments)
         return batch
 
     def _views_of(
         self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
     ) -> list[Any]:
+        self.check_length()
         reader = self._reader(name)
         if self.is_partial:
             self._require(samples)
@@ -237,15 +192,10 @@ class Store(AnyStore):
         return reader
 
     def _gather_usual(
-        self,
-        indices: Indices | slice,
-        chosen: Sequence[str],
-        start: int | Indices | None,
-        length: int | None,
-        stride: int,
-        out: Mapping[str, npt.NDArray[Any]] | None,
-    ) -> dict[str, npt.NDArray[Any]]:
-        """See `SampledArray.gather_usual`; without the arrays from the first on that is unusual, or wrong."""
+        self, indices: Any, names: Sequence[str], start: Any, length: Any, stride: Any, out: Any, threads: Any
+    ) -> dict[str, Any]:
+        """See `SampledArray.gather_usual`."""
+        self._file.check_length()
         batch: dict[str, npt.NDArray[Any]] = {}
         if type(indices) is list:
             indices = np.asarray(indices)
@@ -253,13 +203,13 @@ class Store(AnyStore):
             start = np.full(indices.shape, start)
         is_whole = start is None and length is None and stride == 1
         is_window = type(start) is np.ndarray and type(length) is int and type(stride) is int
-        if self.is_partial or not (is_whole or is_window):
+        if self.is_partial or not (is_whole or is_window) or not (threads is None or threads == 1):
             return batch
-        if is_window and self._timed.isdisjoint(chosen):
+        if is_window and self._timed.isdisjoint(names):
             return batch
-        if out is not None and not (type(out) is dict and out.keys() <= set(chosen)):
+        if out is not None and not (type(out) is dict and out.keys() <= set(names)):
             return batch
-        for name in chosen:
+        for name in names:
             array, target = self._sampled.get(name), None if out is None else out.get(name)
             if array is None:
                 break
@@ -350,20 +300,12 @@ class Store(AnyStore):
             view = views[name] = self._file.view(self._layout(name))
         return view
 
-    def _sampled_array(self, name: str) -> SampledArray:
-        sampled = self._sampled
-        array = sampled.get(name)
-        if array is None:
-            layout = self._catalog.layout.arrays[self._sampled_meta(name).name]
-            array = sampled[name] = SampledArray(layout, self._file)
-        return array
-
     def _require(self, samples: Samples) -> None:
         if self._building is None or self._building.header is None or not len(samples):
             return
         fd = self._file.descriptor.fd
-        asked, rows = np.unique(samples, return_inverse=True)
-        committed = read_committed(fd, self._catalog.layout, self._building.header, asked)
+        unique, rows = np.unique(samples, return_inverse=True)
+        committed = read_committed(fd, self._catalog.layout, self._building.header, unique)
         missing = samples[~committed[rows]]
         if len(missing) and files.size(fd) != self.nbytes:  # else finished meanwhile, as for `committed`
             raise NotCommittedError(
@@ -395,7 +337,7 @@ class SpoolStore(Store):
 
     @property
     def committed(self) -> npt.NDArray[np.bool_]:
-        """Which samples are there: all."""
+        """Tell which samples are there: all."""
         return np.ones(len(self), bool)
 
     def whole(self, name: str) -> Any:

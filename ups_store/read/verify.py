@@ -9,7 +9,8 @@ from __future__ import annotations
 import codecs
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,9 +28,8 @@ from ups_store.format.root import FORMAT_VERSION, RootMeta, constant_digest
 from ups_store.format.zip_records import Entry
 from ups_store.printable import one_line
 from ups_store.read.catalog import Catalog, ReadAt, fingerprint_of, read_finished, reads_of
-from ups_store.read.chunks import Chunk, chunk_of, rows_chunk
-from ups_store.read.ragged import offset_flaws
-from ups_store.read.store_file import read_into
+from ups_store.read.ragged import offset_flaw
+from ups_store.read.store_file import Chunk, chunk_of, read_into, rows_chunk
 from ups_store.system import files
 from ups_store.system.files import Progress
 from ups_store.system.memory import num_cores
@@ -72,8 +72,8 @@ class Problem:
         where += [f"array {self.array!r}"] if self.array else []
         where += [f"sample {self.sample}"] if self.sample is not None else []
         where += [f"bytes {self.byte_range[0]}..{self.byte_range[1]}"]
-        what = f"{self.kind} {self.detail}" if self.detail else self.kind
-        return one_line(f"{', '.join(where)}: {what} (spec {self.clause})")
+        fault = f"{self.kind} {self.detail}" if self.detail else self.kind
+        return one_line(f"{', '.join(where)}: {fault} (spec {self.clause})")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Tell whether nothing is wrong."""
         return not self.problems
 
     def check(self, problem: str, *, hint: str) -> None:
@@ -130,9 +130,9 @@ class Report:
         if self.ok:
             return
         first, num_more = self.problems[0], len(self.problems) - 1
-        what = f"{problem}: {first.kind} {first.detail}".rstrip()
+        sentence = f"{problem}: {first.kind} {first.detail}".rstrip()
         raise CorruptChunkError(
-            what + (f", and {num_more:,} more" if num_more else ""),
+            sentence + (f", and {num_more:,} more" if num_more else ""),
             path=self.path,
             array=first.array,
             sample=first.sample,
@@ -144,13 +144,13 @@ class Report:
     @property
     def damaged(self) -> dict[str, list[int]]:
         """Samples with damage, by array; an array of which no sample can be told has an empty list."""
-        found: dict[str, set[int]] = {}
+        damage: dict[str, set[int]] = {}
         for problem in self.problems:
             if problem.array:
-                found.setdefault(problem.array, set()).update(
+                damage.setdefault(problem.array, set()).update(
                     [] if problem.sample is None else [problem.sample]
                 )
-        return {name: sorted(samples) for name, samples in found.items()}
+        return {name: sorted(samples) for name, samples in damage.items()}
 
 
 def verify_file(
@@ -186,7 +186,16 @@ def verify_catalog(
             expected=f"at most {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}",
             found=f"{catalog.root.version[0]}.{catalog.root.version[1]}",
         )
-    return _MappedVerifier(read, path, catalog, progress, fd).run(num_threads)
+    layout, verifier = catalog.layout, _MappedVerifier(read, path, catalog, progress, fd)
+    texts = [catalog.root.to_json(), *(array.meta.to_json() for array in layout.arrays.values())]
+    problems = verifier.walk(
+        num_threads,
+        crcs=dict(zip(layout.entries, catalog.crcs, strict=True)),
+        documents=zip(layout.metadata, texts, strict=True),
+        arrays=[(array.meta, array.entry) for array in layout.arrays.values()],
+        directory_offset=layout.directory_offset,
+    )
+    return verifier.report(problems)
 
 
 class Checked(NamedTuple):
@@ -240,8 +249,11 @@ class Sums:
             yield Problem("text", "14.5", where, name, sample, f"expected UTF-8: {self._text_error}")
 
 
-class Verifier:
-    """Checks what all kinds of files have in common: records, documents, checksums of entries, constants."""
+class Verifier(ABC):
+    """Walks a file: its documents, then the data of every array, by several threads.
+
+    Kinds of files differ in how they check an array's data.
+    """
 
     def __init__(
         self, read: ReadAt, path: Path, root: RootMeta, nbytes: int, progress: Progress | None
@@ -251,38 +263,48 @@ class Verifier:
         self.num_chunks = 0
         self._read_at = read
 
-    def run(self, num_threads: int | None) -> Report:
-        """Check everything, in so many threads; one per processor by default."""
-        with ThreadPoolExecutor(num_threads or num_cores()) as self.pool:
-            problems = sorted(self.check(), key=lambda problem: problem.byte_range[0])
-        return Report(self.path, self.nbytes, self.num_chunks, tuple(problems))
+    @abstractmethod
+    def check_data(self, name: str) -> list[Checked]:
+        """Check an array's data, nothing where it has no entry and is no ragged array."""
 
-    def check(self) -> list[Problem]:
-        """Check everything; returns what is wrong."""
-        raise NotImplementedError
-
-    def check_documents(
+    def walk(
         self,
-        entries: Sequence[Entry],
-        crcs: Sequence[int],
-        metas: Sequence[ArrayMeta],
-        texts: Iterable[bytes],
+        num_threads: int | None,
+        *,
+        crcs: Mapping[Entry, int],
+        documents: Iterable[tuple[Entry, bytes]],
+        arrays: Iterable[tuple[ArrayMeta, Entry | None]],
+        directory_offset: int,
     ) -> list[Problem]:
-        """Check the `zarr.json` documents, root first, which have exactly one text (spec 4.1).
-
-        The root's has the digests of constants without elements.
-        """
+        """Check all; the documents, the root's first, have exactly one text (spec 4.1)."""
         problems: list[Problem] = []
-        for entry, crc, text in zip(entries, crcs, [self.root.to_json(), *texts], strict=False):
-            problems += self.check_header(entry, crc)
-            problems += self.compare(entry.data_offset, text, "metadata_text", "4.1")
-        for meta in metas:
-            if meta.is_constant and not meta.nbytes:
-                problems += self.check_constant(meta.name, b"", (entries[0].data_offset, entries[0].end))
+        with ThreadPoolExecutor(num_threads or num_cores()) as self.pool:
+            for document, text in documents:
+                problems += self._check_header(document, crcs[document])
+                problems += self.compare(document.data_offset, text, "metadata_text", "4.1")
+            root = next(iter(crcs))
+            for meta, entry in arrays:
+                if meta.is_constant and not meta.nbytes:  # the root's document has its digest
+                    problems += self.check_constant(meta.name, b"", (root.data_offset, root.end))
+                checked = self.check_data(meta.name)
+                wrong = [problem for part in checked for problem in part.problems]
+                if entry is not None:
+                    problems += self._check_header(entry, crcs[entry])
+                    computed = combine_crc32((part.crc, part.nbytes) for part in checked)
+                    if computed != crcs[entry] and not wrong:
+                        detail = f"stored {crcs[entry]:08x}, computed {computed:08x}"
+                        where = entry.data_offset, entry.end
+                        wrong = [Problem("entry_crc", "3.2", where, meta.name, detail=detail)]
+                problems += wrong
+        self.progress(self.nbytes - directory_offset)  # compared when it was opened
         return problems
 
-    def check_header(self, entry: Entry, crc: int) -> list[Problem]:
-        """Check a local header (spec 3.3)."""
+    def report(self, problems: Iterable[Problem]) -> Report:
+        """Make the report, in file order."""
+        ordered = sorted(problems, key=lambda problem: problem.byte_range[0])
+        return Report(self.path, self.nbytes, self.num_chunks, tuple(ordered))
+
+    def _check_header(self, entry: Entry, crc: int) -> list[Problem]:
         return self.compare(entry.offset, entry.pack_local_header(crc), "local_header", "3.3")
 
     def check_constant(self, name: str, payload: bytes, where: tuple[int, int]) -> list[Problem]:
@@ -293,30 +315,21 @@ class Verifier:
         detail = f"sha256 in the identity {stored}, computed {computed}"
         return [Problem("constant_digest", "8.1", where, name, detail=detail)]
 
-    def check_entry(self, name: str, entry: Entry, stored: int, checked: Sequence[Checked]) -> list[Problem]:
-        """Collect what is wrong with an entry's data; else compare its CRC-32 (spec 3.2)."""
-        problems = [problem for part in checked for problem in part.problems]
-        computed = combine_crc32((part.crc, part.nbytes) for part in checked)
-        if computed != stored and not problems:
-            detail = f"stored {stored:08x}, computed {computed:08x}"
-            problems.append(Problem("entry_crc", "3.2", (entry.data_offset, entry.end), name, detail=detail))
-        return problems
-
     def compare(
         self, offset: int, expected: bytes, kind: str, clause: str, array: str | None = None
     ) -> list[Problem]:
         """Compare bytes of the file with what they must be; a problem for every run that differs."""
-        found = self.read(offset, len(expected))
+        actual = self.read(offset, len(expected))
         self.progress(len(expected))
-        if found == expected:
+        if actual == expected:
             return []
-        differs = np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8)
+        differs = np.frombuffer(actual, np.uint8) != np.frombuffer(expected, np.uint8)
         edges = np.flatnonzero(np.diff(differs, prepend=False, append=False)).reshape(-1, 2)
         if len(edges) > _MAX_SHOWN:
             edges = np.array([[edges[0, 0], edges[-1, 1]]])
         problems = []
         for first, end in edges.tolist():
-            detail = f"expected {expected[first:end][:16].hex()}, found {found[first:end][:16].hex()}"
+            detail = f"expected {expected[first:end][:16].hex()}, found {actual[first:end][:16].hex()}"
             problems.append(Problem(kind, clause, (offset + first, offset + end), array, detail=detail))
         return problems
 
@@ -347,31 +360,16 @@ class _MappedVerifier(Verifier):
         self, read: ReadAt, path: Path, catalog: Catalog, progress: Progress | None, fd: int | None
     ) -> None:
         super().__init__(read, path, catalog.root, catalog.layout.file_nbytes, progress)
-        self.layout, self.crcs, self._fd = catalog.layout, catalog.crcs, fd
+        self.layout, self._fd = catalog.layout, fd
         self._buffers = threading.local()
 
-    def check(self) -> list[Problem]:
-        layout = self.layout
-        arrays = layout.arrays.values()
-        metas = [array.meta for array in arrays]
-        problems = self.check_documents(layout.metadata, self.crcs, metas, (meta.to_json() for meta in metas))
-        crcs = dict(zip(layout.entries, self.crcs, strict=True))
-        for array in arrays:
-            name, entry = array.meta.name, array.entry
-            if array.meta.is_ragged:
-                checked = self._check_rows(array)
-            elif entry is None:
-                continue
-            else:
-                is_sharded = array.meta.is_sharded
-                checked = self._check_slots(array) if is_sharded else self._check_plain(array, entry)
-            if entry is None:  # no rows, but offsets and checksums that must say so
-                problems += [problem for part in checked for problem in part.problems]
-            else:
-                problems += self.check_header(entry, crcs[entry])
-                problems += self.check_entry(name, entry, crcs[entry], checked)
-        self.progress(layout.file_nbytes - layout.directory_offset)  # compared when it was opened
-        return problems
+    def check_data(self, name: str) -> list[Checked]:
+        array = self.layout.arrays[name]
+        if array.meta.is_ragged:  # without rows there are offsets and checksums that must say so
+            return self._check_rows(array)
+        if array.entry is None:
+            return []
+        return self._check_slots(array) if array.meta.is_sharded else self._check_plain(array, array.entry)
 
     def _check_slots(self, array: ArrayLayout) -> list[Checked]:
         """Check every slot of a shard, then its index."""
@@ -441,7 +439,7 @@ class _MappedVerifier(Verifier):
         meta, ragged = array.meta, self.layout.ragged[array.meta.name]
         raw = self.read(ragged.offsets.offset, ragged.offsets.meta.nbytes)
         offsets: Offsets = np.frombuffer(raw, "<i8")
-        flaw = next(offset_flaws(offsets, ragged), None)
+        flaw = offset_flaw(offsets, ragged)
         if flaw is None:
             # Runs of samples of about a block, by the byte at which each begins.
             begins, first, blocks = offsets * ragged.rows.stride, 0, list[tuple[int, int]]()
@@ -456,7 +454,7 @@ class _MappedVerifier(Verifier):
             problem = Problem("offsets", "14.5", (at, at + 16), meta.name, flaw[0], f"found {flaw[1]}")
             sums = self._sums(meta, array.offset, meta.nbytes)
             rows = Chunk(meta.name, None, array.offset, meta.nbytes, 0)
-            wrong_bool = [each for each in sums.problems(rows, sums.crc32c) if each.kind == "bool_value"]
+            wrong_bool = [fault for fault in sums.problems(rows, sums.crc32c) if fault.kind == "bool_value"]
             self.progress(meta.nbytes)
             checked = [Checked(sums.crc32, meta.nbytes, (problem, *wrong_bool))]
         self.num_chunks += self.layout.num_samples
@@ -473,14 +471,14 @@ class _MappedVerifier(Verifier):
         begin, past = ragged.extent(edges[0], edges[-1])
         raw = memoryview(self.read(begin, past - begin)) if past - begin <= _BLOCK_BYTES else None
         crc, problems = 0, list[Problem]()
-        for i, wanted in enumerate(stored.tolist()):
-            chunk = rows_chunk(ragged, first + i, (edges[i], edges[i + 1]), wanted)
+        for i, checksum in enumerate(stored.tolist()):
+            chunk = rows_chunk(ragged, first + i, (edges[i], edges[i + 1]), checksum)
             if raw is None:
                 sums = self._sums(ragged.rows.meta, chunk.first, chunk.nbytes, crc)
             else:
                 sums = Sums(ragged.rows.meta, crc)
                 sums.add(raw[chunk.first - begin : chunk.end - begin])
-            problems += sums.problems(chunk, wanted)
+            problems += sums.problems(chunk, checksum)
             crc = sums.crc32
         return Checked(crc, past - begin, tuple(problems))
 

@@ -25,7 +25,7 @@ from ups_store.format.metadata import SAMPLE_DIM, ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
 from ups_store.read.gather import check_indices
 from ups_store.read.ragged import RaggedArray
-from ups_store.system.urls import is_remote
+from ups_store.system.paths import is_remote
 
 with needs("xarray"):
     import xarray as xr
@@ -74,8 +74,8 @@ class StoreBackend(BackendEntrypoint):
         """
         if not isinstance(filename_or_obj, str | os.PathLike):
             hint = "an open store has `to_xarray()`"
-            found = type(filename_or_obj).__name__
-            raise SpecError("data set", kind="path", expected="a path or a URL", found=found, hint=hint)
+            actual = type(filename_or_obj).__name__
+            raise SpecError("data set", kind="path", expected="a path or a URL", found=actual, hint=hint)
         from ups_store.read.open import open_any
 
         dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ups_store.errors import RemoteError, StoreNotFoundError, StoreReplacedError, needs
 from ups_store.system import files
-from ups_store.system.urls import Url
+from ups_store.system.paths import Url
 
 DEADLINE_S = 60.0  # of one request with all its attempts
 MAX_REQUESTS = 32  # of the process under way at once

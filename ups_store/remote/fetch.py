@@ -35,7 +35,7 @@ from ups_store.sources.contents import changed
 from ups_store.system import files, locks
 from ups_store.system.files import replace_text
 from ups_store.system.parallel import in_order
-from ups_store.system.urls import SCHEMES, Url
+from ups_store.system.paths import SCHEMES, Url
 
 EXPECTED = "s3://BUCKET/..., gs://..., az://... or https://HOST/..."
 RETRIES = 2  # of what brings no byte

@@ -36,8 +36,7 @@ from ups_store.remote.fetch import (
     RemoteFile,
 )
 from ups_store.system import files
-from ups_store.system.paths import partition_of, path_of
-from ups_store.system.urls import SCHEMES, Url, instead_of_rclone, shown_url, url_of
+from ups_store.system.paths import SCHEMES, Url, instead_of_rclone, partition_of, path_of, shown_url, url_of
 
 SUFFIX = ".zarr.zip"
 EXPECTED = "s3://BUCKET/PREFIX, gs://..., az://... , https://... (read only), or a folder"

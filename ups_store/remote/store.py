@@ -22,15 +22,14 @@ from ups_store.format.layout import Layout
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import Catalog, catalog_of, fingerprint_of, read_directory
 from ups_store.read.chunked import ChunkedStore, ChunkRead
-from ups_store.read.chunks import Chunk
 from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.several import PartitionedStore
+from ups_store.read.store_file import Chunk
 from ups_store.read.verify import Report, verify_catalog
 from ups_store.remote.client import DEADLINE_S, RemoteObject
 from ups_store.remote.slot_cache import Places, SlotCache, limit_of
 from ups_store.system.parallel import MAX_THREADS, for_each
-from ups_store.system.paths import check_no_manifest
-from ups_store.system.urls import Url
+from ups_store.system.paths import Url, check_no_manifest
 
 REQUESTS_IN_FLIGHT = 16  # of one batch
 CACHE_DIR, CACHE_BYTES, DEADLINE = "UPS_STORE_CACHE_DIR", "UPS_STORE_CACHE_BYTES", "UPS_STORE_DEADLINE_S"

@@ -54,13 +54,7 @@ EVERYTHING = Selection()
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """One array of every sample, as `Source.read` returns it.
-
-    Attributes:
-        shape: Shape without the sample axis, after reduction.
-        dtype: Floating dtype of the file, native byte order.
-        dims: Names of the axes in `shape`, such as ("time", "y", "x", "channel").
-    """
+    """An array of every sample as `Source.read` returns it: its shape without samples, dtype and axes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -193,7 +187,7 @@ class Convention(ABC):
 
     @abstractmethod
     def matches(self, file: Any) -> bool:
-        """Whether an HDF5 file is meant to follow this convention, complete or not."""
+        """Tell whether an HDF5 file is meant to follow this convention, complete or not."""
 
     @abstractmethod
     def describe(self, file: Any, task: Task | None) -> Contents:

@@ -76,7 +76,7 @@ class Rule(Convention):
     has_groups: bool = False  # whether a group "0000", "0001", ... holds each sample
 
     def matches(self, file: h5py.File) -> bool:
-        """Whether the datasets are there, of these shapes."""
+        """Tell whether the datasets are there, of these shapes."""
         group = ""
         if self.has_groups:
             group = next(iter(_sample_groups(file)), "")
@@ -93,7 +93,7 @@ class Rule(Convention):
         return True
 
     def parameters(self, file: h5py.File) -> dict[str, float]:
-        """PDEBench's root attributes."""
+        """Read PDEBench's root attributes."""
         return _root_parameters(file)
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
@@ -120,15 +120,15 @@ class Converted(Convention):
     name = "converted"
 
     def matches(self, file: h5py.File) -> bool:
-        """`data` at the root."""
+        """Look for `data` at the root."""
         return isinstance(file.get("data"), h5py.Dataset)
 
     def parameters(self, file: h5py.File) -> dict[str, float]:
-        """PDEBench's root attributes."""
+        """Read PDEBench's root attributes."""
         return _root_parameters(file)
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
-        """The rank decides, with the task's number of spatial axes or the coordinates that are there."""
+        """Describe `data` by its rank, and the task's number of spatial axes or the coordinates there are."""
         data = get_dataset(file, "data")
         coordinates = {
             axis: StoredDataset(axis if axis in file else f"{axis}-coordinate", axis)
@@ -199,23 +199,23 @@ class Declared(Convention):
         return True
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
-        """As declared; that it is there is checked in the first sample's group."""
+        """Describe what is declared; that it is there is checked in the first sample's group."""
         declared = self._declaration
         groups: tuple[str, ...] = ()
         if declared.groups:
             with translated("can't list the groups", file.filename):
-                groups = tuple(sorted(_matching(file, "", declared.groups.strip("/")), key=natural_key))
+                groups = tuple(sorted(_find_groups(file, "", declared.groups.strip("/")), key=natural_key))
             if not groups:
                 problem = f"no group matches {declared.groups!r}, which {self._key}.groups asks for"
                 path, held = file.filename, tree(file)
                 raise source_error(problem, "missing_group", path, declared.groups, found=held)
         group = groups[0] if groups else ""
         fields, channels = [], list[str]()
-        for i, each in enumerate(declared.fields):
+        for i, part in enumerate(declared.fields):
             key = f"{self._key}.fields[{i}]"
-            dataset = self._dataset(file, group, key, each)
-            fields.append(StoredDataset(each.dataset, each.letters))
-            channels += self._channels(file, key, each, dataset)
+            dataset = self._dataset(file, group, key, part)
+            fields.append(StoredDataset(part.dataset, part.letters))
+            channels += self._channels(file, key, part, dataset)
         arrays = {"fields": StoredArray(fields_axes(len(declared.space)), tuple(fields))}
         for name, array in declared.arrays.items():
             self._dataset(file, group, f"{self._key}.arrays.{name}", array)
@@ -241,11 +241,11 @@ class Declared(Convention):
     def parameters(self, file: h5py.File) -> dict[str, float]:
         """Read attributes of the file, and what its name says."""
         values = {}
-        for name, each in self._declaration.parameters.items():
+        for name, number in self._declaration.parameters.items():
             key = f"{self._key}.parameters.{name}"
-            if each.file_name is not None:
+            if number.file_name is not None:
                 file_name = Path(file.filename).name
-                match = re.search(each.file_name, file_name)
+                match = re.search(number.file_name, file_name)
                 try:
                     values[name] = float(match[1] if match else "")
                 except (TypeError, ValueError):  # a group that took no part in the match is None
@@ -253,28 +253,28 @@ class Declared(Convention):
                         f"no number in the file's name, where {key}.file_name looks for one",
                         "bad_parameter",
                         file.filename,
-                        expected=f"a number that matches {each.file_name!r}",
+                        expected=f"a number that matches {number.file_name!r}",
                         found=file_name,
                     ) from None
-            elif self._is_of_file(each) and each.attribute is not None:
+            elif self._is_of_file(number) and number.attribute is not None:
                 asked_by = f"{key}.attribute"
-                values[name] = read_attribute(file, each.of or "/", each.attribute, asked_by=asked_by)
+                values[name] = read_attribute(file, number.of or "/", number.attribute, asked_by=asked_by)
         return values
 
     def boundary(self, file: h5py.File, task: Task | None) -> Mapping[str, str]:
-        """What the configuration says."""
+        """Return what the configuration says."""
         return task.boundary if task else {}
 
     def computed_coordinates(self, lengths: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
-        """Those that are declared by their step."""
+        """Compute those that are declared by their step."""
         return {
-            axis: each.start + each.step * np.arange(lengths[axis], dtype=np.float64)
-            for axis, each in self._declaration.coordinates.items()
-            if each.step is not None
+            axis: coordinate.start + coordinate.step * np.arange(lengths[axis], dtype=np.float64)
+            for axis, coordinate in self._declaration.coordinates.items()
+            if coordinate.step is not None
         }
 
     def _is_of_file(self, parameter: ParameterDeclaration) -> bool:
-        """Whether its value holds for all samples of the file by declaration."""
+        """Tell whether its value holds for all samples of the file by declaration."""
         if parameter.dataset is not None:
             return False
         is_of_group = self._declaration.groups is not None and not (parameter.of or "").startswith("/")
@@ -351,17 +351,17 @@ class Declared(Convention):
         return source_error(problem, "wrong_rank", file.filename, name, expected=expected, found=shape)
 
 
-def _matching(file: h5py.File, folder: str, pattern: str) -> Iterator[str]:
+def _find_groups(file: h5py.File, folder: str, pattern: str) -> Iterator[str]:
     """Find the groups that match a glob pattern."""
     first, _, deeper = pattern.partition("/")
     for name in fnmatch.filter(file[folder or "/"], first):
         path = f"{folder}/{name}".strip("/")
         if file.get(path, getclass=True) is h5py.Group:
-            yield from _matching(file, path, deeper) if deeper else (path,)
+            yield from _find_groups(file, path, deeper) if deeper else (path,)
 
 
 def _darcy(shapes: Mapping[str, Shape], *holds: tuple[str, ...]) -> Rule:
-    """Solution and coefficient; some files have a t-coordinate of length 10 that belongs to nothing."""
+    """Make a rule of solution and coefficient; some files have a t-coordinate that belongs to nothing."""
     return Rule(
         "pdebench-darcy",
         ("tensor",),
@@ -379,7 +379,7 @@ _CFD_ALSO = {3: [("Vz", "z-coordinate")], 2: [("Vy", "y-coordinate")], 1: []}
 
 
 def _compressible() -> Iterator[Rule]:
-    """A dataset for each variable; the shock tubes have no sample axis."""
+    """Make rules of a dataset for each variable; the shock tubes have no sample axis."""
     for ndim, also in _CFD_ALSO.items():
         channels, axes, holds = _CFD_CHANNELS[: 2 + ndim], "t" + "xyz"[:ndim], (_CFD_CHANNELS[:3], *also)
         one: Mapping[str, Shape] = {"density": (None,) * len(axes)}
@@ -387,8 +387,8 @@ def _compressible() -> Iterator[Rule]:
         yield Rule("pdebench-cfd", channels, "s" + axes, channels, holds, coordinates=axes)
 
 
-def _groups(axes: str, *channels: str) -> Rule:
-    """Diffusion-sorption, shallow water, 2D reaction-diffusion: told apart by rank and channels."""
+def _group_rule(axes: str, *channels: str) -> Rule:
+    """Make a rule of diffusion-sorption, shallow water, 2D reaction-diffusion: by rank and channels."""
     shapes: Mapping[str, Shape] = {_IN_GROUP: (*(None,) * (len(axes) - 1), len(channels))}
     paths = {axis: (f"grid/{axis}", axis) for axis in axes[:-1]}
     name = "pdebench-groups"
@@ -414,9 +414,9 @@ CONVENTIONS: tuple[Convention, ...] = (
         arrays={"force": ("force", "sxyk", "syxk")},
         coordinate_paths={"t": ("t", "st")},  # none of space
     ),
-    _groups("txc", "concentration"),
-    _groups("txyc", "h"),  # PyClaw's arrays are (x, y)
-    _groups("tyxc", "u", "v"),
+    _group_rule("txc", "concentration"),
+    _group_rule("txyc", "h"),  # PyClaw's arrays are (x, y)
+    _group_rule("tyxc", "u", "v"),
     Converted(),
 )
 

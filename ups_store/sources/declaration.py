@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from ups_store.errors import ConfigError, SpecError, needs
 from ups_store.format.metadata import is_name
-from ups_store.system.urls import check_local
+from ups_store.system.paths import check_local
 
 with needs("hdf5"):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -36,7 +37,7 @@ class DeclaredSection(BaseModel):
 
 
 def local_path(value: object) -> object:
-    """The value, unless it is a URL; the code that catches the error knows the key."""
+    """Return the value, unless it is a URL; the code that catches the error knows the key."""
     try:
         if isinstance(value, str | Path):
             check_local(value)
@@ -51,7 +52,7 @@ LocalPath = Annotated[Path, BeforeValidator(local_path)]
 
 
 def _wrong(expected: object, found: object, hint: str | None = None) -> ConfigError:
-    """An error of the value that is being validated; the code that catches it knows the key."""
+    """Make the error of the value that is being validated; the code that catches it knows the key."""
     return ConfigError("", expected=expected, found=found, hint=hint)
 
 
@@ -64,7 +65,7 @@ class DatasetDeclaration(DeclaredSection):
     @field_validator("axes", mode="before")
     @classmethod
     def _as_words(cls, value: object) -> object:
-        """One space between words, so that spelling doesn't change the identity."""
+        """Put one space between words, so that spelling doesn't change the identity."""
         words = re.split(r"[\s,]+", value.strip(" ,()")) if isinstance(value, str) else value
         if not isinstance(words, Sequence):
             return value
@@ -79,12 +80,12 @@ class DatasetDeclaration(DeclaredSection):
 
     @property
     def letters(self) -> str:
-        """The axes as letters."""
+        """Return the axes as letters."""
         return "".join(AXIS_LETTERS[word] for word in self.axes.split())
 
     @property
     def space(self) -> str:
-        """The spatial axes among them, sorted."""
+        """Return the spatial axes among them, sorted."""
         return "".join(sorted(set(self.letters) & set("xyz")))
 
 
@@ -103,7 +104,7 @@ class FieldDeclaration(DatasetDeclaration):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the channels; none where only the file knows how many there are."""
+        """Return the names of the channels; none where only the file knows how many there are."""
         return self.channels or (() if "c" in self.letters else (self.dataset.rpartition("/")[2],))
 
 
@@ -144,11 +145,11 @@ class ParameterDeclaration(DeclaredSection):
 
     @model_validator(mode="after")
     def _one_of(self) -> ParameterDeclaration:
-        given = [key for key in ("dataset", "attribute", "file_name") if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise _wrong("one of dataset, attribute and file_name", " and ".join(given) or "none")
+        keys = [key for key in ("dataset", "attribute", "file_name") if getattr(self, key) is not None]
+        if len(keys) != 1:
+            raise _wrong("one of dataset, attribute and file_name", " and ".join(keys) or "none")
         if self.of is not None and self.attribute is None:
-            raise _wrong("of together with attribute", given[0])
+            raise _wrong("of together with attribute", keys[0])
         return self
 
     @field_validator("file_name")
@@ -189,7 +190,7 @@ class LayoutDeclaration(DeclaredSection):
         if self.space not in _SPACES:
             raise _wrong("fields with axes x, or x y, or x y z", " ".join(self.space) or "none of them")
         declared = [*self.fields, *self.arrays.values()]
-        beyond = {axis for each in declared for axis in each.space} | (set(self.coordinates) - {"t"})
+        beyond = {axis for dataset in declared for axis in dataset.space} | (set(self.coordinates) - {"t"})
         if beyond - set(self.space):
             raise _wrong(f"axes of the fields, {' '.join(self.space)}", " ".join(sorted(beyond)))
         if "t" in self.coordinates and self.is_steady:
@@ -197,26 +198,26 @@ class LayoutDeclaration(DeclaredSection):
         both = set(self.arrays) & set(self.parameters)
         if both:
             raise _wrong("different names for arrays and parameters", ", ".join(sorted(both)))
-        in_groups = [each.dataset for each in declared if self.groups and "s" in each.letters]
+        in_groups = [dataset.dataset for dataset in declared if self.groups and "s" in dataset.letters]
         if any(not name.startswith("/") for name in in_groups):
             raise _wrong("no axis sample in a sample's own group", in_groups[0])
         return self
 
     @property
     def space(self) -> str:
-        """Spatial axes of the fields, sorted."""
-        return "".join(sorted({axis for each in self.fields for axis in each.space}))
+        """Return the spatial axes of the fields, sorted."""
+        return "".join(sorted({axis for dataset in self.fields for axis in dataset.space}))
 
     @property
     def is_steady(self) -> bool:
-        """Whether a sample is one state instead of a trajectory."""
-        return not any("t" in each.letters for each in self.fields)
+        """Tell whether a sample is one state instead of a trajectory."""
+        return not any("t" in dataset.letters for dataset in self.fields)
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Names of all channels; none where only the file knows how many there are."""
-        names = [each.names for each in self.fields]
-        return tuple(name for each in names for name in each) if all(names) else ()
+        """Return the names of all channels; none where only the file knows how many there are."""
+        names = [dataset.names for dataset in self.fields]
+        return tuple(itertools.chain(*names)) if all(names) else ()
 
 
 class TaskDeclaration(DeclaredSection):

@@ -62,15 +62,12 @@ def sampled_digest(path: Path, size: int, progress: Progress) -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[FileIO]:
+    # A pipe that took its place is opened without waiting for the other end.
+    opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
     try:
-        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+        with open(path, "rb", buffering=0, opener=opener) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise no_file_any_more(path)
             yield file
     except OSError as error:
         raise SourceError(f"source can't be read ({error.strerror})", kind="unreadable", path=path) from error
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file, and a pipe that took its place without waiting for the other end."""
-    return os.open(path, flags | os.O_NONBLOCK)

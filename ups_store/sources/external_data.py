@@ -168,16 +168,16 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         if (holder, kind, name) in self._located:
             return self._located[holder, kind, name]
         places = self._places(name, kind, holder)
-        for place in places if holder == self._path else ():
-            if place.name == self._path.name:  # else names of other files aren't even looked for
+        for path_there in places if holder == self._path else ():
+            if path_there.name == self._path.name:  # else names of other files aren't even looked for
                 with contextlib.suppress(OSError):
-                    if os.path.samefile(place, self._path):
+                    if os.path.samefile(path_there, self._path):
                         return self._path
         if self._root is None:
             hint = "if you trust the file, allow those below a folder: --follow-external ROOT"
             problem = f"dataset {dataset!r} {_WORDS[kind]}"
             raise self._error(problem, "external_data", name, dataset, f"{hint} (data.follow_external)")
-        named = next((place for place in places if os.path.lexists(place)), None)
+        named = next((path_there for path_there in places if os.path.lexists(path_there)), None)
         if named is None:
             raise self._missing(name, kind, dataset)
         path = Path(os.path.realpath(named))
@@ -305,8 +305,8 @@ class CheckedFile(h5py.File):  # type: ignore[misc]  # h5py has no types
         if not fits:
             problem = f"dataset {name!r} of {holder} isn't what its virtual dataset is made of"
             room = f"room for {tuple(map(len, target or ())) if is_all else space.shape}"
-            found = f"shape {source.shape}"
-            raise source_error(problem, "shapes_differ", self._path, dataset, expected=room, found=found)
+            shape_text = f"shape {source.shape}"
+            raise source_error(problem, "shapes_differ", self._path, dataset, expected=room, found=shape_text)
         check_written(source, name, (slice(None),) * source.ndim, path=spot.holder)
         return spot.holder
 

@@ -126,7 +126,7 @@ def _opening_error(path: Path, error: OSError) -> SourceError:
 
 
 def has_signature(path: Path) -> bool:
-    """Whether a file has the signature of HDF5."""
+    """Tell whether a file has the signature of HDF5."""
     # The superblock lies at 0, 512, 1024, 2048, ...: a user block of any of these sizes may precede it.
     size, offset = path.stat().st_size, 0
     with path.open("rb") as file:
@@ -151,9 +151,9 @@ def missing(
     problem: str, file: h5py.File, name: str, *, asked_by: str = "", sample: int | None = None
 ) -> SourceError:
     """Return the error for an object that a file lacks, beside what it holds."""
-    asked = f", which {asked_by} asks for" if asked_by else ""
+    request = f", which {asked_by} asks for" if asked_by else ""
     kind, held = "missing_dataset", tree(file)
-    return source_error(problem + asked, kind, file.filename, name, sample=sample, found=held)
+    return source_error(problem + request, kind, file.filename, name, sample=sample, found=held)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -209,7 +209,7 @@ def checked_dataset(
         expected = f"({', '.join(AXIS_NAMES[axis] for axis in axes)})"
         problem, shape = f"dataset {name!r} has the wrong rank", f"shape {dataset.shape}"
         raise bad(problem, "wrong_rank", expected=expected, found=shape)
-    if dtype.kind in "iu" and encoding_of(dataset, name, path=file.filename):
+    if dtype.kind in "iu" and cf_encoding(dataset, name, path=file.filename):
         kinds += "iu"  # which are decoded
     if dtype.kind not in kinds or dtype.itemsize > 8:  # 8: no array type is wider than float64
         problem, hint = f"dataset {name!r} has the wrong dtype", "convert the file"
@@ -238,13 +238,13 @@ def filters_of(dataset: h5py.Dataset) -> list[tuple[int, str]]:
     return filters
 
 
-def encoding_of(dataset: h5py.Dataset, name: str, *, path: str | Path) -> CfEncoding | None:
+def cf_encoding(dataset: h5py.Dataset, name: str, *, path: str | Path) -> CfEncoding | None:
     """Say how the numbers of a dataset are encoded; None where they are as they stand."""
     if not h5py.h5a.get_num_attrs(dataset.id):
         return None
     try:
         with translated("can't read attributes", path, name):
-            attrs = {each: dataset.attrs[each] for each in ATTRIBUTES if each in dataset.attrs}
+            attrs = {key: dataset.attrs[key] for key in ATTRIBUTES if key in dataset.attrs}
         return CfEncoding.of(attrs, dataset.dtype)
     except ValueError as error:
         problem = f"dataset {name!r}: {error}"
@@ -254,7 +254,7 @@ def encoding_of(dataset: h5py.Dataset, name: str, *, path: str | Path) -> CfEnco
 def read_whole(dataset: h5py.Dataset, name: str, *, path: str | Path, sample: int | None = None) -> Any:
     """Read all of a small dataset, decoded, in native byte order."""
     check_written(dataset, name, (slice(None),) * dataset.ndim, path=path, sample=sample)
-    encoding = encoding_of(dataset, name, path=path)
+    encoding = cf_encoding(dataset, name, path=path)
     with translated("can't read", path, name, sample):
         values = dataset[...]
         if encoding:
@@ -263,11 +263,7 @@ def read_whole(dataset: h5py.Dataset, name: str, *, path: str | Path, sample: in
 
 
 def read_number(file: h5py.File, number: StoredNumber, name: str, *, sample: int | None = None) -> float:
-    """Read one number; `name` is its HDF5 path, in the group of `sample` where there are groups.
-
-    Raises:
-        SourceError: Kind "missing_dataset", "missing_attribute", "bad_parameter" or "read_failed".
-    """
+    """Read one number; `name` is its HDF5 path, in the group of `sample` where there are groups."""
     if number.attribute:
         owner = name.rstrip("/") or "/"
         return read_attribute(file, owner, number.attribute, asked_by=number.asked_by, sample=sample)
@@ -288,10 +284,10 @@ def read_attribute(
     if item is None:
         problem = f"no group or dataset {owner!r}"
         raise missing(problem, file, owner, asked_by=asked_by, sample=sample)
-    asked = f", which {asked_by} asks for" if asked_by else ""
+    request = f", which {asked_by} asks for" if asked_by else ""
     if value is None:
         raise source_error(
-            f"no attribute {attribute!r} of {owner!r}{asked}",
+            f"no attribute {attribute!r} of {owner!r}{request}",
             "missing_attribute",
             file.filename,
             owner,
@@ -299,15 +295,15 @@ def read_attribute(
             found=", ".join(names) or "no attributes",
             hint=nearest(attribute, names),
         )
-    return _as_number(file, f"attribute {attribute!r}{asked}", value, owner, sample)
+    return _as_number(file, f"attribute {attribute!r}{request}", value, owner, sample)
 
 
 def _as_number(file: h5py.File, of: str, value: Any, name: str, sample: int | None) -> float:
     number: np.ndarray[Any, Any] = np.asarray(value)
     if number.size == 1 and number.dtype.kind in "fiub":
         return float(number.item())
-    found = f"text {value!r}" if isinstance(value, str | bytes) else number.tolist()
-    raise _no_number(file, of, found, name, sample)
+    shown_value = f"text {value!r}" if isinstance(value, str | bytes) else number.tolist()
+    raise _no_number(file, of, shown_value, name, sample)
 
 
 def _no_number(file: h5py.File, of: str, found: object, name: str, sample: int | None) -> SourceError:
@@ -316,16 +312,12 @@ def _no_number(file: h5py.File, of: str, found: object, name: str, sample: int |
 
 
 class VirtualDataset(h5py.Dataset):  # type: ignore[misc]  # h5py has no types
-    """A virtual dataset of which it is known what its sources fill; HDF5 gives the fill value for the rest.
-
-    Attributes:
-        filled: The indices along its axes that each source fills; empty where they fill all of it.
-    """
+    """A virtual dataset of which it is known what its sources fill; the rest reads as the fill value."""
 
     filled: Sequence[Box] = ()
 
     def is_filled(self, box: tuple[slice, ...]) -> bool:
-        """Whether sources fill all of a box in it."""
+        """Tell whether sources fill all of a box in it."""
         spans, num_filled = [range(n)[cut] for n, cut in zip(self.shape, box, strict=True)], 0
         for indices in self.filled:
             common = 1
@@ -337,7 +329,7 @@ class VirtualDataset(h5py.Dataset):  # type: ignore[misc]  # h5py has no types
 
 
 def is_complete(dataset: h5py.Dataset) -> bool:
-    """Whether the file has bytes for all of a dataset, which takes HDF5 0.5 µs a chunk to say.
+    """Tell whether the file has bytes for all of a dataset, which takes HDF5 0.5 µs a chunk.
 
     Of what was never written HDF5 reads the fill value: by default 0, as if that were a measurement.
     """
@@ -359,7 +351,7 @@ def check_written(
     with translated(doing, path, name, sample):
         if is_complete(dataset):
             return
-    fill, encoding = np.array([dataset.fillvalue]), encoding_of(dataset, name, path=path)
+    fill, encoding = np.array([dataset.fillvalue]), cf_encoding(dataset, name, path=path)
     if np.isnan(encoding.decode(fill) if encoding else fill).all():  # and is dealt with as any other NaN
         return
     if isinstance(dataset, VirtualDataset) and dataset.is_filled(box):

@@ -45,7 +45,7 @@ from ups_store.sources.contents import (
     outer_state,
 )
 from ups_store.sources.tasks import Task
-from ups_store.sources.values import ValueRange, holding, largest
+from ups_store.sources.values import ValueRange, holding, largest_finite
 from ups_store.system import files
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ def describe_request(
     path: Path, task: Task | None = None, selection: Selection = EVERYTHING, follow: Path | None = None
 ) -> Call:
     """Ask what a file holds, see `open_source`; it stays open for the samples that will be asked for."""
-    return Call(_describe, (path, task, selection, follow), path, "the structure")
+    return Call(_describe_source, (path, task, selection, follow), path, "the structure")
 
 
-def _describe(
+def _describe_source(
     reader: Reader, path: Path, task: Task | None, selection: Selection, follow: Path | None
 ) -> SourceInfo:
     with reader.opened(path, task=task, selection=selection, follow=follow) as source:
@@ -117,10 +117,10 @@ def _describe(
 
 def digest_request(path: Path, kind: DigestKind, size: int) -> Call:
     """Ask for the digest of a file of so many bytes, blake3 in hexadecimal digits, see `digest`."""
-    return Call(_digest, (path, kind, size), path, "the digest")
+    return Call(_take_digest, (path, kind, size), path, "the digest")
 
 
-def _digest(reader: Reader, path: Path, kind: DigestKind, size: int) -> str:
+def _take_digest(reader: Reader, path: Path, kind: DigestKind, size: int) -> str:
     from ups_store.sources import digest  # HDF5
 
     reader.doing("digesting")
@@ -192,25 +192,17 @@ class ReadRequest:
             num_bad = int(bad.any(axis=1).sum())
             others = f", the first of {num_bad} such samples among the {len(bad)} read together"
         others += ", numbered as in the file" if others else ", sample numbered as in the file"
-        problem, expected, found = f"{counts} are not finite{others}", None, None
+        problem, facts = f"{counts} are not finite{others}", dict[str, Any]()
         hint = "mend the source, or data.on_nan=keep"
         if stored.is_finite:
             problem = f"the cast to {cast.dtype} made {counts} infinite{others}"
-            expected = f"values within {largest(cast.dtype):.6g}"
-            found = f"{stored.minimum:.6g} to {stored.maximum:.6g}"
+            facts["expected"] = f"values within {largest_finite(cast.dtype):.6g}"
+            facts["found"] = f"{stored.minimum:.6g} to {stored.maximum:.6g}"
             hint = f"cache.dtype={holding(stored.minimum, stored.maximum)} holds them"
         elif source.info.decoded:
             hint = f"{' and '.join(source.info.decoded)} may say that there is none: {hint}"
-        return SourceError(
-            problem,
-            kind="not_finite",
-            path=self.path,
-            array=name,
-            sample=sample,
-            expected=expected,
-            found=found,
-            hint=hint,
-        )
+        where: dict[str, Any] = {"path": self.path, "array": name, "sample": sample}
+        return SourceError(problem, kind="not_finite", hint=hint, **where, **facts)
 
 
 @dataclass(frozen=True)
@@ -230,7 +222,7 @@ class Activity:
 
     @property
     def activity(self) -> str:
-        """What is done, and with what, such as "reading dataset 'tensor'"."""
+        """Say what is done, and with what, such as "reading dataset 'tensor'"."""
         return f"{self.doing} dataset {self.dataset!r}" if self.dataset else self.doing
 
 
@@ -247,7 +239,7 @@ class Placed(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where it ends, likewise."""
+        """Return where it ends, likewise."""
         return self.offset + math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
@@ -431,7 +423,7 @@ class Reader:
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether an error goes back to one of the system that may not come again."""
+    """Tell whether an error goes back to one of the system that may not come again."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _TRANSIENT:
             return True

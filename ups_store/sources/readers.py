@@ -182,7 +182,7 @@ class ReaderPool:
 
     @property
     def num_workers(self) -> int:
-        """How many reader processes there are, or will be once there is work for them."""
+        """Count the reader processes that there are, or will be once there is work for them."""
         return len(self._workers)
 
     def resize(self, num_workers: int, *, slot_nbytes: int, num_slots: int = USUAL_SLOTS) -> None:
@@ -199,12 +199,8 @@ class ReaderPool:
         """Read batches; requests are taken one by one, at most `num_workers * num_slots` ahead of the caller.
 
         Gives, in the order of the requests, their `samples` and the arrays, shape (B, ...), which are views
-        of a slot: valid until the next item is asked for. Or `Skipped`.
-
-        Raises:
-            ReadTimeoutError: If a request was late each time it was tried; its notes hold the reader's stack.
-            SourceError: As `ReadRequest.run`; kind "reader_died", if the reader was lost each time.
-            StoreError: Kind "no_memory", if there is none for the slots.
+        of a slot: valid until the next item is asked for. Or `Skipped`, if errors of sources aren't raised. A
+        request that was late each time is a `ReadTimeoutError`, whose notes hold the reader's stack.
         """
         for job in self._run(requests):
             samples = job.request.samples  # type: ignore[attr-defined]
@@ -236,23 +232,12 @@ class ReaderPool:
         requests: Iterable[Request],
         *,
         report: Callable[[int, int], None] = lambda index, num_done: None,
+        raises: bool = True,
     ) -> Iterator[Any]:
-        """Run requests side by side; gives their results in order, raises as `ask` does.
+        """Run requests side by side; gives their results in order, raises as `ask` does, or gives the errors.
 
         `report` is called with the number of a request and how much of it is done, in its own unit.
         """
-        for result in self.try_each(requests, report=report):
-            if isinstance(result, Exception):
-                raise result
-            yield result
-
-    def try_each(
-        self,
-        requests: Iterable[Request],
-        *,
-        report: Callable[[int, int], None] = lambda index, num_done: None,
-    ) -> Iterator[Any]:
-        """Do the same, but give the exceptions of those that failed."""
         first = next(self._ids) + 1
 
         def count(status: Activity) -> None:
@@ -260,6 +245,8 @@ class ReaderPool:
                 report(status.request_id - first, status.num_done)
 
         for job in self._run(requests, count):
+            if job.error is not None and raises:
+                raise job.error
             yield job.value if job.error is None else job.error
 
     def status(self) -> PoolStatus:
@@ -397,7 +384,7 @@ class _Worker:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time of the process is up."""
+        """Tell whether the time of the process is up."""
         return self.deadline()[0] <= time.monotonic()
 
     def deadline(self) -> tuple[float, float]:
@@ -466,11 +453,8 @@ class _Worker:
             hint = "if the system ran out of memory, lower reading.num_workers"
         if "SIGBUS" in end:
             hint = "the file was cut, or its disk failed, while it was read: check both, and run it again"
-        problem, found = (
-            f"reader {process.pid} was lost with {self._attempt()}",
-            f"{end} while {status.activity}",
-        )
-        error = SourceError(problem, kind="reader_died", found=found, hint=hint)
+        problem = f"reader {process.pid} was lost with {self._attempt()}"
+        error = SourceError(problem, kind="reader_died", found=f"{end} while {status.activity}", hint=hint)
         return self._with_facts(error, status, process.log())
 
     def _attempt(self) -> str:
@@ -503,14 +487,14 @@ class ReaderProcess:
         # Packets: one message each, so that a reader that is stopped halfway doesn't leave half a message.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        given = [_beyond_streams(theirs.detach()), _beyond_streams(memory_fd)]
+        descriptors = [_beyond_streams(theirs.detach()), _beyond_streams(memory_fd)]
         try:
-            self._process = self.start(*given)
+            self._process = self.start(*descriptors)
         except BaseException:
             self.close()
             raise
         finally:
-            for fd in given:
+            for fd in descriptors:
                 os.close(fd)
 
     def start(self, channel_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
@@ -535,12 +519,12 @@ class ReaderProcess:
 
     @property
     def status(self) -> Activity:
-        """What the reader does, by its own account."""
+        """Return what the reader does, by its own account."""
         return self.memory.read_status()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is there."""
+        """Tell whether the process is there."""
         return self._process.poll() is None
 
     def fileno(self) -> int:
@@ -648,12 +632,12 @@ def _stacks_of(processes: Sequence[ReaderProcess]) -> dict[ReaderProcess, str]:
     """Give the Python stacks of readers, innermost frame first; "" for one that doesn't answer within 1 s."""
     awake = (_STATES["R"], _STATES["S"])
     # Before the handler is there the signal would kill.
-    able = [each for each in processes if each.status.doing != "starting" and each.state() in awake]
+    able = [p for p in processes if p.status.doing != "starting" and p.state() in awake]
     starts = {process: process.log_size() for process in able}
     for process in able:
         process.signal(STACK_SIGNAL)
     deadline_s = time.monotonic() + _STACK_S
-    while any(each.log_size() == starts[each] for each in able) and time.monotonic() < deadline_s:
+    while any(process.log_size() == starts[process] for process in able) and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
     time.sleep(_LOOK_S)  # for one that is halfway through
     return {process: process.log(starts[process]) if process in starts else "" for process in processes}

@@ -16,7 +16,7 @@ from ups_store.sources.cf import CfEncoding
 from ups_store.sources.contents import Selection
 from ups_store.sources.hdf5 import h5py
 from ups_store.sources.source_files import BLOCK_BYTES
-from ups_store.sources.values import CastLoss, cast_into
+from ups_store.sources.values import CastLoss, cast_values
 from ups_store.system import files, memory
 from ups_store.system.runs import Runs, copy_runs
 
@@ -52,7 +52,7 @@ def read_samples(
     skips_times = dataset.chunks is None
     steps = {axis: 1 if axis == "t" and skips_times else selection.step(axis) for axis in axes}
     order = [axes.index(axis) for axis in to_axes if axis in axes]
-    for samples, times in _blocks(dataset, axes, first, len(out), selection.reduce_time):
+    for samples, times in _hyperslabs(dataset, axes, first, len(out), selection.reduce_time):
         stored = {"s": samples, "t": times if skips_times else slice(times.start, times.stop)}
         block: np.ndarray = dataset[tuple(stored.get(axis, slice(None)) for axis in axes)]
         block = block[tuple(slice(None, None, steps[axis]) for axis in axes)]
@@ -63,7 +63,7 @@ def read_samples(
             target = target[:, times.start // times.step : -(-times.stop // times.step)]
         # In the order of `to_axes`, and with an axis of length 1 for each that it lacks.
         ordered = block.transpose(order)[tuple(slice(None) if axis in axes else None for axis in to_axes)]
-        loss += cast_into(target, ordered, channel_axes=channel_axes)
+        loss += cast_values(target, ordered, channel_axes=channel_axes)
         progress()
     return loss
 
@@ -73,7 +73,7 @@ def chunk_length(dataset: h5py.Dataset, axes: str, axis: str) -> int:
     return dataset.chunks[axes.index(axis)] if dataset.chunks and axis in axes else 1
 
 
-def _blocks(
+def _hyperslabs(
     dataset: h5py.Dataset, axes: str, first: int, count: int, stride: int
 ) -> Iterator[tuple[slice, slice]]:
     """Cut samples `first .. first + count` into hyperslabs of about `BLOCK_BYTES`, of whole chunks.
@@ -85,10 +85,10 @@ def _blocks(
     num_times = shape.get("t", 1)
     frame_bytes = dataset.dtype.itemsize * math.prod(n for axis, n in shape.items() if axis not in "st")
     samples_per_chunk, times_per_chunk = (chunk_length(dataset, axes, axis) for axis in "st")
-    samples_per_block = _whole(BLOCK_BYTES // (frame_bytes * num_times), samples_per_chunk)
+    samples_per_block = _whole_chunks(BLOCK_BYTES // (frame_bytes * num_times), samples_per_chunk)
     times_per_block = num_times
     if samples_per_chunk * frame_bytes * num_times > BLOCK_BYTES:
-        times_per_block = _whole(BLOCK_BYTES // (frame_bytes * samples_per_chunk), times_per_chunk)
+        times_per_block = _whole_chunks(BLOCK_BYTES // (frame_bytes * samples_per_chunk), times_per_chunk)
     for samples in _aligned(first, first + count, samples_per_block):
         for times in _aligned(0, num_times, times_per_block):
             start = -(-times.start // stride) * stride  # the first selected step from here on
@@ -96,7 +96,7 @@ def _blocks(
                 yield samples, slice(start, times.stop, stride)
 
 
-def _whole(num: int, per_chunk: int) -> int:
+def _whole_chunks(num: int, per_chunk: int) -> int:
     """Round down to whole chunks, at least one."""
     return max(1, num // per_chunk) * per_chunk
 
@@ -142,7 +142,7 @@ class DatasetExtent:
         return self.dtype.itemsize * math.prod(self.shape[axes.startswith("s") :])
 
     def fits(self, out: np.ndarray, *, axes: str, to_axes: str, selection: Selection) -> bool:
-        """Whether samples lie here as they will in `out`, so that one copy of all bytes moves them."""
+        """Tell whether samples lie here as they will in `out`, so that one copy of all bytes moves them."""
         is_in_order = axes == "".join(axis for axis in to_axes if axis in axes)
         is_whole = all(selection.step(axis) == 1 for axis in axes)
         if not (is_in_order and is_whole and out.flags.c_contiguous and out.dtype == self.dtype):
@@ -151,11 +151,7 @@ class DatasetExtent:
         return out.nbytes <= (len(out) if "s" in axes else 1) * self.sample_nbytes(axes)
 
     def read_into(self, out: np.ndarray, *, first: int, progress: Callable[[], None]) -> None:
-        """Read bytes of the dataset from its byte `first` on; `progress` is called after every few MiB.
-
-        Raises:
-            OSError: As the file system says, or if the file ends before.
-        """
+        """Read bytes of the dataset from its byte `first` on; `progress` is called after every few MiB."""
         view = out.data.cast("B")
         for done in range(0, len(view), _MAPPED_AT_ONCE):
             block, start = view[done : done + _MAPPED_AT_ONCE], self.offset + first + done

@@ -32,9 +32,9 @@ from ups_store.sources.contents import (
 from ups_store.sources.conventions import recognise
 from ups_store.sources.external_data import CheckedFile
 from ups_store.sources.hdf5 import (
+    cf_encoding,
     check_written,
     checked_dataset,
-    encoding_of,
     get_dataset,
     h5py,
     is_complete,
@@ -47,7 +47,7 @@ from ups_store.sources.regions import DatasetExtent, chunk_length, read_samples
 from ups_store.sources.stores import SUFFIX, StoreSource
 from ups_store.sources.tasks import Task
 from ups_store.sources.values import CastLoss
-from ups_store.system.urls import check_local
+from ups_store.system.paths import check_local
 
 _MAX_WALKED = 1000  # groups of samples whose links are looked at when the file is opened
 
@@ -278,7 +278,7 @@ class Source:
         if name in self._storages:
             return self._storages[name]
         extent = DatasetExtent.of(dataset, is_mapped=self._is_mapped)
-        encoding = encoding_of(dataset, name, path=self.info.path)
+        encoding = cf_encoding(dataset, name, path=self.info.path)
         with translated("can't tell what was written", self.info.path, name):
             storage = _Storage(extent, encoding, extent is not None or is_complete(dataset))
         if not self._contents.groups:  # else there are as many datasets as samples
@@ -350,16 +350,54 @@ def _describe(
                 expected=f"less than {length}, the length of axis {AXIS_NAMES[axis]!r}",
                 found=selection.step(axis),
             )
+    named: dict[str, dict[str, str]] = {"units": {}, "long_names": {}}
+    arrays = _describe_arrays(file, contents, lengths, selection, named)
+    constants = {
+        axis: values[:: selection.step(axis)].copy()
+        for axis, values in convention.computed_coordinates(lengths).items()
+    }
+    info = SourceInfo(
+        path=path,
+        layout=convention.name,
+        layout_version=convention.version,
+        num_samples=lengths["s"],
+        constants=constants | _stored_coordinates(file, contents, lengths, selection),
+        parameters=convention.parameters(file),
+        channels=contents.channels,
+        boundary=dict(convention.boundary(file, task)),
+        attrs={key: labels for key, labels in named.items() if labels} | convention.attributes(file),
+        **arrays,
+    )
+    kinds = {"array": info.arrays, "coordinate": info.constants, "parameter": info.parameters}
+    for (kind, names), (other, others) in itertools.combinations(kinds.items(), 2):
+        for name in sorted(set(names) & set(others)):
+            hint = "declare the layout under other names (docs/guides/layouts.md)"
+            problem = f"{kind} and {other} are both called {name!r}"
+            raise source_error(problem, "name_clash", path, hint=hint)
+    if task is not None:
+        _check_task(info, task, ndim=contents.ndim, num_times=lengths["t"])
+    return info
+
+
+def _describe_arrays(
+    file: h5py.File,
+    contents: Contents,
+    lengths: Mapping[str, int],
+    selection: Selection,
+    named: Mapping[str, dict[str, str]],
+) -> dict[str, Any]:
+    """Tell shape, dtype and chunks of the arrays, as `SourceInfo` has them.
+
+    Units and long names go to `named`: of coordinates by axis, of other arrays, and of channels.
+    """
     arrays, samples_per_chunk, decoded = {}, 1, set[str]()
-    units, long_names = dict[str, str](), dict[str, str]()
 
     def note_attributes(labels: Sequence[str], dataset: h5py.Dataset) -> None:
-        """Keep the unit and long name of coordinates by axis, of other arrays, and of channels."""
-        for kept, key in ((units, "units"), (long_names, "long_name")):
+        for names, key in zip(named.values(), ("units", "long_name"), strict=True):
             value = dataset.attrs.get(key)
             text = value.decode(errors="replace") if isinstance(value, bytes) else value
             if isinstance(text, str):
-                kept |= dict.fromkeys(labels, str(text))
+                names |= dict.fromkeys(labels, str(text))
 
     for axis, stored in contents.coordinates.items():
         note_attributes([axis], get_dataset(file, contents.path_of(stored)))
@@ -371,7 +409,7 @@ def _describe(
         for stored in array.datasets:
             dataset_name = contents.path_of(stored)
             dataset = get_dataset(file, dataset_name)
-            encoding = encoding_of(dataset, dataset_name, path=path)
+            encoding = cf_encoding(dataset, dataset_name, path=file.filename)
             dtypes.append(encoding.dtype(dataset.dtype) if encoding else dataset.dtype.newbyteorder("="))
             decoded |= set(encoding.names if encoding else ())
             count = stored.num_channels(dataset.shape)
@@ -389,54 +427,26 @@ def _describe(
         # float16: the least of the floating dtypes that hold integers
         dtype, dims = np.result_type(np.float16, *dtypes), tuple(AXIS_NAMES[a] for a in array.axes[1:])
         arrays[name] = ArrayInfo(tuple(shape), dtype, dims)
-    named = {"units": units, "long_names": long_names}
-    constants = {}
-    for axis, values in convention.computed_coordinates(lengths).items():
-        constants[axis] = values[:: selection.step(axis)].copy()
-    info = SourceInfo(
-        path=path,
-        layout=convention.name,
-        layout_version=convention.version,
-        num_samples=lengths["s"],
-        arrays=arrays,
-        constants=constants | _stored_coordinates(file, contents, lengths, selection),
-        parameters=convention.parameters(file),
-        channels=contents.channels,
-        boundary=dict(convention.boundary(file, task)),
-        attrs={key: kept for key, kept in named.items() if kept} | convention.attributes(file),
-        samples_per_chunk=samples_per_chunk,
-        decoded=tuple(sorted(decoded)),
-    )
-    kinds = {"array": info.arrays, "coordinate": info.constants, "parameter": info.parameters}
-    for (kind, names), (other, others) in itertools.combinations(kinds.items(), 2):
-        for name in sorted(set(names) & set(others)):
-            hint = "declare the layout under other names (docs/guides/layouts.md)"
-            problem = f"{kind} and {other} are both called {name!r}"
-            raise source_error(problem, "name_clash", path, hint=hint)
-    if task is not None:
-        _check_task(info, task, ndim=contents.ndim, num_times=lengths["t"])
-    return info
+    return {"arrays": arrays, "samples_per_chunk": samples_per_chunk, "decoded": tuple(sorted(decoded))}
 
 
 def _check_task(info: SourceInfo, task: Task, *, ndim: int, num_times: int) -> None:
     """Raise unless a file can be of the task."""
-    facts: list[tuple[str, bool, object, object]] = [
-        ("number of spatial axes", ndim == task.ndim, task.ndim, ndim),
-    ]
-    if task.channels:
-        facts.append(("channels", info.channels == task.channels, task.channels, info.channels))
-    if task.steady is not None:
-        fits = (num_times == 1) == task.steady
-        facts.append(("number of frames", fits, "1" if task.steady else ">= 2", num_times))
-    if info.parameters and task.parameters:
-        shares_one = not set(info.parameters).isdisjoint(task.parameters)
-        facts.append(("parameters", shares_one, task.parameters, tuple(info.parameters)))
-    for fact, fits, expected, found in facts:
-        if not fits:
+    parameters, frames = tuple(info.parameters), "1" if task.steady else ">= 2"
+    is_apart = bool(parameters and task.parameters) and set(parameters).isdisjoint(task.parameters)
+    is_other_frames = task.steady is not None and (num_times == 1) != task.steady
+    table = (
+        ("number of spatial axes", ndim != task.ndim, task.ndim, ndim),
+        ("channels", task.channels not in ((), info.channels), task.channels, info.channels),
+        ("number of frames", is_other_frames, frames, num_times),
+        ("parameters", is_apart, task.parameters, parameters),
+    )
+    for fact, differs, expected, value in table:
+        if differs:
             problem = f"the file can't be of task {task.name!r}, by its {fact}"
             hint = "use data.files to choose the files, or other data.tasks"
-            path = info.path
-            raise source_error(problem, "task_mismatch", path, expected=expected, found=found, hint=hint)
+            facts: dict[str, Any] = {"expected": expected, "found": value, "hint": hint}
+            raise source_error(problem, "task_mismatch", info.path, **facts)
 
 
 def _read_coordinates(

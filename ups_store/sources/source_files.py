@@ -17,7 +17,7 @@ from typing import Literal
 
 from ups_store.errors import ConfigError, SourceError, did_you_mean
 from ups_store.sources.tasks import Task
-from ups_store.system.urls import check_local
+from ups_store.system.paths import check_local
 
 _SUFFIXES = (".h5", ".hdf5")
 _MAX_DEPTH = 4  # PDEBench's own tree is 1D/CFD/Test/ShockTube
@@ -64,11 +64,7 @@ class SourceSamples:
 
 @dataclass(frozen=True)
 class SplitFractions:
-    """How the samples of each file are shared out where PDEBench's rule decides.
-
-    Raises:
-        ConfigError: If one isn't within 0..1, or they add up to more than 1.
-    """
+    """How the samples of each file are shared out where PDEBench's rule decides; at most 1 in sum."""
 
     train: float = 0.8
     val: float = 0.1
@@ -197,29 +193,22 @@ def _may_be_source(path: Path) -> bool:
 def choose_sources(
     candidates: Sequence[Path], *, task: Task, split: str, is_named: bool
 ) -> tuple[SourceFile, ...]:
-    """Choose those that make a split, by their names and folders alone; see `find_sources`.
-
-    Args:
-        candidates: Files, naturally sorted; they needn't be there.
-        task: The task.
-        split: Name of the split.
-        is_named: Whether `data.files` names them.
-    """
+    """Choose those that make a split, see `find_sources`, by their names and folders alone."""
     if task.files and not is_named:
         return tuple(SourceFile(path, whole=split in task.files) for path in candidates)
-    splits = {path: _own_split(path, task) for path in candidates}
+    splits = {path: _named_split(path, task) for path in candidates}
     if is_named:
         sources = []
-        for path, (own, _) in splits.items():
-            own = own or ("test" if task.is_benchmark(path.name) else "")
-            if own in ("", split):
-                sources.append(SourceFile(path, whole=bool(own)))
+        for path, (named_split, _) in splits.items():
+            named_split = named_split or ("test" if task.is_benchmark(path.name) else "")
+            if named_split in ("", split):
+                sources.append(SourceFile(path, whole=bool(named_split)))
         return tuple(sources)
-    whole = [path for path, own in splits.items() if own == (split, False)]
+    whole = [path for path, named_split in splits.items() if named_split == (split, False)]
     if len(whole) > 1:
         raise _ambiguous(whole[0], whole[1])
-    is_split = any(own for own, _ in splits.values())
-    chosen = whole or [path for path, own in splits.items() if own == (split, True)]
+    is_split = any(named_split for named_split, _ in splits.values())
+    chosen = whole or [path for path, named_split in splits.items() if named_split == (split, True)]
     if not is_split:
         chosen = [p for p in candidates if task.matches(p.name) and not task.is_benchmark(p.name)]
     by_stem: dict[str, Path] = {}
@@ -257,7 +246,7 @@ def samples_by_split(
     return indices
 
 
-def _own_split(path: Path, task: Task) -> tuple[str, bool]:
+def _named_split(path: Path, task: Task) -> tuple[str, bool]:
     """Tell the split that a file or its folder is named after, "" if none, and whether it is a shard."""
     match = re.fullmatch(rf"{task.name}_({'|'.join(SPLIT_NAMES)})(_.+)?\.(h5|hdf5)", path.name)
     if match:
@@ -299,11 +288,7 @@ def no_source(root: Path | str, task: Task, split: str, candidates: Sequence[Pat
 
 
 def canonical_split(name: str) -> str:
-    """Return the split of a name; "valid" and "validation" mean "val".
-
-    Raises:
-        ConfigError: If there is none; `kind` is "unknown_split".
-    """
+    """Return the split of a name; "valid" and "validation" mean "val"."""
     if name not in SPLIT_NAMES:
         raise ConfigError(
             "unknown split",

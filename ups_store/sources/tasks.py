@@ -78,15 +78,15 @@ class Task:
     layout: LayoutDeclaration | None = field(default=None, hash=False)
 
     def matches(self, file_name: str) -> bool:
-        """Whether PDEBench, or its merging script, gives this name to a file of the task."""
+        """Tell whether PDEBench, or its merging script, gives this name to a file of the task."""
         return _any_fullmatch(self.file_patterns, file_name)
 
     def is_benchmark(self, file_name: str) -> bool:
-        """Whether the file is published for testing only (shock tubes, Kelvin-Helmholtz, ...)."""
+        """Tell whether the file is published for testing only (shock tubes, Kelvin-Helmholtz, ...)."""
         return _any_fullmatch(self.benchmark_patterns, file_name)
 
     def boundary_of(self, file_name: str) -> Mapping[str, str]:
-        """Boundary type by axis for one file: the task's, or the exception that its name asks for."""
+        """Return the boundary type by axis for one file: the task's, or the exception of its name."""
         for pattern, boundary in self.boundary_exceptions:
             if re.search(pattern, file_name):
                 return boundary
@@ -94,7 +94,7 @@ class Task:
 
     @property
     def declaration(self) -> dict[str, Any]:
-        """What a configuration declares about the files' content, as JSON values; part of an identity."""
+        """Return what a configuration declares about the files' content, as JSON; part of an identity."""
         if self.layout is None:
             return {}
         return {"boundary": dict(self.boundary), **self.layout.model_dump(mode="json", exclude_none=True)}
@@ -229,7 +229,7 @@ WELL_TASKS: Mapping[str, Task] = {
 
 
 def get_task(name: str, *, declared: Iterable[str] = ()) -> Task:
-    """The task of a name.
+    """Return the task of a name.
 
     Args:
         name: Name of a task of PDEBench or The Well.

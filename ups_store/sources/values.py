@@ -35,7 +35,7 @@ class ValueRange:
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is neither NaN nor Inf."""
+        """Tell whether there is neither NaN nor Inf."""
         return self.num_nan + self.num_inf == 0
 
     @classmethod
@@ -79,7 +79,7 @@ class CastLoss:
 
     num_zero: int = 0  # values other than 0 that became 0
     num_inf: int = 0  # finite values that became infinite
-    low: float = np.inf  # least and largest finite value of what was cast together with those
+    low: float = np.inf  # least and largest_finite finite value of what was cast together with those
     high: float = -np.inf
     num_flat: tuple[int, ...] = ()  # by channel, values of samples that vary by less than a step of the dtype
 
@@ -99,7 +99,7 @@ def _added(*counts: tuple[int, ...]) -> tuple[int, ...]:
     return total if any(total) else ()
 
 
-def cast_into(out: npt.NDArray[Any], values: npt.NDArray[Any], *, channel_axes: int = 0) -> CastLoss:
+def cast_values(out: npt.NDArray[Any], values: npt.NDArray[Any], *, channel_axes: int = 0) -> CastLoss:
     """Copy values of any real dtype to where they go, cast to the dtype and broadcast to the shape there.
 
     Samples are along the first axis of `out`; `channel_axes` of the last are of channels, 0: where variation
@@ -143,12 +143,12 @@ def _count(values: npt.NDArray[Any], number: float) -> int:
     return stored.size - int(np.count_nonzero(stored))
 
 
-def largest(dtype: npt.DTypeLike) -> float:
-    """Return the largest finite number of a floating dtype."""
+def largest_finite(dtype: npt.DTypeLike) -> float:
+    """Return the largest_finite finite number of a floating dtype."""
     name = np.dtype(dtype).name
     return 3.3895313892515355e38 if name == "bfloat16" else float(np.finfo(name).max)
 
 
 def holding(low: float, high: float) -> str:
     """Name the narrowest dtype with float32's precision or more that holds values of a range."""
-    return "float32" if max(abs(low), abs(high)) <= largest(np.float32) else "float64"
+    return "float32" if max(abs(low), abs(high)) <= largest_finite(np.float32) else "float64"

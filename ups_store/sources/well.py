@@ -42,11 +42,11 @@ class TheWell(Convention):
     name = "the-well"
 
     def matches(self, file: h5py.File) -> bool:
-        """A group of fields."""
+        """Look for a group of fields."""
         return any(f"t{order}_fields" in file for order in _ORDERS)
 
     def describe(self, file: h5py.File, task: Task | None) -> Contents:
-        """Fields that vary in time are channels, others arrays, as are scalars that vary."""
+        """Describe fields that vary in time as channels, others as arrays, and scalars that vary, too."""
         spatial = _spatial_axes(file)
         ndim, channels, varying = len(spatial), list[str](), list[StoredDataset]()
         constant: list[tuple[str, StoredArray]] = []
@@ -73,8 +73,13 @@ class TheWell(Convention):
                 scalar = StoredDataset(f"scalars/{name}", axes)
                 arrays.append((name, StoredArray("s" + "t" * ("t" in axes), (scalar,))))
         coordinates = {axis: _coordinate(file, name, axis) for name, axis in spatial.items()}
-        time = _coordinate(file, "time", "t")
-        if _differs_between_samples(file, time):
+        time, differs = _coordinate(file, "time", "t"), False  # between samples
+        if "s" in time.axes:
+            dataset = get_dataset(file, time.name)
+            with translated("can't read", file.filename, time.name):
+                rows = dataset[...]
+            differs = bool((rows != rows[:1]).any())
+        if differs:
             arrays.append(("t", StoredArray("st", (time,))))
         else:
             coordinates["t"] = time
@@ -93,7 +98,7 @@ class TheWell(Convention):
         return Contents(ndim, tuple(channels), by_name, coordinates)
 
     def parameters(self, file: h5py.File) -> dict[str, float]:
-        """Scalars that don't vary, and the simulation parameters of the root that are numbers."""
+        """Read scalars that don't vary, and the simulation parameters of the root that are numbers."""
         values, scalars = {}, dict(_scalars(file))
         for name, axes in scalars.items():
             if not axes:
@@ -105,7 +110,7 @@ class TheWell(Convention):
         return values
 
     def boundary(self, file: h5py.File, task: Task | None) -> Mapping[str, str]:
-        """What the file says, unless the task says otherwise; "wall_open" where the ends of an axis differ.
+        """Return what the file says, unless the task does; "wall_open" where the ends of an axis differ.
 
         A face is a wall if all of it is, periodic or open if any of it is: so The Well's own reader has it.
         """
@@ -121,7 +126,7 @@ class TheWell(Convention):
         return types | dict(task.boundary if task else {})
 
     def attributes(self, file: h5py.File) -> dict[str, Any]:
-        """Name of the set, kind of grid, and what the file calls the spatial dimensions."""
+        """Read name of the set, kind of grid, and what the file calls the spatial dimensions."""
         attrs: dict[str, Any] = {
             name: str(file.attrs[name]) for name in ("dataset_name", "grid_type") if name in file.attrs
         }
@@ -180,15 +185,6 @@ def _coordinate(file: h5py.File, name: str, axis: str) -> StoredDataset:
     return StoredDataset(path, "s" + axis if dataset.ndim == 2 else axis)
 
 
-def _differs_between_samples(file: h5py.File, coordinate: StoredDataset) -> bool:
-    if "s" not in coordinate.axes:
-        return False
-    dataset = get_dataset(file, coordinate.name)
-    with translated("can't read", file.filename, coordinate.name):
-        rows = dataset[...]
-    return bool((rows != rows[:1]).any())
-
-
 def _spatial_axes(file: h5py.File) -> dict[str, str]:
     """Name the spatial dimensions in the order of the file, with the letter that each becomes."""
     group = file.get("dimensions")
@@ -196,8 +192,8 @@ def _spatial_axes(file: h5py.File) -> dict[str, str]:
         raise missing("no group 'dimensions'", file, "dimensions")
     dims = _names(group, "spatial_dims")
     if not 1 <= len(dims) <= 3:
-        problem, found = "number of spatial dimensions", f"spatial_dims {dims}"
-        raise source_error(problem, "wrong_rank", file.filename, "dimensions", expected="1 to 3", found=found)
+        facts = {"expected": "1 to 3", "found": f"spatial_dims {dims}"}
+        raise source_error("number of spatial dimensions", "wrong_rank", file.filename, "dimensions", **facts)
     return dict(zip(dims, "xyz", strict=False))
 
 
@@ -238,12 +234,9 @@ def _leading_axes(file: h5py.File, name: str) -> str:
 
 @dataclass(frozen=True)
 class _Boundary:
-    """One boundary condition.
+    """One boundary condition: "periodic", "wall" or "open" where its mask is true.
 
-    Attributes:
-        name: Its group's name.
-        kind: "periodic", "wall" or "open".
-        mask: Its mask, whose axes are sample and time where it varies with them, then its dimensions.
+    The mask's axes are sample and time where it varies with them, then its dimensions.
     """
 
     name: str
@@ -273,9 +266,8 @@ def _read_face(file: h5py.File, mask: StoredDataset, axis: str, end: int) -> np.
     """Read a mask at the first (0) or last (1) point along an axis; no more of it is read."""
     dataset = get_dataset(file, mask.name)
     if dataset.ndim != len(mask.axes) or not dataset.size:
-        problem, path, found = f"dataset {mask.name!r}", file.filename, f"shape {dataset.shape}"
-        expected = f"{len(mask.axes)} axes"
-        raise source_error(problem, "wrong_rank", path, mask.name, expected=expected, found=found)
+        facts = {"expected": f"{len(mask.axes)} axes", "found": f"shape {dataset.shape}"}
+        raise source_error(f"dataset {mask.name!r}", "wrong_rank", file.filename, mask.name, **facts)
     before = (slice(None),) * mask.axes.index(axis)
     with translated("can't read", file.filename, mask.name):
         face: np.ndarray[Any, Any] = dataset[(*before, -end)]

@@ -6,9 +6,9 @@ The only part of the package that imports torch.
 from ups_store.errors import needs
 
 with needs("torch"):
+    from ups_store.read.items import Window, WindowIndex
     from ups_store.read.loader import EpochReport
     from ups_store.read.order import DataOrder, Order, Step
-    from ups_store.read.windows import Window, WindowIndex
     from ups_store.torch.batch import Allocate, Batch, Sample, gather_nested, map_tensors, new_tensor
     from ups_store.torch.dataset import (
         BatchSource,

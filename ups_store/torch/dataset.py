@@ -19,11 +19,10 @@ from ups_store.printable import printable
 from ups_store.read import items as numpy_items
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
-from ups_store.read.items import BufferPool, NumberedSources, StoreItems, StoreLike, Where
+from ups_store.read.items import BufferPool, NumberedSources, StoreItems, StoreLike, Where, Window
 from ups_store.read.open import open_any
 from ups_store.read.order import MixedOrder, expect
 from ups_store.read.prefetch import check_timeout, in_time
-from ups_store.read.windows import Window
 from ups_store.torch.batch import (
     Allocate,
     Batch,
@@ -49,7 +48,7 @@ class BatchSource(Protocol):
 
     @property
     def stores(self) -> Sequence[AnyStore]:
-        """Where the samples lie, for reports."""
+        """Give the stores that the samples lie in, for reports."""
 
     @property
     def num_tensors(self) -> int:
@@ -268,7 +267,7 @@ class MixedDataset(NumberedSources):
             raise SpecError("no dataset given", kind="stores", expected="at least one", found=0)
         self.names = tuple(map(str, named))
         self.datasets = tuple(
-            given if isinstance(given, StoreDataset) else StoreDataset(given) for given in named.values()
+            entry if isinstance(entry, StoreDataset) else StoreDataset(entry) for entry in named.values()
         )
         self.weights, self.epoch_size, self.transform = weights, epoch_size, transform
         self._set_sources(source for dataset in self.datasets for source in dataset.sources)

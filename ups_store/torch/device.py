@@ -6,10 +6,9 @@ their own.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,16 +23,15 @@ from ups_store.format.metadata import ArrayMeta, dtype_of
 from ups_store.read.base import AnyStore
 from ups_store.read.catalog import fingerprint_of
 from ups_store.read.gather import (
+    BatchArguments,
     Indices,
     Samples,
     TimeWindow,
-    WindowArguments,
     batch_shape,
     runs_of,
     window_of,
 )
 from ups_store.read.preload import STEP_BYTES, Budget, PreloadJob, PreloadReport, Request, ram_budget
-from ups_store.read.ragged import Form
 from ups_store.read.verify import Report
 from ups_store.torch.batch import map_tensors, torch_dtype
 
@@ -94,12 +92,6 @@ class DeviceStore(AnyStore):
     the numbers that they have in the store, also where it holds a part of them; negative ones count from the
     store's end. Constants are NumPy's arrays on the host.
 
-    Args:
-        job: What was preloaded.
-        rows: The samples by array.
-        device: Where batches are.
-        samples: Numbers of the samples that it holds.
-
     Attributes:
         path: The file of the store that it was made of; likewise `identity`, `attrs`, `fingerprint`, ...
         device: Where batches are.
@@ -139,11 +131,6 @@ class DeviceStore(AnyStore):
     def _summary(self) -> list[str]:
         return [f"{self.samples} on {self.device}", f"{self.nbytes:,} bytes"]
 
-    @property
-    def names(self) -> list[str]:
-        """The arrays with a sample axis."""
-        return list(self._per_sample)
-
     def whole(self, name: str) -> npt.NDArray[Any]:
         """A constant, on the host.
 
@@ -161,57 +148,38 @@ class DeviceStore(AnyStore):
         """All arrays of one sample by name: new tensors, shape () for a number."""
         return {name: values[0] for name, values in self.gather([index]).items()}
 
-    def gather(
-        self,
-        indices: Indices | slice | Tensor,
-        names: Sequence[str] | None = None,
-        *,
-        start: int | Indices | None = None,
-        length: int | None = None,
-        stride: int = 1,
-        out: Mapping[str, Any] | None = None,
-        num_threads: int | None = None,
-        ragged: Form = "views",
-    ) -> dict[str, Tensor]:
-        """Copy samples, or windows of them, into new tensors on the device.
+    def gather(self, indices: Indices | slice | Tensor, *arguments: Any, **options: Any) -> dict[str, Tensor]:
+        """Copy samples, or windows of them, into new tensors on the device; see `AnyStore.gather`.
 
-        The device may still be at it on return, as with every kernel on its current stream.
-
-        The other arguments are those of `AnyStore.gather`.
+        The device may still be at it on return, as with every kernel on its current stream; `num_threads` is
+        without effect.
 
         Args:
             indices: As of any store. They are checked on the host: those of a tensor on the device are
                 fetched first, which waits for the device.
-            out: None: batches are new tensors, for torch keeps memory by itself.
-            num_threads: Without effect: the device copies.
+            arguments: As of any store, but `out`: torch keeps memory by itself.
+            options: Likewise.
         Returns:
             Contiguous tensors of shape (B, ...) by name, on the device, which the caller owns.
         Raises:
             SampleIndexError: For a sample or window outside of what it holds.
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For a window without time steps, or one that no array has an axis for; for an `out`,
-                kind "unsupported".
+            SpecError: For an `out`, kind "unsupported"; else as `AnyStore.gather`.
         """
-        if out is not None:
-            raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
         raw = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
-        return super().gather(raw, names, start=start, length=length, stride=stride, ragged=ragged)
+        return super().gather(raw, *arguments, **options)
 
     def _gather(
-        self,
-        samples: Samples,
-        metas: list[ArrayMeta],
-        window: WindowArguments,
-        out: Mapping[str, Any] | None,
-        num_threads: int | None,
+        self, samples: Samples, metas: list[ArrayMeta], arguments: BatchArguments
     ) -> dict[str, Tensor]:
+        if arguments.out is not None:
+            raise self._unsupported("batches of a device store are new tensors", "leave out `out`")
         rows = self._open_rows()
         outside = np.flatnonzero((samples < self.samples.start) | (samples >= self.samples.stop))
         if outside.size:
             expected = f"{self.samples.start} <= index < {self.samples.stop}"
-            found = int(samples[outside[0]])
-            raise SampleIndexError("no such sample here", path=self.path, expected=expected, found=found)
-        return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), window)) for m in metas}
+            actual = int(samples[outside[0]])
+            raise SampleIndexError("no such sample here", path=self.path, expected=expected, found=actual)
+        return {m.name: rows[m.name].gather(samples, window_of(m, len(samples), arguments)) for m in metas}
 
     def _open_rows(self) -> dict[str, DeviceRows]:
         if self._rows is None:
@@ -320,7 +288,13 @@ def load(job: PreloadJob) -> DeviceStore:
     device, samples = find_device(job), _samples(job)
     arrays = job.catalog.layout.per_sample
     largest = max((_nbytes(array, job) for array in arrays), default=0)
-    buffers = [_buffer(min(largest, STEP_BYTES), device) for _ in range(_NUM_BUFFERS)]
+    buffers: list[Tensor] = []
+    for _ in range(_NUM_BUFFERS):
+        nbytes, is_cuda = min(largest, STEP_BYTES), device.type == "cuda"
+        try:
+            buffers.append(torch.empty(nbytes, dtype=torch.uint8, pin_memory=is_cuda))
+        except RuntimeError:  # memory that isn't page-locked, from which copies take longer
+            buffers.append(torch.empty(nbytes, dtype=torch.uint8))
     copied: dict[int, torch.cuda.Event] = {}
     rows, turn = {}, 0
     for array in arrays:
@@ -360,11 +334,3 @@ def _samples(job: PreloadJob) -> range:
 
 def _nbytes(array: ArrayLayout, job: PreloadJob) -> int:
     return array.stride * len(_samples(job)) if array.entry else 0
-
-
-def _buffer(nbytes: int, device: torch.device) -> Tensor:
-    """Page-locked memory; ordinary memory, from which copies take longer, where that is refused."""
-    if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    return torch.empty(nbytes, dtype=torch.uint8)

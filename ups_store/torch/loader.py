@@ -6,18 +6,15 @@ And their order for torch's own `DataLoader`: `make_batch_sampler`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler, default_collate
 
@@ -137,10 +134,6 @@ class Loader(loader.Loader):
     def _new_maker(self) -> Maker:
         return Maker(self.dataset, self._tensors, self._collate, self._batch_transform, self._feed)
 
-    def _setup(self) -> Callable[[], None]:
-        # Ask now: afterwards the answer might be the one for our threads.
-        return functools.partial(_use_one_thread, torch.get_num_threads())
-
     def _receive(self, made: Made) -> None:
         if self._feed is not None and made.copied is not None:
             self._feed.receive(made.batch, made.copied)
@@ -148,8 +141,6 @@ class Loader(loader.Loader):
 
 class Maker(loader.Maker):
     """Makes batches of tensors, and copies them to a device if they are wanted there."""
-
-    kind = Batch
 
     def __init__(
         self,
@@ -162,41 +153,30 @@ class Maker(loader.Maker):
         super().__init__(dataset, pool if feed is None else feed.allocate, collate, batch_transform)
         self._feed = feed
         self.may_group = self.may_group and feed is None
+        self._num_threads = torch.get_num_threads()  # asked now: later the answer may be that for our threads
 
-    def count(self, batch: Any) -> int:
-        """Count the bytes of a batch's tensors."""
-        nbytes: int = batch.nbytes
-        return nbytes
+    def setup(self) -> None:
+        """Have torch use one thread in this thread, and the usual number in all that begin later.
 
-    def split(self, batch: Batch, num: int) -> list[Batch]:
-        """Cut a batch into so many."""
-        return batch.split(num)
+        `set_num_threads` changes both; only from another thread can the second be undone without the first.
+        """
+        torch.set_num_threads(1)
+        undo = threading.Thread(target=torch.set_num_threads, args=(self._num_threads,))
+        undo.start()
+        undo.join()
 
-    def mark(self, batch: dict[str, Any], mask: npt.NDArray[np.bool_]) -> None:
-        """Say which rows only fill up the last batch."""
-        batch["valid"] = torch.from_numpy(mask)
-
-    def collated(self, batch: Batch, step: Step) -> Any:
-        """Make a batch of a batch's samples, transformed where there is a transform."""
-        rows: Any = BatchRows(batch)
-        if self._transform is not None:
-            rows = rows.transformed(self._transform)
-        return (self._collate or default_collate)(rows)
-
-    def sent(self, batch: Any) -> tuple[Any, Any]:
-        """Start the copy to the device."""
+    def finish(self, batch: Any, step: Step) -> tuple[Any, Any]:
+        """Make of what was gathered what the loop is given, and start its copy to the device."""
+        if step.mask is not None and isinstance(batch, Batch):
+            batch["valid"] = torch.from_numpy(step.mask)
+        if self._transform is not None or self._collate is not None:
+            rows: Any = BatchRows(batch)
+            if self._transform is not None:
+                rows = rows.transformed(self._transform)
+            batch = (self._collate or default_collate)(rows)
+        if self._batch_transform is not None:
+            batch = self._batch_transform(batch, step)
         return (batch, None) if self._feed is None else self._feed.send(batch)
-
-
-def _use_one_thread(usual: int) -> None:
-    """Have torch use one thread in this thread, and the usual number in all that begin later.
-
-    `set_num_threads` changes both; only from another thread can the second be undone without the first.
-    """
-    torch.set_num_threads(1)
-    undo = threading.Thread(target=torch.set_num_threads, args=(usual,))
-    undo.start()
-    undo.join()
 
 
 def make_batch_sampler(
@@ -300,7 +280,7 @@ class StoreBatchSampler(ShowsFacts, Sampler[list[int]]):
 
     @property
     def order(self) -> DataOrder:
-        """Which items each step takes, and how many have been taken."""
+        """Tell which items each step takes, and how many have been taken."""
         order = self._order.current() if isinstance(self._order, RankedOrder) else self._order
         assert isinstance(order, DataOrder)
         return order
@@ -312,7 +292,7 @@ class StoreBatchSampler(ShowsFacts, Sampler[list[int]]):
 
     @property
     def drop_last(self) -> bool:
-        """Whether batches that aren't full are left out."""
+        """Tell whether batches that aren't full are left out."""
         return self.order.drop_last
 
     def __len__(self) -> int:
@@ -345,7 +325,7 @@ class StoreBatchSampler(ShowsFacts, Sampler[list[int]]):
         self.set_epoch(order.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been taken from here so far, as `Loader.state_dict`; equal on all ranks."""
+        """Give what has been taken from here so far, as `Loader.state_dict`; equal on all ranks."""
         return self.order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from ups_store.write.existing import other_arguments, remove_leftovers
 from ups_store.write.filling import HOW_TO_REPLACE
 from ups_store.write.spool import remove_spool
 from ups_store.write.turn import Turn
-from ups_store.write.write import warn_skipped, write
+from ups_store.write.write import Alike, warn_skipped, write
 
 KEY = "append_key"  # attribute of a store that `append` made
 MAX_NUMBER = 99_999
@@ -59,7 +59,7 @@ def append(
     Raises:
         SpecError: For a path that is no such pattern, kind "path"; if the samples have other arrays.
         IdentityMismatchError: If the stores that are there, or what an interrupted call left, were made from
-            something else; of `left`, samples of another key are something else.
+            something else; of the latter, samples of another key are something else.
         BuildLockedError: If another process that appends is stopped.
     """
     path = path_of(pattern)
@@ -89,56 +89,51 @@ def append(
             hint, limit = "join them by `ups-store concat`, and begin another pattern", MAX_NUMBER + 1
             raise SpecError("too many stores", kind="limits", path=pattern, expected=limit, hint=hint)
         target = path.with_name(path.name.replace("*", f"{number:05d}"))
-        _check_left(target, key, options)
+        _check_unfinished(target, key, options)
         if key is not None:
             options["attrs"] = {**(options.get("attrs") or {}), KEY: key}
         if not stores:
             return write(target, samples, identity=identity, **options)
         with open_any(stores[min(stores)]) as first:
-            alike = _alike(first, identity, options)
-            return write(target, samples, _like=first, **alike)
+            different = other_arguments(
+                first,
+                **{name: options[name] for name in ("constants", "dims", "ragged") if options.get(name)},
+            )
+            if identity is not None:
+                different |= differences(first.identity, plain_json(dict(identity), what="identity"))
+            if different:
+                problem = "the first store of the pattern was made from something else"
+                hint = "append what was made from the same, or begin another pattern"
+                raise mismatch(problem, different, path=first.path, hint=hint)
+            constants = {
+                name: Described(value, first.metas[name].attrs) for name, value in first.constants.items()
+            }
+            dims = {name: first.dims[name] for name in constants}
+            options |= {"identity": first.identity, "constants": constants, "dims": dims, "ragged": ()}
+            return write(target, Alike(samples, first), **options)
 
 
-def _alike(first: AnyStore, identity: Mapping[str, Any] | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `write` for a store like the first one; what contradicts that is refused."""
-    given = {name: options[name] for name in ("constants", "dims", "ragged") if options.get(name)}
-    different = other_arguments(first, **given)
-    if identity is not None:
-        different |= differences(first.identity, plain_json(dict(identity), what="identity"))
-    if different:
-        problem = "the first store of the pattern was made from something else"
-        hint = "append what was made from the same, or begin another pattern"
-        raise mismatch(problem, different, path=first.path, hint=hint)
-    constants = {name: Described(value, first.metas[name].attrs) for name, value in first.constants.items()}
-    dims = {name: first.dims[name] for name in constants}
-    return {**options, "identity": first.identity, "constants": constants, "dims": dims, "ragged": ()}
-
-
-def _check_left(target: Path, key: str | None, options: dict[str, Any]) -> None:
+def _check_unfinished(target: Path, key: str | None, options: dict[str, Any]) -> None:
     """Refuse to continue what an interrupted call left of other samples; "restart" removes that.
 
     What holds no sample gives way to those of any key.
     """
-    left = building_path(target)
-    if not files.exists(left):
+    unfinished = building_path(target)
+    if not files.exists(unfinished):
         return
     try:
-        with open_any(left, partial=True) as store:
-            found, is_empty = repr(store.attrs.get(KEY)), not store.committed.any()
+        with open_any(unfinished, partial=True) as store:
+            known, is_empty = repr(store.attrs.get(KEY)), not store.committed.any()
     except FormatError:
-        found, is_empty = "a damaged file", False
+        known, is_empty = "a damaged file", False
     if is_empty:
         options["on_mismatch"] = "restart"
-    # Without a key samples are compared with those that are left, but not those of a function.
-    if found == repr(key) and (key is not None or options.get("map") is None):
+    # Without a key samples are compared with those that are there, but not those of a function.
+    if known == repr(key) and (key is not None or options.get("map") is None):
         return
     if options.get("on_mismatch") == "restart":
         remove_spool(target)
         return
-    raise IdentityMismatchError(
-        "an interrupted call left samples of another key",
-        path=left,
-        expected=repr(key),
-        found=found,
-        hint=f"append those again, by their key, or say {HOW_TO_REPLACE}",
-    )
+    problem = "an interrupted call left samples of another key"
+    hint = f"append those again, by their key, or say {HOW_TO_REPLACE}"
+    raise IdentityMismatchError(problem, path=unfinished, expected=repr(key), found=known, hint=hint)

@@ -52,19 +52,19 @@ from ups_store.system import files, locks
 from ups_store.system.files import is_in_memory, take_over_permissions
 from ups_store.system.parallel import for_each
 from ups_store.write.encode import (
-    DURABLE_PIECE_BYTES,
-    LAZY_PIECE_BYTES,
+    DURABLE_BLOCK_BYTES,
+    LAZY_BLOCK_BYTES,
     CrcTable,
     Scratches,
     Values,
-    encode_piece,
-    pieces_of,
+    blocks_of,
+    encode_block,
 )
 
 LOCK_TIMEOUT_S = 60.0
 MAX_LOCKS = 1024  # of a commit: for each the kernel looks through all that the file has
 NUM_THREADS = 2  # one encodes while another writes, and the kernel writes to a file for one at a time
-_MANY_PIECES = 4  # below them the threads gain nothing
+_MANY_BLOCKS = 4  # below them the threads gain nothing
 _COPY_BYTES = 8 << 20  # of a small array at a time, when its chunk checksum is made
 
 
@@ -78,9 +78,7 @@ class BuildingFile:
     header: TailHeader
     metadata_crcs: tuple[int, ...]  # of the metadata entries, in file order
     is_lazy: bool  # commits go unsynced: only where the header says so too, for then they are checked
-    offsets: Mapping[
-        str, Offsets
-    ]  # of each ragged array, the row at which each sample begins, shape (N + 1,)
+    offsets: Mapping[str, Offsets]  # of each ragged array, the row where each sample begins, shape (N + 1,)
     is_spool: bool = False  # N and the numbers of rows are only what it has room for (spec 6.13)
 
     @functools.cached_property
@@ -175,11 +173,7 @@ def failures_as_errors(
 ) -> Iterator[None]:
     """Turn what the file system reports into `DiskFullError` or `CommitError`, which says what didn't happen.
 
-    Args:
-        path: For messages; its folder is asked for free room.
-        needed_bytes: Room for what is being written.
-        problem: What didn't happen.
-        passing: What is left as it is.
+    The folder of `path` is asked for free room; errors of the classes `passing` are left as they are.
     """
     try:
         with files.disk_full_as_error(path, needed_bytes):
@@ -230,56 +224,48 @@ def commit_samples(
 ) -> None:
     """Write samples whose locks are held, slots first, records second (spec 6.7).
 
-    Args:
-        building: The file.
-        samples: Sample numbers, sorted and distinct.
-        rows: Where each of them lies in `values`.
-        values: Every per-sample array as `as_payload` returns it.
-        scratches: Memory for slots.
-    Raises:
-        CommitError: If a write or sync failed: none of these samples counts as committed, and the file must
-            not be written through this descriptor again, for the kernel reports a failed sync only once.
+    Samples are sorted and distinct; `rows` says where each lies in `values`. After a write or sync that
+    failed none of them counts as committed, and the file must not be written through this descriptor again,
+    for the kernel reports a failed sync only once.
     """
     problem = f"samples {int(samples[0])}..{int(samples[-1])} were not committed"
     layout, fd = building.layout, building.fd
     crcs = np.empty((len(samples), len(layout.per_sample)), np.uint32)
-    piece_bytes = LAZY_PIECE_BYTES if building.is_lazy else DURABLE_PIECE_BYTES
-    pieces = pieces_of(layout, rows, values, piece_bytes=piece_bytes)
+    block_bytes = LAZY_BLOCK_BYTES if building.is_lazy else DURABLE_BLOCK_BYTES
+    blocks = blocks_of(layout, rows, values, block_bytes=block_bytes)
 
-    def write(piece: slice) -> None:
+    def write(block: slice) -> None:
         with scratches.lent() as scratch:
-            slots, crcs[piece] = encode_piece(layout, rows[piece], values, scratch)
-            _write_piece(building, samples[piece], slots)
+            slots, crcs[block] = encode_block(layout, rows[block], values, scratch)
+            numbers = samples[block]
+            for array, encoded in zip(layout.per_sample, slots, strict=True):
+                first, end = extent_of(building, array, int(numbers[0]))[0], 0
+                if array.meta.is_ragged:  # one behind the other in memory, in the file in runs
+                    done = 0
+                    for sample, num in consecutive_runs(numbers):
+                        begin = extent_of(building, array, sample)[0]
+                        nbytes = extent_of(building, array, sample + num - 1)[1] - begin
+                        if nbytes:
+                            files.write_at(fd, begin, encoded.data[done : done + nbytes])
+                            done += nbytes
+                else:
+                    _write_rows(fd, array.offset, array.stride, numbers, encoded)
+                if not building.is_lazy and (array.meta.is_sharded or array.meta.is_ragged):
+                    # The disk begins with whole pages; the next block begins on the page that follows.
+                    first = first // PAGE_BYTES * PAGE_BYTES
+                    end = extent_of(building, array, int(numbers[-1]))[1] // PAGE_BYTES * PAGE_BYTES
+                if first < end:
+                    files.start_writeback(fd, first, end - first)
 
     with failures_as_errors(building.building_path, building.needed_bytes, problem):
-        for_each(write, pieces, num_threads=NUM_THREADS if len(pieces) >= _MANY_PIECES else 1)  # 1
+        for_each(write, blocks, num_threads=NUM_THREADS if len(blocks) >= _MANY_BLOCKS else 1)  # 1
         if not building.is_lazy:
             files.sync_data(fd)  # 2: the bytes are durable before a record says so
         write_records(building, samples, pack_records(building.header, samples, crcs))  # 3, 4
 
 
-def _write_piece(building: BuildingFile, samples: Samples, slots: list[npt.NDArray[np.uint8]]) -> None:
-    for array, block in zip(building.layout.per_sample, slots, strict=True):
-        if array.meta.is_ragged:  # the samples lie one behind the other in the block, in the file in runs
-            done = 0
-            for sample, num in consecutive_runs(samples):
-                first = extent_of(building, array, sample)[0]
-                nbytes = extent_of(building, array, sample + num - 1)[1] - first
-                if nbytes:
-                    files.write_at(building.fd, first, block.data[done : done + nbytes])
-                    done += nbytes
-        else:
-            _write_rows(building.fd, array.offset, array.stride, samples, block)
-        if not building.is_lazy and (array.meta.is_sharded or array.meta.is_ragged):
-            # The disk begins with whole pages; the next piece begins on the page that follows.
-            first = extent_of(building, array, int(samples[0]))[0] // PAGE_BYTES * PAGE_BYTES
-            end = extent_of(building, array, int(samples[-1]))[1] // PAGE_BYTES * PAGE_BYTES
-            if first < end:
-                files.start_writeback(building.fd, first, end - first)
-
-
 def extent_of(building: BuildingFile, array: ArrayLayout, sample: int) -> tuple[int, int]:
-    """`(first, past_last)` byte of a sample of any array."""
+    """Return the `(first, past_last)` byte of a sample of any array."""
     if not array.meta.is_ragged:
         return array.slot(sample)
     start, end = building.offsets[array.meta.name][sample : sample + 2].tolist()
@@ -301,11 +287,7 @@ def write_records(building: BuildingFile, samples: Samples, records: npt.NDArray
 
 
 def take_back(building: BuildingFile, samples: Samples) -> None:
-    """Clear the records of samples, sorted: they count as not committed, durably (spec 6.9).
-
-    Raises:
-        CommitError: If a write or sync failed; as for `commit_samples`.
-    """
+    """Clear the records of samples, sorted: they count as not committed, durably (spec 6.9)."""
     layout, problem = building.layout, f"commits of samples {int(samples[0])}.. were not taken back"
     records = np.zeros((len(samples), layout.record_nbytes), np.uint8)
     with (
@@ -328,11 +310,6 @@ def finish(building: BuildingFile) -> None:
     """Complete the finished layout, cut off the build tail and publish (spec 6.8); the gate is held.
 
     Every step can be repeated: until the file is cut to F the build tail stays the truth.
-
-    Raises:
-        NotCommittedError: If samples are missing.
-        CorruptChunkError: If the bytes of a small array or constant changed since they were written.
-        CommitError: If a write or sync failed; as for `commit_samples`.
     """
     layout, fd = building.layout, building.fd
     with failures_as_errors(building.building_path, building.needed_bytes, "the store was not finished"):
@@ -373,50 +350,40 @@ def publish(building: BuildingFile) -> None:
 def write_entries(building: BuildingFile, crcs: CrcTable) -> None:
     """Write what follows from samples that are there: indexes, local headers, the central directory.
 
-    Args:
-        building: The file, of which all else is written.
-        crcs: CRC-32 of every sample's slot, bytes or rows, shape (N, num_arrays).
+    `crcs` has the CRC-32 of every sample's slot, bytes or rows, shape (N, num_arrays).
     """
-    layout = building.layout
+    layout, fd, data_crcs = building.layout, building.fd, []
     columns = {array.meta.name: crcs[:, i] for i, array in enumerate(layout.per_sample)}
-    arrays = [array for array in layout.arrays.values() if array.entry]
-    data_crcs = [_finish_entry(building, array, columns.get(array.meta.name)) for array in arrays]
+    for array in [array for array in layout.arrays.values() if array.entry]:
+        entry, meta, of_samples, crc = array.entry, array.meta, columns.get(array.meta.name), 0
+        assert entry is not None
+        if of_samples is not None and meta.is_ragged:
+            sizes = np.diff(building.offsets[meta.name]) * array.stride
+            crc = combine_crc32(zip(of_samples.tolist(), sizes.tolist(), strict=True))
+        elif of_samples is not None:
+            crc = combine_crc32((int(sample_crc), array.stride) for sample_crc in of_samples)
+        if of_samples is not None and (meta.is_ragged or meta.is_sharded):
+            trailer = array.pack_index()
+        else:  # a plain chunk is read back for its CRC-32C; its CRC-32 has to be that of what was committed
+            castagnoli, iso = 0, 0
+            for offset in range(0, meta.nbytes, _COPY_BYTES):
+                raw = files.read_at(fd, array.offset + offset, min(_COPY_BYTES, meta.nbytes - offset))
+                castagnoli, iso = crc32c(raw, castagnoli), crc32(raw, iso)
+            trailer = struct.pack("<I", castagnoli)
+            if of_samples is None:  # a constant: its CRC-32C was written with it
+                crc, is_same = iso, trailer == files.read_at(fd, entry.end - len(trailer), len(trailer))
+            else:
+                is_same = crc == iso
+            if not is_same:
+                raise CorruptChunkError(
+                    "bytes changed before the store was finished",
+                    path=building.building_path,
+                    array=meta.name,
+                    byte_range=(entry.data_offset, entry.end),
+                    hint=f"the disk or another program damaged them: begin again with {HOW_TO_REPLACE}",
+                )
+        files.write_at(fd, entry.end - len(trailer), trailer)
+        data_crcs.append(crc32(trailer, crc))
+        files.write_at(fd, entry.offset, entry.pack_local_header(data_crcs[-1]))
     directory = pack_directory(layout.entries, [*building.metadata_crcs, *data_crcs])
-    files.write_at(building.fd, layout.directory_offset, directory)
-
-
-def _finish_entry(building: BuildingFile, array: ArrayLayout, crcs: npt.NDArray[np.uint32] | None) -> int:
-    """Write an entry's local header and what follows its samples; returns the entry's CRC-32."""
-    entry, fd, name = array.entry, building.fd, array.meta.name
-    assert entry is not None
-    crc = 0
-    if crcs is not None and array.meta.is_ragged:
-        sizes = np.diff(building.offsets[name]) * array.stride
-        crc = combine_crc32(zip(crcs.tolist(), sizes.tolist(), strict=True))
-    elif crcs is not None:
-        crc = combine_crc32((int(sample_crc), array.stride) for sample_crc in crcs)
-    if crcs is not None and (array.meta.is_ragged or array.meta.is_sharded):
-        trailer = array.pack_index()
-    else:  # a plain chunk is read back for its CRC-32C; its CRC-32 has to be that of what was committed
-        castagnoli, iso = 0, 0
-        for offset in range(0, array.meta.nbytes, _COPY_BYTES):
-            nbytes = min(_COPY_BYTES, array.meta.nbytes - offset)
-            block = files.read_at(fd, array.offset + offset, nbytes)
-            castagnoli, iso = crc32c(block, castagnoli), crc32(block, iso)
-        trailer = struct.pack("<I", castagnoli)
-        if crcs is None:  # a constant: its CRC-32C was written with it
-            crc, is_same = iso, trailer == files.read_at(fd, entry.end - len(trailer), len(trailer))
-        else:
-            is_same = crc == iso
-        if not is_same:
-            raise CorruptChunkError(
-                "bytes changed before the store was finished",
-                path=building.building_path,
-                array=name,
-                byte_range=(entry.data_offset, entry.end),
-                hint=f"the disk or another program damaged them: begin again with {HOW_TO_REPLACE}",
-            )
-    files.write_at(fd, entry.end - len(trailer), trailer)
-    crc = crc32(trailer, crc)
-    files.write_at(fd, entry.offset, entry.pack_local_header(crc))
-    return crc
+    files.write_at(fd, layout.directory_offset, directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -50,35 +51,24 @@ def concat_stores(
     verify: bool = True,
     progress: Progress | None = None,
 ) -> Path:
-    """Make one store of the samples of several, in their order.
+    """Make one store of the samples of several, in their order; an interrupted run is continued.
 
-    Attributes that all of them have with the same value are kept; the identity names their config hashes.
-    An interrupted run is continued.
-
-    Args:
-        stores: Finished stores of any kind with the same arrays (dtypes, shapes of a sample, dimensions) and
-            constants.
-        target: The store to make.
-        force: Whether to replace what is there: a finished store, and an unfinished one of something else.
-        verify: Whether to check every byte of the sources first.
-        progress: Called with the number of payload bytes that were copied since the last call.
-    Raises:
-        SpecError: If they differ, kind "concat_mismatch"; names the array and the difference. If the target
-            exists, kind "exists", or is one of them, forced or not, kind "same_file".
-        CorruptChunkError: If one of them is damaged.
+    They have the same arrays (dtypes, shapes of a sample, dimensions) and constants, else kind
+    "concat_mismatch". Attributes that all of them have with the same value are kept; the identity names their
+    config hashes. With `force` a finished store, and an unfinished one of something else, is replaced.
     """
     if not stores:
         raise SpecError("nothing to concatenate", kind="concat", expected="one store or more", found="none")
     path = path_of(target)
     slices = [StoreSlice(file, 0, len(file)) for store in stores for file in parts_of(store)]
-    check_not_source(path, [each.store.path for each in slices])
+    check_not_source(path, [part.store.path for part in slices])
     check_target(path, force=force)
     for other in stores[1:]:
         _check_alike(stores[0], other)
     if verify:
         for store in stores:
             check_sound(store)
-    return _write(slices, Path(target), kind="concat", force=force, progress=progress)
+    return _copy_slices(slices, Path(target), kind="concat", force=force, progress=progress)
 
 
 def split_store(
@@ -90,30 +80,18 @@ def split_store(
     verify: bool = True,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Make stores of ranges of a store's samples.
+    """Make stores of ranges `(first, past_last)` of a store's samples; see `ranges_of_fractions`.
 
     An interrupted run is continued: targets that it finished, by their identities, stay as they are.
-
-    Args:
-        store: A finished store of any kind: mapped, packed, or in partitions.
-        targets: The stores to make.
-        samples: `(first, past_last)` sample of each; see `ranges_of_fractions`.
-        force: Whether to replace what is there: finished stores, and unfinished ones of something else.
-        verify: Whether to check every byte of the source first.
-        progress: Called with the number of payload bytes that were copied since the last call.
-    Raises:
-        SpecError: For a range outside the store, or another number of ranges than targets. If a target is
-            something else that exists, kind "exists", or the store, forced or not, kind "same_file".
-        CorruptChunkError: If the store is damaged.
     """
     names = [path_of(target) for target in targets]
     if not names or len(names) != len(samples) or len(set(names)) < len(names):
-        found = f"{len(names)} targets, {len(samples)} ranges"
-        raise SpecError("targets", kind="split", expected="distinct ones, one per range", found=found)
+        counts = f"{len(names)} targets, {len(samples)} ranges"
+        raise SpecError("targets", kind="split", expected="distinct ones, one per range", found=counts)
     for first, end in samples:
         if not 0 <= first < end <= len(store):
-            expected, found = f"0 <= first < end <= {len(store)}", f"{first}:{end}"
-            raise SpecError("sample range", kind="split", path=store.path, expected=expected, found=found)
+            expected, cut = f"0 <= first < end <= {len(store)}", f"{first}:{end}"
+            raise SpecError("sample range", kind="split", path=store.path, expected=expected, found=cut)
     for name in names:
         check_store_name(name)
     to_make: dict[Path, list[StoreSlice]] = {}
@@ -123,7 +101,13 @@ def split_store(
             here = StoreSlice(file, max(first - offset, 0), min(end - offset, len(file)))
             slices += [here] if here.first < here.end else []
             offset += len(file)
-        if force or not _is_made(name, slices):
+        is_made = False  # by an earlier run of the same split
+        if not force:
+            arguments = _create_arguments(slices, "split")
+            arguments.pop("attrs")
+            with contextlib.suppress(StoreError, OSError), open_store(name) as made:
+                is_made = made.identity_document == identity_of(**arguments)
+        if not is_made:
             to_make[name] = slices
     for name in to_make:
         check_not_source(name, [file.path for file in parts_of(store)])
@@ -131,30 +115,12 @@ def split_store(
     if verify:
         check_sound(store)
     for name, slices in to_make.items():
-        _write(slices, name, kind="split", force=force, progress=progress)
+        _copy_slices(slices, name, kind="split", force=force, progress=progress)
     return names
 
 
-def _is_made(target: Path, slices: list[StoreSlice]) -> bool:
-    """Whether an earlier run of the same split finished this target."""
-    arguments = _create_arguments(slices, "split")
-    arguments.pop("attrs")
-    try:
-        with open_store(target) as store:
-            return bool(store.identity_document == identity_of(**arguments))
-    except (StoreError, OSError):
-        return False
-
-
 def ranges_of_fractions(num_samples: int, fractions: Sequence[float]) -> list[tuple[int, int]]:
-    """Consecutive ranges that cover all samples, their sizes as near to the fractions as can be.
-
-    Args:
-        num_samples: N.
-        fractions: Share of each range, positive, 1 in sum.
-    Raises:
-        SpecError: For other fractions, or if a range would be empty.
-    """
+    """Cut all samples into consecutive ranges, their sizes as near to the fractions as can be."""
     is_valid = all(math.isfinite(f) and f > 0 for f in fractions) and abs(sum(fractions) - 1) < 1e-6
     if not is_valid:
         raise SpecError("fractions", kind="split", expected="positive numbers, 1 in sum", found=fractions)
@@ -177,18 +143,15 @@ def _check_alike(model: AnyStore, other: AnyStore) -> None:
         for name, value in store.constants.items():
             geometry[name] = f"{value.dtype} {value.shape} as the constant"
         geometries.append({name: f"{text}, dimensions {store.dims[name]}" for name, text in geometry.items()})
-    left, right = geometries
     constants, others = model.constants, other.constants
-    for name in sorted(left.keys() | right.keys()):
-        expected, found = left.get(name, "absent"), right.get(name, "absent")
-        is_constant = expected == found and name in constants
-        if is_constant and constants[name].tobytes() != others[name].tobytes():
-            expected, found = "the same values", "other values of the constant"
-        if expected != found:
+    for name in sorted(geometries[0].keys() | geometries[1].keys()):
+        one, two = (geometry.get(name, "absent") for geometry in geometries)
+        if one == two and name in constants and constants[name].tobytes() != others[name].tobytes():
+            one, two = "the same values", "other values of the constant"
+        if one != two:
+            facts: dict[str, Any] = {"array": name, "expected": one, "found": two}
             problem = f"it can't be joined to {model.path.name}"
-            raise SpecError(
-                problem, kind="concat_mismatch", path=other.path, array=name, expected=expected, found=found
-            )
+            raise SpecError(problem, kind="concat_mismatch", path=other.path, **facts)
 
 
 def _create_arguments(slices: list[StoreSlice], kind: str) -> dict[str, Any]:
@@ -196,31 +159,31 @@ def _create_arguments(slices: list[StoreSlice], kind: str) -> dict[str, Any]:
     model = slices[0].store
     parents = [
         {
-            "config_hash": each.store.config_hash,
-            "fingerprint": each.store.fingerprint,
-            "samples": [each.first, each.end],
+            "config_hash": part.store.config_hash,
+            "fingerprint": part.store.fingerprint,
+            "samples": [part.first, part.end],
         }
-        for each in slices
+        for part in slices
     ]
     arrays = {}
     for name in model.arrays:
-        specs = [each.store.arrays[name] for each in slices]
+        specs = [part.store.arrays[name] for part in slices]
         shape = (sum(map(len, slices)), *specs[0].shape[1:])
         attrs = common_attrs([spec.attrs or {} for spec in specs])
         lengths = None
         if specs[0].is_ragged:
-            lengths = np.concatenate([each.store.lengths(name)[each.first : each.end] for each in slices])
+            lengths = np.concatenate([part.store.lengths(name)[part.first : part.end] for part in slices])
         arrays[name] = ArraySpec(shape, specs[0].dtype, specs[0].dims, attrs, lengths, specs[0].encoding)
     return {
         "arrays": arrays,
         "constants": {name: Described(v, model.metas[name].attrs) for name, v in model.constants.items()},
         "dims": {name: model.dims[name] for name in model.constants},
         "identity": {"kind": kind, "parents": parents},
-        "attrs": common_attrs([each.store.attrs for each in slices]),
+        "attrs": common_attrs([part.store.attrs for part in slices]),
     }
 
 
-def _write(
+def _copy_slices(
     slices: list[StoreSlice], target: Path, *, kind: str, force: bool, progress: Progress | None
 ) -> Path:
     on_mismatch: Any = "restart" if force else "raise"
@@ -228,17 +191,17 @@ def _write(
         is_missing = np.zeros(writer.num_samples, bool)
         is_missing[writer.missing()] = True
         offset = 0
-        for each in slices:
-            store = each.store
-            samples = each.first + np.flatnonzero(is_missing[offset : offset + len(each)])
+        for part in slices:
+            store = part.store
+            samples = part.first + np.flatnonzero(is_missing[offset : offset + len(part)])
             nbytes = sum(meta.nbytes for meta in store.metas.values() if not meta.is_constant)
             step = max(1, COPY_BYTES // max(1, nbytes // max(1, len(store))))
             for first in range(0, len(samples), step):
                 block = samples[first : first + step]
                 batch = store.gather(block)
-                writer.commit_many(block - each.first + offset, batch)
+                writer.commit_many(block - part.first + offset, batch)
                 if progress is not None:
                     values = (v if isinstance(v, list) else [v] for v in batch.values())
                     progress(sum(nbytes_of(value) for column in values for value in column))
-            offset += len(each)
+            offset += len(part)
         return writer.finish()

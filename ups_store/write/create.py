@@ -124,8 +124,8 @@ def create(
         StoreError: For ":memory:" if the system isn't Linux.
     """
     if durability not in ("durable", "lazy") or on_mismatch not in ("raise", "restart"):
-        found = f"durability={durability!r}, on_mismatch={on_mismatch!r}"
-        raise SpecError("argument", expected="durable or lazy; raise or restart", found=found)
+        words = f"durability={durability!r}, on_mismatch={on_mismatch!r}"
+        raise SpecError("argument", expected="durable or lazy; raise or restart", found=words)
     plan = plan_of(
         arrays, identity=identity, constants=constants, dims=dims, attrs=attrs, partition=partition
     )
@@ -151,11 +151,7 @@ def create_spool(
 ) -> StoreWriter:
     """Start a spool, or continue the one at the path: a lazy building file of which N is only its room.
 
-    Args:
-        path: Where the store will be, no link.
-        arrays: With room for N samples; of ragged arrays for the rows of the first one.
-        on_mismatch: As for `create`, whose other arguments and errors are the same.
-        content: Constants, dims, identity and attrs.
+    Ragged arrays have room for the rows of the first sample; all else is as for `create`.
     """
     plan = plan_of(arrays, **content)
     return _begin(path, plan, is_lazy=True, restart=on_mismatch == "restart", is_spool=True)
@@ -177,18 +173,19 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
     target = building_path(store_path)
     fd = files.open_existing(target, writable=True)
     try:
-        found = read_building_file(fd, target)
-        if found.header is None:
+        file = read_building_file(fd, target)
+        if file.header is None:
             raise StoreNotFoundError("the store is finished", path=target, hint="run its builder again")
-        if read_is_spool(fd, found.catalog.layout):
+        if read_is_spool(fd, file.catalog.layout):
             hint = "its samples come one after the other, from one process: give that all of them"
             raise SpecError("the number of samples isn't known yet", kind="spool", path=target, hint=hint)
         content = identity_document([], {}, identity)["content"]
-        _check_same(found.catalog.root.identity.get("content"), content, target)
+        _check_identity(file.catalog.root.identity.get("content"), content, target)
         if not is_in_memory(store_path):
-            with failures_as_errors(target, found.catalog.layout.building_nbytes, "the build was not joined"):
+            nbytes = file.catalog.layout.building_nbytes
+            with failures_as_errors(target, nbytes, "the build was not joined"):
                 files.sync_folder(target.parent)  # its builder may not have come to that yet
-        building = _building_file(store_path, fd, found, is_lazy=True)
+        building = _building_file(store_path, fd, file, is_lazy=True)
     except BaseException:
         files.close(fd)
         raise
@@ -197,11 +194,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
-    """Return where a store of this path is made: absolute, for the process may change its folder; no link.
-
-    Raises:
-        SpecError: If there can be none; kind "path".
-    """
+    """Return where a store of this path is made: absolute, for the process may change its folder; no link."""
     target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES)
     check_store_name(target)
     return target
@@ -315,18 +308,18 @@ def _resume(
     """Continue a building file whose builder lock and gate are held; the gate is released (spec 6.9)."""
     target = building_path(path)
     mended = _mend_metadata(fd, plan, target)
-    found = read_building_file(fd, target)
-    layout = found.catalog.layout
-    _check_same(found.catalog.root.identity, plan.root.identity, target)
+    unfinished = read_building_file(fd, target)
+    layout = unfinished.catalog.layout
+    _check_identity(unfinished.catalog.root.identity, plan.root.identity, target)
     is_of_spool, unknown = read_is_spool(fd, layout), "not known yet"
-    _check_same(  # it isn't in the identity (spec 8.4)
+    _check_identity(  # it isn't in the identity (spec 8.4)
         {"num_samples": unknown if is_of_spool else layout.num_samples},
         {"num_samples": unknown if is_spool else plan.layout.num_samples},
         target,
     )
-    if found.state is State.RESUMABLE:
+    if unfinished.state is State.RESUMABLE:
         mended += _mend_constants(fd, layout, plan, is_spool=is_spool)
-    building = _building_file(path, fd, found, is_lazy=is_lazy)
+    building = _building_file(path, fd, unfinished, is_lazy=is_lazy)
     try:
         building.fd = fd
         planned = {} if is_spool else plan.offsets
@@ -335,12 +328,12 @@ def _resume(
                 known, lengths = np.diff(building.offsets[name]), np.diff(offsets)
                 sample = int(np.argmax(known != lengths))
                 key = f"lengths of {name!r}[{sample}]"
-                _check_same({key: int(known[sample])}, {key: int(lengths[sample])}, target)
+                _check_identity({key: int(known[sample])}, {key: int(lengths[sample])}, target)
         files.sync_data(fd)  # a record in the page cache only must not count before it is durable
         # Nor must a commit, if the process that created the file died before its name was durable.
         files.sync_folder(target.parent)
         locks.unlock(fd, GATE_LOCK)
-        writer = StoreWriter(building, is_finished=found.state is State.FINISHED)
+        writer = StoreWriter(building, is_finished=unfinished.state is State.FINISHED)
         if mended:
             problem = f"{shown(mended)} had changed since an earlier run, and was written again"
             note(f"{target}: {problem}; check the disk")
@@ -398,8 +391,8 @@ def _mend_constants(fd: int, layout: Layout, plan: Plan, *, is_spool: bool) -> l
     return damaged
 
 
-def _check_same(found: Any, expected: Any, path: Path) -> None:
-    different = differences(found, expected)
+def _check_identity(known: Any, expected: Any, path: Path) -> None:
+    different = differences(known, expected)
     if different:
         raise mismatch("the unfinished file was made from something else", different, path=path)
 
@@ -417,11 +410,11 @@ def mismatch(
     return error
 
 
-def _building_file(path: Path, fd: int, found: Building, *, is_lazy: bool) -> BuildingFile:
+def _building_file(path: Path, fd: int, file: Building, *, is_lazy: bool) -> BuildingFile:
     """Make it of an open file, whose descriptor stays the caller's."""
-    layout, crcs = found.catalog.layout, found.catalog.crcs[: len(found.catalog.layout.metadata)]
+    layout, crcs = file.catalog.layout, file.catalog.crcs[: len(file.catalog.layout.metadata)]
     ids = {"build_id": bytes(16), "boot_id": bytes(16)}  # of a finished file, which has none
-    header = found.header or TailHeader.for_layout(layout, **ids, is_lazy=False)
+    header = file.header or TailHeader.for_layout(layout, **ids, is_lazy=False)
     is_spool = read_is_spool(fd, layout)
     read = read_offsets_of_spool if is_spool else read_offsets
     offsets = {name: read(fd, array, path=building_path(path)) for name, array in layout.ragged.items()}
@@ -478,9 +471,9 @@ def write_skeleton(building: BuildingFile, plan: Plan, *, has_tail: bool = True)
     for entry, document, crc in zip(layout.metadata, plan.documents, plan.crcs, strict=True):
         files.write_at(fd, entry.offset, entry.pack_local_header(crc) + document)
     for name, payload in plan.constants.items():
-        place = layout.arrays[name].entry
-        if place:
-            files.write_at(fd, place.data_offset, payload + struct.pack("<I", crc32c(payload)))
+        chunk = layout.arrays[name].entry
+        if chunk:
+            files.write_at(fd, chunk.data_offset, payload + struct.pack("<I", crc32c(payload)))
     if has_tail:
         files.write_at(fd, layout.tail_offset, building.header.pack())
     if has_tail and building.is_spool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,27 +24,27 @@ _OF_LIBRARIES = {  # how dimensions are named, which `dims` keeps, and links wit
 
 @dataclass(frozen=True)
 class Described:
-    """An array and what is said of it; its numbers are decoded as they are read."""
+    """An array with its attributes; its numbers are decoded as they are read."""
 
     array: Any  # what `array[a:b]` can be asked of
-    attrs: Mapping[str, Any]  # what else is said, as JSON values
+    attrs: Mapping[str, Any]  # those that don't say how numbers are encoded, as JSON values
     encoding: CfEncoding | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Return the shape."""
         return tuple(self.array.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of its numbers, decoded."""
+        """Return the dtype of the numbers, decoded."""
         if self.array.dtype.kind in TIME_UNITS:
             return np.dtype(np.int64)
         return self.encoding.dtype(self.array.dtype) if self.encoding else self.array.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Count the bytes of the numbers."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -60,12 +61,7 @@ class Described:
 
 
 def described(name: str, array: Any) -> Any:
-    """Return an array with its attributes; itself if it has none.
-
-    Raises:
-        SpecError: Kind "attrs", of attributes that make no sense, or that JSON can't hold.
-        SourceError: Kind "not_written", of HDF5 with parts that were never written.
-    """
+    """Return an array with its attributes, which have to make sense; itself if it has none."""
     if isinstance(array, Described) or not (hasattr(array, "dtype") and hasattr(array, "shape")):
         return array
     if type(array).__module__.startswith("h5py"):
@@ -82,7 +78,11 @@ def described(name: str, array: Any) -> Any:
     kind = getattr(array.dtype, "kind", "")
     if kind in TIME_UNITS:
         return Described(array, {**kept, "units": TIME_UNITS[kind]})
-    numbers = {key: _number(attrs[key]) for key in ATTRIBUTES if key in attrs}
+    numbers = {key: attrs[key] for key in ATTRIBUTES if key in attrs}
+    for key, value in numbers.items():
+        if isinstance(value, str):  # of floats in Zarr 3 xarray writes base64
+            with contextlib.suppress(ValueError):
+                numbers[key] = np.frombuffer(base64.b64decode(value, validate=True), "<f8")[0]
     try:
         encoding = CfEncoding.of(numbers, array.dtype)
     except ValueError as error:
@@ -90,21 +90,8 @@ def described(name: str, array: Any) -> Any:
     return Described(array, kept, encoding) if kept or encoding else array
 
 
-def _number(value: Any) -> Any:
-    """A fill value as a number: in Zarr 3 xarray writes floats as base64 of their bytes."""
-    try:
-        is_text = isinstance(value, str)
-        return np.frombuffer(base64.b64decode(value, validate=True), "<f8")[0] if is_text else value
-    except ValueError:
-        return value
-
-
 def json_attrs(attrs: Mapping[Any, Any], *, of: str = "") -> dict[str, Any]:
-    """Return attributes as JSON values, but those that are another library's own.
-
-    Raises:
-        SpecError: Kind "attrs", for what JSON can't hold.
-    """
+    """Return attributes as JSON values, but those that are another library's own."""
     kept = {}
     for key, value in attrs.items():
         if key in _OF_LIBRARIES:
@@ -114,9 +101,8 @@ def json_attrs(attrs: Mapping[Any, Any], *, of: str = "") -> dict[str, Any]:
         try:
             kept[str(key)] = plain_json(plain, what="attrs")
         except SpecError as error:
-            problem, found = f"attribute {str(key)!r} can't be stored", type(value).__name__
-            hint, array = "convert it to numbers or text, or remove it", of or None
-            raise SpecError(
-                problem, kind="attrs", array=array, expected="JSON", found=found, hint=hint
-            ) from error
+            problem = f"attribute {str(key)!r} can't be stored"
+            facts: dict[str, Any] = {"array": of or None, "expected": "JSON", "found": type(value).__name__}
+            hint = "convert it to numbers or text, or remove it"
+            raise SpecError(problem, kind="attrs", hint=hint, **facts) from error
     return kept

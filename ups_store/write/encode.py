@@ -12,16 +12,16 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.format.checksum import crc32_each, crc32c_each
-from ups_store.format.layout import ArrayLayout, Layout
+from ups_store.format.layout import Layout
 from ups_store.format.metadata import NAME_PATTERN, ArrayMeta, dtype_of
 from ups_store.format.ragged import companion_names
 from ups_store.read.gather import Samples
 from ups_store.system.parallel import parts_of
 from ups_store.system.runs import Runs, seal_slots
 
-# Durable: the disk writes one piece while the next is encoded. Lazy: it doesn't; larger writes cost less.
-DURABLE_PIECE_BYTES, LAZY_PIECE_BYTES = 1 << 20, 2 << 20
-MAX_SAMPLES = 4096  # of a piece, for each has two views, which take more room than a tiny sample
+# Durable: the disk writes one block while the next is encoded. Lazy: it doesn't; larger writes cost less.
+DURABLE_BLOCK_BYTES, LAZY_BLOCK_BYTES = 1 << 20, 2 << 20
+MAX_SAMPLES = 4096  # of a block, for each has two views, which take more room than a tiny sample
 
 Arrays = Mapping[str, npt.ArrayLike]
 Values = Mapping[str, Any]  # arrays (M, ...); of a ragged array one for each of the samples
@@ -37,12 +37,21 @@ def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) ->
     """
     check_unmasked(value, meta.name)
     dtype = dtype_of(meta.dtype)
-    array = np.asarray(value) if hasattr(value, "dtype") else _from_python(value, meta)
+    if hasattr(value, "dtype"):
+        array = np.asarray(value)
+    else:
+        facts: dict[str, Any] = {"array": meta.name, "expected": f"numbers that {meta.dtype} can hold"}
+        try:
+            numbers, array = np.asarray(value), np.asarray(value, dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SpecError("wrong values", kind="dtype", found=error, **facts) from error
+        is_number = numbers.dtype.kind in "biuf" or numbers.dtype == dtype  # a string or None is no number
+        if not is_number or (dtype.kind in "biu" and not np.array_equal(numbers, array)):
+            raise SpecError("wrong values", kind="dtype", found=numbers.dtype, **facts)
     if array.dtype.newbyteorder("<") != dtype:
-        problem, hint = "wrong dtype", "convert it first: array.astype(...)"
-        raise SpecError(
-            problem, kind="dtype", array=meta.name, expected=meta.dtype, found=array.dtype, hint=hint
-        )
+        facts = {"expected": meta.dtype, "found": array.dtype}
+        hint = "convert it first: array.astype(...)"
+        raise SpecError("wrong dtype", kind="dtype", array=meta.name, hint=hint, **facts)
     if array.shape != shape:
         raise SpecError("wrong shape", kind="shape", array=meta.name, expected=shape, found=array.shape)
     if meta.dtype == "bool":
@@ -50,24 +59,10 @@ def as_payload(value: npt.ArrayLike, meta: ArrayMeta, shape: tuple[int, ...]) ->
     return np.ascontiguousarray(array, dtype).reshape(shape)
 
 
-def _from_python(value: npt.ArrayLike, meta: ArrayMeta) -> npt.NDArray[Any]:
-    dtype, expected = dtype_of(meta.dtype), f"numbers that {meta.dtype} can hold"
-    try:
-        given, array = np.asarray(value), np.asarray(value, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SpecError(
-            "wrong values", kind="dtype", array=meta.name, expected=expected, found=error
-        ) from error
-    is_number = given.dtype.kind in "biuf" or given.dtype == dtype  # a string or None is no number
-    if not is_number or (dtype.kind in "biu" and not np.array_equal(given, array)):
-        raise SpecError("wrong values", kind="dtype", array=meta.name, expected=expected, found=given.dtype)
-    return array
-
-
 def check_unmasked(value: object, name: str, *, sample: int | None = None) -> None:
     """Refuse an array with masked elements, or a list of such: a store has no masks, they would be lost."""
     values = value if isinstance(value, list | tuple) else (value,)
-    if any(isinstance(each, np.ma.MaskedArray) and np.ma.is_masked(each) for each in values):
+    if any(isinstance(item, np.ma.MaskedArray) and np.ma.is_masked(item) for item in values):
         raise SpecError(
             "a mask would be lost",
             kind="value",
@@ -85,11 +80,9 @@ def as_rows(values: Any, meta: ArrayMeta, lengths: npt.NDArray[np.int64]) -> lis
     Samples of text are `str`, of bytes `bytes`; both may be arrays of uint8.
     """
     if isinstance(values, str | bytes) or not hasattr(values, "__len__") or len(values) != len(lengths):
-        expected = f"{len(lengths)}"
-        found = f"{len(values)}" if hasattr(values, "__len__") else type(values).__name__
-        raise SpecError(
-            "wrong number of samples", kind="shape", array=meta.name, expected=expected, found=found
-        )
+        count = f"{len(values)}" if hasattr(values, "__len__") else type(values).__name__
+        facts: dict[str, Any] = {"array": meta.name, "expected": f"{len(lengths)}", "found": count}
+        raise SpecError("wrong number of samples", kind="shape", **facts)
     return [
         as_payload(_encoded_text(value, meta), meta, (length, *meta.sample_shape))
         for value, length in zip(values, lengths.tolist(), strict=True)
@@ -105,7 +98,7 @@ def sample_payload(value: Any, meta: ArrayMeta) -> npt.NDArray[Any]:
 
 
 def _encoded_text(value: Any, meta: ArrayMeta) -> Any:
-    """The bytes of a sample of text as an array of uint8, checked; all else as it is."""
+    """Give the bytes of a sample of text as an array of uint8, checked; all else as it is."""
     if meta.encoding is None:
         return value
     try:
@@ -134,7 +127,7 @@ Scratch: TypeAlias = dict[str, Slots]  # by array
 
 
 class Scratches:
-    """Slots for as many pieces as are encoded and written at a time, kept for the next batch.
+    """Slots for as many blocks as are encoded and written at a time, kept for the next batch.
 
     They are used again: touching new pages costs as much as copying into them.
     """
@@ -155,36 +148,31 @@ class Scratches:
             self._free.append(scratch)
 
 
-def pieces_of(
-    layout: Layout, rows: Samples, values: Values, *, piece_bytes: int = LAZY_PIECE_BYTES
+def blocks_of(
+    layout: Layout, rows: Samples, values: Values, *, block_bytes: int = LAZY_BLOCK_BYTES
 ) -> list[slice]:
-    """Cut a batch into pieces of nearly equally many samples, about `piece_bytes` of slots each.
+    """Cut a batch into blocks of nearly equally many samples, about `block_bytes` of slots each.
 
-    None reaches 1.5 `piece_bytes` plus one sample: a batch that is a little larger than whole pieces makes
-    them larger, for a short last piece costs as many calls as a full one. A sample that is larger is a piece
-    by itself; tiny ones make smaller pieces, for each has its views. Ragged samples count alike.
+    None reaches 1.5 `block_bytes` plus one sample: a batch that is a little larger than whole blocks makes
+    them larger, for a short last block costs as many calls as a full one. A sample that is larger is a block
+    by itself; tiny ones make smaller blocks, for each has its views. Ragged samples count alike.
     """
     fixed = sum(array.stride for array in layout.per_sample if not array.meta.is_ragged)
     nbytes = len(rows) * fixed + sum(
         values[name][row].nbytes for name in layout.ragged for row in rows.tolist()
     )
-    return parts_of(len(rows), max(round(nbytes / piece_bytes), -(-len(rows) // MAX_SAMPLES)))
+    return parts_of(len(rows), max(round(nbytes / block_bytes), -(-len(rows) // MAX_SAMPLES)))
 
 
-def encode_piece(
+def encode_block(
     layout: Layout, rows: Samples, values: Values, scratch: Scratch
 ) -> tuple[list[npt.NDArray[np.uint8]], CrcTable]:
     """Copy samples into slots and take their checksums.
 
-    Args:
-        layout: Geometry of the store.
-        rows: Where each sample lies in `values`, shape (M,), M > 0.
-        values: Every per-sample array as `as_payload` returns it.
-        scratch: Memory that is used again by the next piece.
-    Returns:
-        Per array in file order the slots (large) or bytes (small) of the samples, shape (M, stride), of a
-        ragged array the bytes of all, shape (num_bytes,): private, so that nothing changes them after the
-        checksums were taken. And the CRC-32 of each sample in each, shape (M, num_arrays).
+    `rows` says where each of them lies in `values`, shape (M,), M > 0. Returns per array in file order the
+    slots (large) or bytes (small) of the samples, shape (M, stride), of a ragged array the bytes of all:
+    private, so that nothing changes them after the checksums were taken. And the CRC-32 of each sample in
+    each, shape (M, num_arrays).
     """
     slots, crcs = [], np.empty((len(rows), len(layout.per_sample)), np.uint32)
     checks: dict[str, npt.NDArray[np.uint32]] = {}  # of samples of ragged arrays, which stand before them
@@ -192,12 +180,12 @@ def encode_piece(
         name = array.meta.name
         if array.meta.is_ragged:
             samples = [values[name][row].reshape(-1).view(np.uint8) for row in rows.tolist()]
-            block = np.concatenate(samples)
+            raw = np.concatenate(samples)
             ends = np.cumsum([len(sample) for sample in samples]).tolist()
-            views = [block.data[first:end] for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+            views = [raw.data[first:end] for first, end in zip([0, *ends[:-1]], ends, strict=True)]
             crcs[:, i] = crc32_each(views)
             checks[companion_names(name)["crc32c"]] = np.array(crc32c_each(views), "<u4")
-            slots.append(block)
+            slots.append(raw)
             continue
         memory = scratch.get(name)
         if memory is None or len(memory.rows) < len(rows):
@@ -206,19 +194,13 @@ def encode_piece(
             memory = Slots(zeros, whole, [row[: array.meta.sample_nbytes] for row in whole])
             scratch[name] = memory
         value, order = (checks[name], np.arange(len(rows))) if name in checks else (values[name], rows)
-        crcs[:, i] = _fill(array, memory, value, order)
-        slots.append(memory.rows[: len(rows)])
+        num, nbytes = len(rows), array.meta.sample_nbytes
+        filled, payloads = memory.rows[:num], value.reshape(len(value), -1).view(np.uint8)
+        if not (array.meta.is_sharded and seal_slots(payloads, Runs(order * nbytes, nbytes), filled)):
+            filled[:, :nbytes] = payloads[order]
+            if array.meta.is_sharded:
+                checksums = np.array(crc32c_each(memory.payload[:num]), "<u4")
+                filled[:, nbytes : nbytes + checksums.itemsize] = checksums[:, None].view(np.uint8)
+        crcs[:, i] = crc32_each(memory.whole[:num])  # while they are in the cache
+        slots.append(filled)
     return slots, crcs
-
-
-def _fill(array: ArrayLayout, slots: Slots, value: npt.NDArray[Any], rows: Samples) -> list[int]:
-    """Copy rows of `value` into slots and seal them; returns the CRC-32 of each."""
-    nbytes, num = array.meta.sample_nbytes, len(rows)
-    filled, payloads = slots.rows[:num], value.reshape(len(value), -1).view(np.uint8)
-    if array.meta.is_sharded and seal_slots(payloads, Runs(rows * nbytes, nbytes), filled):
-        return crc32_each(slots.whole[:num])  # while they are in the cache
-    filled[:, :nbytes] = payloads[rows]
-    if array.meta.is_sharded:
-        checksums = np.array(crc32c_each(slots.payload[:num]), "<u4")
-        filled[:, nbytes : nbytes + checksums.itemsize] = checksums[:, None].view(np.uint8)
-    return crc32_each(slots.whole[:num])

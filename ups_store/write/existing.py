@@ -1,4 +1,4 @@
-"""What is at the path that samples go to: the same store, another one, or what a kill left."""
+"""Compare what is at the path that samples go to: the same store, another one, or what a kill left."""
 
 from __future__ import annotations
 
@@ -39,19 +39,12 @@ def opened_if_same(
 ) -> AnyStore | None:
     """Open the store that is there, if it was made from the same; None if there is none, or it gives way.
 
-    Args:
-        target: Where it may be.
-        identity: As the caller gave it.
-        on_mismatch: Whether a store of something else is an error.
-        differing: What else isn't as the caller asked for.
-    Raises:
-        IdentityMismatchError: If it was made from something else, or differs.
-        FormatError: If it is no store.
+    `differing` names what else isn't as the caller asked for.
     """
-    given: object = identity  # whatever the signature says
-    if not isinstance(given, Mapping):
-        found = type(identity).__name__
-        raise SpecError("identity", kind="argument", expected="a mapping by name", found=found)
+    argument: object = identity  # whatever the signature says
+    if not isinstance(argument, Mapping):
+        kind = type(identity).__name__
+        raise SpecError("identity", kind="argument", expected="a mapping by name", found=kind)
     content: dict[str, Any] = plain_json(dict(identity), what="identity")
     if not files.exists(target):
         return None
@@ -157,17 +150,13 @@ def check_left(
 ) -> None:
     """Refuse to begin where an interrupted run of something else committed samples that would be removed.
 
-    Args:
-        target: Where the store will be.
-        identity: What the samples are made from, JSON values.
-        gives_way: Whether what was left of an identity may be removed.
-        hint: What to do.
+    `gives_way` tells whether what was left of an identity may be.
     """
     for path, content in _contents_left(target):
         if content is None or (content != identity and not gives_way(content)):
             problem = "an interrupted run of something else committed samples here"
-            found = "a damaged file" if content is None else content
-            raise IdentityMismatchError(problem, path=path, expected=identity, found=found, hint=hint)
+            known = "a damaged file" if content is None else content
+            raise IdentityMismatchError(problem, path=path, expected=identity, found=known, hint=hint)
 
 
 def is_unnamed(content: Mapping[str, Any]) -> bool:
@@ -187,7 +176,7 @@ def left_gives_way(target: Path) -> bool:
 
 
 def _contents_left(target: Path) -> Iterator[tuple[Path, Mapping[str, Any] | None]]:
-    """What interrupted runs left at the path, and what it was made from; None where that can't be read."""
+    """Give what interrupted runs left at the path, and what it was made from; None if that can't be read."""
     path = building_path(target)
     try:
         with files.opened(path) as fd:
@@ -203,8 +192,8 @@ def remove_leftovers(target: Path, store: AnyStore) -> None:
 
     It is of the store's identity, and holds the store's first samples.
     """
-    left = spool_left(target)
-    if left is None or left.identity != store.identity:
+    unfinished = spool_left(target)
+    if unfinished is None or unfinished.identity != store.identity:
         return
 
     def is_same(number: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,10 +30,10 @@ from ups_store.write.samples import (
     Rows,
     Sample,
     SampleCheck,
-    counted,
     nbytes_of,
     specs_of,
     uncounted,
+    with_counts,
 )
 from ups_store.write.spool import Spool, spool_left
 from ups_store.write.turn import ProgressLine
@@ -77,15 +77,15 @@ class Arguments:
         }
 
     def specs_left(self) -> dict[str, ArraySpec] | None:
-        """Specs that an interrupted run of the same found; None if there was none, or they may give way."""
-        left = spool_left(self.target) if self.is_named and self.on_mismatch != "restart" else None
-        if left is None or left.identity != plain_json(dict(self.identity), what="identity"):
+        """Return specs of an interrupted run of the same; None if there is none, or they may give way."""
+        spool = spool_left(self.target) if self.is_named and self.on_mismatch != "restart" else None
+        if spool is None or spool.identity != plain_json(dict(self.identity), what="identity"):
             return None
-        ragged = {name for name, spec in left.arrays.items() if spec.is_ragged}
-        return dict(left.arrays) if self.ragged <= ragged else None
+        ragged = {name for name, spec in spool.arrays.items() if spec.is_ragged}
+        return dict(spool.arrays) if self.ragged <= ragged else None
 
     def specs_alike(self) -> dict[str, ArraySpec] | None:
-        """The arrays of the store that this one is like, where there is one."""
+        """Return the arrays of the store that this one is like, where there is one."""
         if self.like is None:
             return None
         return {name: uncounted(spec) for name, spec in self.like.arrays.items()}
@@ -96,7 +96,7 @@ class Arguments:
         return Spool(self.target, specs, **rhythm, **self.options)
 
     def named_dims(self, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-        """Specs with the names of dimensions that were given; `SpecError` for those of no array."""
+        """Return specs with the dimensions' names that were given; `SpecError` for those of no array."""
         unknown = sorted(self.dims.keys() - specs.keys() - self.constants.keys())
         if unknown:
             expected = f"some of {', '.join([*specs, *self.constants])}"
@@ -115,8 +115,8 @@ def write_columns(arguments: Arguments, source: Columns, line: ProgressLine) -> 
     def sample_of(number: int) -> Sample:
         return {name: rows[0] for name, rows in source.block(number, number + 1).items()}
 
-    with _begun(arguments, specs) as writer:
-        missing = _compared(arguments, writer, sample_of)
+    with _create(arguments, specs) as writer:
+        missing = _compare_committed(arguments, writer, sample_of)
         line.begin_at(source.num_samples - len(missing))
         for run in consecutive_ranges(missing, longest=max(1, min(MAX_BATCH, BATCH_BYTES // max(1, nbytes)))):
             block = source.block(run.start, run.stop)
@@ -127,22 +127,33 @@ def write_columns(arguments: Arguments, source: Columns, line: ProgressLine) -> 
 
 def write_rows(arguments: Arguments, source: Rows, line: ProgressLine) -> None:
     """Find specs from the first samples, and write all."""
-    left, samples, probed = arguments.specs_left(), source.begin(0), list[Sample]()
-    specs = left or arguments.specs_alike()
+    unfinished, samples, probed = arguments.specs_left(), source.begin(0), list[Sample]()
+    specs = unfinished or arguments.specs_alike()
     if specs is None:
-        probed = _probe(samples)
-        found = specs_of(probed, ragged=arguments.ragged)
-        attrs = source.array_attrs
-        specs = {name: replace(spec, attrs=attrs.get(name)) for name, spec in found.items()}
+        nbytes = 0
+        for early in itertools.islice(samples, PROBED_SAMPLES):  # a second run finds the same
+            probed.append(early)
+            nbytes += sum(map(nbytes_of, early.values()))
+            if nbytes >= PROBED_BYTES:
+                break
+        if not probed:
+            hint = "`ups_store.create` makes a store of none, from specs"
+            raise SpecError(
+                "there are no samples to find arrays from", kind="empty", expected="one", hint=hint
+            )
+        specs = {
+            name: replace(spec, attrs=source.array_attrs.get(name))
+            for name, spec in specs_of(probed, ragged=arguments.ragged).items()
+        }
         specs = arguments.named_dims(specs)
-    is_counted = source.num_samples is not None and not any(spec.is_ragged for spec in specs.values())
-    if is_counted and left is None:
-        _write_directly(arguments, source, specs, probed, line)
-        return
     check = SampleCheck(specs, num_seen=len(probed))
+    is_counted = source.num_samples is not None and not any(spec.is_ragged for spec in specs.values())
+    if is_counted and unfinished is None:
+        _write_counted(arguments, source, specs, check, probed, line)
+        return
     with arguments.spool(specs) as spool:
         if source.can_skip:
-            _compare_found(arguments, source, spool, check)
+            _compare_spooled(arguments, source, spool, check)
             if spool.num_found:
                 spool.num_samples = spool.num_found
                 samples, probed = source.begin(spool.num_found), []
@@ -155,38 +166,23 @@ def write_rows(arguments: Arguments, source: Rows, line: ProgressLine) -> None:
         spool.finish()
 
 
-def _probe(samples: Iterator[Sample]) -> list[Sample]:
-    """The first samples; how many depends on them alone, so that a second run finds the same specs."""
-    probed: list[Sample] = []
-    nbytes = 0
-    for sample in itertools.islice(samples, PROBED_SAMPLES):
-        probed.append(sample)
-        nbytes += sum(map(nbytes_of, sample.values()))
-        if nbytes >= PROBED_BYTES:
-            break
-    if not probed:
-        hint = "`ups_store.create` makes a store of none, from specs"
-        raise SpecError("there are no samples to find arrays from", kind="empty", expected="one", hint=hint)
-    return probed
-
-
-def _write_directly(
+def _write_counted(
     arguments: Arguments,
     source: Rows,
     specs: Mapping[str, ArraySpec],
+    check: SampleCheck,
     probed: Sequence[Sample],
     line: ProgressLine,
 ) -> None:
     """Commit samples of a known number, none ragged, in batches; those that are missing only."""
     num_samples = source.num_samples or 0
-    check = SampleCheck(specs, num_seen=len(probed))
 
     def sample_of(number: int) -> Sample:
         sample = probed[number] if number < len(probed) else next(source.begin(number))
         return check(sample, number)
 
-    with _begun(arguments, counted(specs, num_samples)) as writer:
-        missing = _compared(arguments, writer, sample_of)
+    with _create(arguments, with_counts(specs, num_samples)) as writer:
+        missing = _compare_committed(arguments, writer, sample_of)
         line.begin_at(num_samples - len(missing))
         nbytes = sum(array.meta.sample_nbytes for array in writer.building.layout.per_sample)
         for run in consecutive_ranges(missing, longest=num_samples):
@@ -194,8 +190,8 @@ def _write_directly(
             # Its end commits those before a sample that fails, too.
             with writer.batched(buffer_bytes=BATCH_BYTES, save_every_s=math.inf) as batch:
                 for number, sample in zip(run, samples, strict=False):
-                    values = check(sample, number)
-                    arrays = {name: np.asarray(value) for name, value in values.items()}
+                    values = check(sample, number).items()
+                    arrays = {name: np.asarray(value) for name, value in values}
                     num = len(batch.commit(number, arrays))
                     line.advance(num, num * nbytes)
                 num = len(batch.flush())
@@ -203,34 +199,33 @@ def _write_directly(
         writer.finish()
 
 
-def _begun(arguments: Arguments, arrays: Mapping[str, ArraySpec]) -> StoreWriter:
-    """The writer of a store; an unfinished one that was begun with other attributes is refused, or goes."""
+def _create(arguments: Arguments, arrays: Mapping[str, ArraySpec]) -> StoreWriter:
+    """Begin or continue a store; one that was begun with other attributes is refused, or goes."""
     writer = create(arguments.target, arrays, durability="lazy", **arguments.options)
     path, attrs = writer.building.building_path, plain_json(dict(arguments.attrs), what="attrs")
-    found = read_building_file(writer.building.fd, path).catalog.root.attrs
-    if found == attrs:
+    begun_with = read_building_file(writer.building.fd, path).catalog.root.attrs
+    if begun_with == attrs:
         return writer
     with writer:
         if arguments.on_mismatch == "raise":
             hint = f"finish it with what it was begun with, or say {HOW_TO_REPLACE}"
             problem = "the unfinished file has other attributes"
-            raise IdentityMismatchError(problem, path=path, expected=attrs, found=found, hint=hint)
+            raise IdentityMismatchError(problem, path=path, expected=attrs, found=begun_with, hint=hint)
         files.remove(path)
     return create(arguments.target, arrays, durability="lazy", **arguments.options)
 
 
 def _spread(num: int) -> list[int]:
-    """The first, the last, and some between, of so many."""
+    """Give the first, the last, and some between, of so many."""
     return sorted({*np.linspace(0, num - 1, COMPARED_SAMPLES).astype(int).tolist()}) if num else []
 
 
-def _compared(
+def _compare_committed(
     arguments: Arguments, writer: StoreWriter, sample_of: Callable[[int], Sample]
 ) -> npt.NDArray[np.int64]:
-    """The samples that are missing, once a spread of those that an interrupted run committed was compared.
+    """Compare a spread of the samples that an interrupted run committed; returns those that are missing.
 
-    Raises:
-        IdentityMismatchError: If one is another now, unless "restart" takes all of them back.
+    If one is another now, that is an error, unless "restart" takes all of them back.
     """
     missing = writer.missing()
     committed = np.setdiff1d(np.arange(writer.num_samples), missing)
@@ -256,8 +251,8 @@ def _compared(
     return missing
 
 
-def _compare_found(arguments: Arguments, source: Rows, spool: Spool, check: SampleCheck) -> None:
-    """As `_compared` does, of samples in a spool."""
+def _compare_spooled(arguments: Arguments, source: Rows, spool: Spool, check: SampleCheck) -> None:
+    """Compare as `_compare_committed` does, but samples in a spool."""
     num_samples = source.num_samples or 0
     if num_samples < spool.num_found and arguments.on_mismatch == "raise":
         raise spool.not_repeated(num_samples, f"{spool.num_found} samples or more", f"{num_samples} in all")

@@ -23,10 +23,12 @@ from ups_store.errors import IdentityMismatchError, ReadTimeoutError, SourceErro
 from ups_store.printable import one_line
 from ups_store.sources.reader import MAX_MESSAGE_BYTES, Call, Reader
 from ups_store.sources.readers import Patience, ReaderPool
+from ups_store.system.memory import num_cores
 from ups_store.write.filling import PROBED_SAMPLES, SKIPPED, Arguments, OnError
 from ups_store.write.samples import Names, SampleCheck, named_values, specs_of
 from ups_store.write.spool import Spool
 from ups_store.write.turn import ProgressLine
+from ups_store.write.writer import warn
 
 _ADDRESS = " at 0x"  # of an object whose text is another one in every process
 _MAX_INPUT_BYTES = MAX_MESSAGE_BYTES // 3
@@ -38,7 +40,7 @@ _functions: dict[bytes, Any] = {}  # that this worker has unpickled
 
 @dataclass(frozen=True)
 class MapJob:
-    """What `write` maps, and how."""
+    """A function for `write` to map over inputs, and how long workers may take."""
 
     function: Callable[[Any], Any]
     inputs: Iterable[Any]
@@ -48,9 +50,33 @@ class MapJob:
     note: Callable[[str], None] = lambda message: None
 
 
+def job_of(
+    function: Callable[[Any], Any],
+    inputs: Iterable[Any],
+    num_workers: int | None,
+    item_timeout_s: float,
+    retries: int,
+    names: Names | None,
+) -> MapJob:
+    """Check `write`'s arguments of a map; refused where a worker only runs the script for its functions."""
+    if _is_importing_main:
+        hint = "call `ups_store.write` below `if __name__ == '__main__':`"
+        raise SpecError("a worker runs this script to find the function", kind="main", hint=hint)
+    workers = num_cores() if num_workers is None else num_workers
+    for argument, number, is_valid, expected in (
+        ("num_workers", workers, workers >= 0, ">= 0"),
+        ("item_timeout_s", item_timeout_s, item_timeout_s > 0, "> 0"),
+        ("retries", retries, retries >= 0, ">= 0"),
+    ):
+        if not is_valid:
+            raise SpecError(argument, kind="argument", expected=expected, found=number)
+    patience = Patience(timeout_s=item_timeout_s, retries=retries)
+    return MapJob(function, inputs, workers, patience, names, warn)
+
+
 @dataclass(frozen=True)
 class Mapped:
-    """What one input gave."""
+    """Samples that one input gave, or why it gave none."""
 
     number: int  # of the input, from 0
     input: str  # for messages
@@ -71,17 +97,29 @@ def write_mapped(arguments: Arguments, job: MapJob, on_error: OnError, line: Pro
         samples = [sample for result in probed for sample in result.samples]
         if not samples:
             failed = next((result.error for result in probed if result.error is not None), None)
-            found = f"{len(probed)} inputs" + (f", the first error: {failed}" if failed else "")
-            raise SpecError("no input gave a sample", kind="empty", expected="one at least", found=found)
+            summary = f"{len(probed)} inputs" + (f", the first error: {failed}" if failed else "")
+            raise SpecError("no input gave a sample", kind="empty", expected="one at least", found=summary)
         specs = arguments.named_dims(specs_of(samples, ragged=arguments.ragged))
     check = SampleCheck(specs, num_seen=sum(len(result.samples) for result in probed))
     with arguments.spool(specs) as spool:
         if spool.num_found and not spool.notes:
             raise _other_run(spool, "samples of a function of inputs", "those of an iterable")
         num_done = spool.notes[-1]["num_inputs"] if spool.notes else 0
+
+        def same_inputs() -> Iterator[Any]:
+            """Give all inputs; those that are done, by the spool's last note, have to be what they were."""
+            last, num_inputs = spool.notes[-1]["last"], 0
+            for number, item in enumerate(job.inputs):
+                if number == num_done - 1 and _ADDRESS not in last and text_of(item) != last:
+                    raise _other_run(spool, f"input {number} to be {last!r}", repr(text_of(item)))
+                num_inputs = number + 1
+                yield item
+            if num_inputs < num_done:
+                raise _other_run(spool, f"{num_done} inputs at least", f"{num_inputs}")
+
         if num_done:
-            job = replace(job, inputs=_same_inputs(job.inputs, spool))
-            results, probed = map_inputs(job, first=num_done, on_error=on_error), []
+            following = replace(job, inputs=same_inputs())
+            results, probed = map_inputs(following, first=num_done, on_error=on_error), []
         else:  # a kill before the first input is done leaves samples of a function, too
             spool.note = {"num_inputs": 0, "last": "", "skipped": [], "num_samples": 0}
             spool.flush()
@@ -99,8 +137,8 @@ def write_mapped(arguments: Arguments, job: MapJob, on_error: OnError, line: Pro
                 line.advance(1, spool.nbytes_of_last)
             skipped = [] if spool.note is None else skipped
             if result.error is not None:
-                found = f": {result.error.found}" if result.error.found else ""
-                skipped = [*skipped, {"input": result.input, "error": f"{result.error.problem}{found}"}]
+                reason = f": {result.error.found}" if result.error.found else ""
+                skipped = [*skipped, {"input": result.input, "error": f"{result.error.problem}{reason}"}]
             spool.note = {
                 "num_inputs": result.number + 1,
                 "last": result.input,
@@ -108,21 +146,9 @@ def write_mapped(arguments: Arguments, job: MapJob, on_error: OnError, line: Pro
                 "num_samples": spool.num_samples,
             }
         spool.flush()
-        every = [each for note in spool.notes for each in note["skipped"]]
+        all_skipped = [entry for note in spool.notes for entry in note["skipped"]]
         line.say("making the store")
-        spool.finish(attrs={**arguments.attrs, **({SKIPPED: every} if every else {})})
-
-
-def _same_inputs(inputs: Iterable[Any], spool: Spool) -> Iterator[Any]:
-    """Give the inputs, all; those that are done, by the spool's last note, have to be what they were."""
-    num_done, last, num_inputs = spool.notes[-1]["num_inputs"], spool.notes[-1]["last"], 0
-    for number, each in enumerate(inputs):
-        if number == num_done - 1 and _ADDRESS not in last and text_of(each) != last:
-            raise _other_run(spool, f"input {number} to be {last!r}", repr(text_of(each)))
-        num_inputs = number + 1
-        yield each
-    if num_inputs < num_done:
-        raise _other_run(spool, f"{num_done} inputs at least", f"{num_inputs}")
+        spool.finish(attrs={**arguments.attrs, **({SKIPPED: all_skipped} if all_skipped else {})})
 
 
 def _other_run(spool: Spool, expected: str, found: str) -> IdentityMismatchError:
@@ -138,64 +164,90 @@ def _other_run(spool: Spool, expected: str, found: str) -> IdentityMismatchError
 
 def map_inputs(job: MapJob, *, first: int, on_error: OnError) -> Iterator[Mapped]:
     """Call the function for the inputs from number `first` on; results in the order of the inputs."""
-    if not job.num_workers:  # in this process, without deadlines, for debugging
-        for number, each in enumerate(job.inputs):
+    pending: deque[tuple[int, str]] = deque()  # inputs are taken ahead of their answers
+
+    def called_here() -> Iterator[Any]:  # in this process, without deadlines, for debugging
+        for number, item in enumerate(job.inputs):
             if number >= first:
-                answer: Any
+                pending.append((number, text_of(item)))
                 try:
-                    answer = list(_samples_of(job.function, each, text_of(each), job.names))
+                    yield list(_samples_of(job.function, item, text_of(item), job.names))
                 except SourceError as error:
-                    answer = error
-                yield _mapped(number, text_of(each), answer, on_error)
-        return
-    asked: deque[tuple[int, str]] = deque()  # calls are taken ahead of their answers
+                    yield error
 
     def calls() -> Iterator[Call]:
         for number, call in calls_of(job, first):
-            asked.append((number, str(call.path)))
+            pending.append((number, str(call.path)))
             yield call
 
-    with ReaderPool(job.num_workers, slot_nbytes=1, patience=job.patience, note=job.note) as pool:
-        for answer in pool.try_each(calls()):
-            yield _mapped(*asked.popleft(), answer, on_error)
+    with contextlib.ExitStack() as stack:
+        answers = called_here()
+        if job.num_workers:
+            options: dict[str, Any] = {"patience": job.patience, "note": job.note}
+            pool = stack.enter_context(ReaderPool(job.num_workers, slot_nbytes=1, **options))
+            answers = pool.ask_each(calls(), raises=False)
+        for answer in answers:
+            number, text = pending.popleft()
+            if not isinstance(answer, Exception):
+                yield Mapped(number, text, answer)
+                continue
+            if isinstance(answer, ReadTimeoutError):
+                answer.hint = "raise item_timeout_s, or leave such inputs out with on_error='skip'"
+            elif isinstance(answer, SourceError) and answer.kind == "reader_died":
+                more = "or leave such inputs out with on_error='skip'"
+                answer.hint = f"lower num_workers if memory ran out, {more}"
+            if on_error == "fail" or not isinstance(answer, SourceError):
+                raise answer
+            yield Mapped(number, text, [], answer)
 
 
 def calls_of(job: MapJob, first: int) -> Iterator[tuple[int, Call]]:
     """Make what workers are asked for the inputs from number `first` on, with these numbers."""
-    function, main = _pickled(job.function, "the function"), _main_of(job.function)
-    for number, each in enumerate(job.inputs):
+    function = _pickled(job.function, "the function")
+    script: dict[str, str] = {}  # how a worker finds what the script of this process defines
+    if getattr(job.function, "__module__", None) == "__main__":
+        main = sys.modules["__main__"]
+        name = getattr(getattr(main, "__spec__", None), "name", None)
+        if name is not None:  # python -m
+            script = {"init_main_from_name": name}
+        elif getattr(main, "__file__", None) is None:
+            raise _unsendable("a function", "one of an interactive session", None)
+        else:
+            script = {"init_main_from_path": os.path.abspath(str(main.__file__))}
+    for number, item in enumerate(job.inputs):
         if number >= first:
-            text, argument = text_of(each), _pickled(each, f"input {number}")
-            yield number, Call(_call, (text, function, argument, main, job.names), text, f"input {number}")
+            text, name = text_of(item), f"input {number}"
+            arguments = text, function, _pickled(item, name), script, job.names
+            yield number, Call(_call_in_worker, arguments, text, name)
 
 
-def _mapped(number: int, text: str, answer: Any, on_error: OnError) -> Mapped:
-    """What came of an input; raises the error unless it is to be skipped."""
-    if not isinstance(answer, Exception):
-        return Mapped(number, text, answer)
-    if isinstance(answer, ReadTimeoutError):
-        answer.hint = "raise item_timeout_s, or leave such inputs out with on_error='skip'"
-    elif isinstance(answer, SourceError) and answer.kind == "reader_died":
-        answer.hint = "lower num_workers if memory ran out, or leave such inputs out with on_error='skip'"
-    if on_error == "fail" or not isinstance(answer, SourceError):
-        raise answer
-    return Mapped(number, text, [], answer)
-
-
-def _call(
-    reader: Reader, text: str, function: bytes, argument: bytes, main: Mapping[str, str], names: Names | None
+def _call_in_worker(
+    reader: Reader,
+    text: str,
+    function: bytes,
+    argument: bytes,
+    script: Mapping[str, str],
+    names: Names | None,
 ) -> list[dict[str, Any]]:
     """Call the function in a worker; it and the argument are unpickled once the script was run."""
+    global _is_importing_main, _imported_main
     reader.doing("starting")
     if function not in _functions:
-        if main and main != _imported_main:
-            _import_main(main)
+        if script and script != _imported_main:  # as multiprocessing does it: not as `__main__`
+            from multiprocessing import spawn
+
+            _is_importing_main = True
+            try:
+                spawn.prepare(dict(script))
+                _imported_main = script
+            finally:
+                _is_importing_main = False
         _functions[function] = pickle.loads(function)
-    called, each = _functions[function], pickle.loads(argument)
+    called, item = _functions[function], pickle.loads(argument)
     reader.progressed()
     reader.doing("calling")
     samples: list[dict[str, Any]] = []
-    for sample in _samples_of(called, each, text, names):
+    for sample in _samples_of(called, item, text, names):
         samples.append(sample)
         reader.progressed(1)
     return samples
@@ -204,7 +256,7 @@ def _call(
 def _samples_of(
     function: Callable[[Any], Any], argument: Any, text: str, names: Names | None
 ) -> Iterator[dict[str, Any]]:
-    """The samples of one input, named: of a generator all, else the one that it returns, None for none."""
+    """Give the samples of one input, named: of a generator all, else the one that it returns, if any."""
 
     def samples() -> Iterator[Any]:
         try:
@@ -214,11 +266,10 @@ def _samples_of(
             is_one = isinstance(returned, Mapping | tuple) or not isinstance(returned, Iterable)
             yield from [returned] if is_one or hasattr(returned, "dtype") else returned
         except Exception as error:
-            found = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             hint = "mend it, or leave such inputs out with on_error='skip'"
-            failure = SourceError(
-                "the function failed", kind="function_failed", path=text, found=one_line(found), hint=hint
-            )
+            facts: dict[str, Any] = {"path": text, "found": one_line(reason), "hint": hint}
+            failure = SourceError("the function failed", kind="function_failed", **facts)
             failure.add_note("".join(traceback.format_exception(error)))
             raise failure from error
 
@@ -231,49 +282,13 @@ def _samples_of(
         yield named
 
 
-def _import_main(main: Mapping[str, str]) -> None:
-    """Run the script that defines the function, as multiprocessing does: not as `__main__`."""
-    global _is_importing_main, _imported_main
-    from multiprocessing import spawn
-
-    _is_importing_main = True
-    try:
-        spawn.prepare(dict(main))
-        _imported_main = main
-    finally:
-        _is_importing_main = False
-
-
-def _main_of(function: Callable[[Any], Any]) -> dict[str, str]:
-    """How a worker finds what the script of this process defines; empty where a module defines it."""
-    if getattr(function, "__module__", None) != "__main__":
-        return {}
-    main = sys.modules["__main__"]
-    name = getattr(getattr(main, "__spec__", None), "name", None)
-    if name is not None:  # python -m
-        return {"init_main_from_name": name}
-    if getattr(main, "__file__", None) is None:
-        raise _unsendable("a function", "one of an interactive session", None)
-    return {"init_main_from_path": os.path.abspath(str(main.__file__))}
-
-
-def check_not_importing() -> None:
-    """Refuse to write where a worker only runs the script for its functions."""
-    if _is_importing_main:
-        hint = "call `ups_store.write` below `if __name__ == '__main__':`"
-        raise SpecError("a worker runs this script to find the function", kind="main", hint=hint)
-
-
 def _pickled(value: Any, what: str) -> bytes:
     try:
         pickled = pickle.dumps(value)
     except Exception as error:  # whatever an object's own code raises
         raise _unsendable(what, repr(value)[:_SHOWN], error) from error
     if len(pickled) > _MAX_INPUT_BYTES:
-        problem, expected = (
-            f"{what} is too large to be sent to a worker",
-            f"at most {_MAX_INPUT_BYTES:,} bytes",
-        )
+        problem, expected = f"{what} is too large for a worker", f"at most {_MAX_INPUT_BYTES:,} bytes"
         hint = "give a file name or a number, and load it in the function"
         raise SpecError(problem, kind="function", expected=expected, found=f"{len(pickled):,}", hint=hint)
     return pickled
@@ -289,10 +304,10 @@ def _unsendable(what: str, found: str, error: Exception | None) -> SpecError:
     )
 
 
-def text_of(each: Any) -> str:
-    """An input, for messages and for the note that says it is done."""
-    if isinstance(each, str | Path):
-        return one_line(str(each))[-_SHOWN:]
+def text_of(item: Any) -> str:
+    """Show an input in messages, and in the note that says it is done."""
+    if isinstance(item, str | Path):
+        return one_line(str(item))[-_SHOWN:]
     with contextlib.suppress(Exception):  # of the object's own code
-        return one_line(repr(each))[:_SHOWN]
-    return type(each).__name__
+        return one_line(repr(item))[:_SHOWN]
+    return type(item).__name__

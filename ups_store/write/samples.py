@@ -42,7 +42,7 @@ class Columns:
     is_digested: bool = True  # they lie in memory: where no identity is given, the digest of the values is
 
     def specs(self) -> dict[str, ArraySpec]:
-        """Their specs."""
+        """Return their specs."""
         return {
             name: ArraySpec(
                 tuple(array.shape),
@@ -54,11 +54,11 @@ class Columns:
         }
 
     def block(self, first: int, end: int) -> dict[str, npt.NDArray[Any]]:
-        """Consecutive samples of all arrays."""
+        """Read consecutive samples of all arrays."""
         return {name: np.asarray(array[first:end]) for name, array in self.arrays.items()}
 
     def default_identity(self) -> Mapping[str, Any] | None:
-        """A function of the values alone, all of which are read; None where that isn't wanted."""
+        """Digest the values, all of which are read; None where that isn't wanted."""
         return {"content": digest_of({**self.arrays, **self.constants})} if self.is_digested else None
 
 
@@ -74,10 +74,10 @@ class Rows:
 
 
 def digest_of(arrays: Mapping[str, Any]) -> str:
-    """Digest of names, dtypes, shapes and values of arrays, read a block at a time."""
+    """Digest names, dtypes, shapes and values of arrays, read a block at a time."""
     whole = hashlib.blake2b(digest_size=32)
-    for name, given in sorted(arrays.items()):
-        array = given if hasattr(given, "dtype") else np.asarray(given)
+    for name, value in sorted(arrays.items()):
+        array = value if hasattr(value, "dtype") else np.asarray(value)
         whole.update(repr((name, array.dtype.name, tuple(array.shape))).encode())
         rows = max(1, _DIGEST_BYTES * max(1, len(array)) // max(1, array.nbytes)) if array.shape else 1
         for first in range(0, len(array) if array.shape else 1, rows):
@@ -88,23 +88,17 @@ def digest_of(arrays: Mapping[str, Any]) -> str:
 
 
 def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
-    """Take samples as columns if an array of all is at hand, else as rows.
-
-    Raises:
-        SpecError: If they are neither; if columns differ in their number of samples.
-    """
-    hint = (
-        None  # for tables of pandas, Polars and Arrow, whose columns have to be chosen, and several data sets
-    )
+    """Take samples as columns if an array of all is at hand, else as rows."""
+    hint = None  # for tables of pandas, Polars and Arrow, whose columns have to be chosen, and many data sets
     if hasattr(samples, "columns") and hasattr(samples, "to_numpy"):
         hint = "give its columns: {name: frame[name].to_numpy() for name in frame.columns}"
     elif hasattr(samples, "column_names") and hasattr(samples, "to_pydict"):
         hint = "give its columns: {name: table[name].to_numpy() for name in table.column_names}"
-    elif isinstance(samples, Mapping) and any(hasattr(each, "with_format") for each in samples.values()):
+    elif isinstance(samples, Mapping) and any(hasattr(value, "with_format") for value in samples.values()):
         hint = f"write them one by one, such as samples[{next(iter(samples))!r}]"
     if hint is not None:
-        expected, found = "arrays by name, or one data set", f"a {type(samples).__name__}"
-        raise SpecError("samples", kind="argument", expected=expected, found=found, hint=hint)
+        facts: dict[str, Any] = {"found": f"a {type(samples).__name__}", "hint": hint}
+        raise SpecError("samples", kind="argument", expected="arrays by name, or one data set", **facts)
     if hasattr(samples, "coords") and (hasattr(samples, "data_vars") or hasattr(samples, "to_dataset")):
         return _of_xarray(samples, names)
     if hasattr(samples, "arrays") and hasattr(samples, "attrs") and callable(samples.arrays):
@@ -117,8 +111,8 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
     is_iterable = any(cls.__name__ == "IterableDataset" for cls in type(samples).__mro__)
     is_numbered = hasattr(samples, "__len__") and hasattr(samples, "__getitem__") and not is_iterable
     if isinstance(samples, str | bytes) or not (hasattr(samples, "__iter__") or is_numbered):
-        expected, found = "an iterable of samples, a data set, or arrays", type(samples).__name__
-        raise SpecError("samples", kind="argument", expected=expected, found=found)
+        expected = "an iterable of samples, a data set, or arrays"
+        raise SpecError("samples", kind="argument", expected=expected, found=type(samples).__name__)
     if is_numbered:
         return _of_dataset(samples, names)
 
@@ -130,7 +124,7 @@ def source_of(samples: Any, names: Names | None = None) -> Columns | Rows:
 
 
 def _only_name(names: Names | None) -> str:
-    """The name of one array."""
+    """Return the name of one array."""
     if names is None:
         return ONLY_NAME
     if len(names) != 1:
@@ -139,7 +133,7 @@ def _only_name(names: Names | None) -> str:
 
 
 def _chosen(names: Names | None, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that are named, in this order; all where none is."""
+    """Choose the columns that are named, in this order; all where none is."""
     if names is None:
         return dict(columns)
     missing = [name for name in names if name not in columns]
@@ -150,7 +144,7 @@ def _chosen(names: Names | None, columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_dataset(samples: Any, names: Names | None) -> Rows:
-    """A sequence, a torch data set, or one of Hugging Face, whose features have dtypes and names."""
+    """Take a sequence, a torch data set, or one of Hugging Face, whose features have dtypes and names."""
     fingerprint = getattr(samples, "_fingerprint", None)
     attrs: dict[str, dict[str, Any]] = {}
     if fingerprint is not None and hasattr(samples, "features") and hasattr(samples, "with_format"):
@@ -168,19 +162,20 @@ def _of_dataset(samples: Any, names: Names | None) -> Rows:
 
 
 def _of_columns(columns: Mapping[str, Any], names: Names | None) -> Columns | Rows:
-    """Arrays by name; a column of texts, or of arrays of different shapes, makes rows of all."""
+    """Take arrays by name; a column of texts, or of arrays of different shapes, makes rows of all."""
     columns = _chosen(names, columns)
     if not columns:
         raise SpecError("samples", kind="argument", expected="at least one array", found="an empty dict")
     counts = {}
-    for name, given in columns.items():
-        column = as_value(given, str(name), number=0) if hasattr(given, "detach") else given
+    for name, column in columns.items():
+        column = as_value(column, str(name), number=0) if hasattr(column, "detach") else column
         column = columns[name] = described(str(name), column)
         check_unmasked(column, str(name))
         shape = getattr(column, "shape", None)  # of a Zarr array, which has no length
         if not shape and (shape == () or not hasattr(column, "__len__") or isinstance(column, str | bytes)):
-            found, hint = type(column).__name__, "an array without a sample axis goes to `constants`"
-            raise SpecError("no sample axis", kind="shape", array=str(name), found=found, hint=hint)
+            facts: dict[str, Any] = {"array": str(name), "found": type(column).__name__}
+            hint = "an array without a sample axis goes to `constants`"
+            raise SpecError("no sample axis", kind="shape", hint=hint, **facts)
         counts[name] = int(shape[0]) if shape else len(column)
     first, num_samples = next(iter(counts.items()))
     for name, count in counts.items():
@@ -222,7 +217,7 @@ def _is_numbers(column: Any) -> bool:
 
 
 def _of_zarr(group: Any, names: Names | None) -> Columns:
-    """A Zarr group: its arrays by name, read a block at a time."""
+    """Take a Zarr group: its arrays by name, read a block at a time."""
     arrays = _chosen(names, dict(group.arrays()))
     columns = _of_columns(arrays, None)
     assert isinstance(columns, Columns)
@@ -236,7 +231,7 @@ def _of_zarr(group: Any, names: Names | None) -> Columns:
 
 
 def _of_xarray(dataset: Any, names: Names | None) -> Columns:
-    """An xarray data set: variables along its sample dimension, the others as constants.
+    """Take an xarray data set: variables along its sample dimension, the others as constants.
 
     The dimension is "sample" if there is one, else the first one of the first variable. Times become whole
     nanoseconds, with units that xarray decodes; coordinates that are text are kept among the attributes.
@@ -245,43 +240,35 @@ def _of_xarray(dataset: Any, names: Names | None) -> Columns:
         name = dataset.name if dataset.name and names is None else _only_name(names)
         dataset = dataset.to_dataset(name=name)
     chosen = dataset if names is None else dataset[list(_chosen(names, dict(dataset.variables)))]
-    wanted = [name for name in (names or dataset.data_vars) if name not in chosen.coords]
-    if not wanted:
+    chosen_names = [name for name in (names or dataset.data_vars) if name not in chosen.coords]
+    if not chosen_names:
         raise SpecError("samples", kind="argument", expected="at least one variable", found="none")
-    first = next((chosen[name] for name in wanted if chosen[name].dims), None)
+    first = next((chosen[name] for name in chosen_names if chosen[name].dims), None)
     along = "sample" if "sample" in dataset.dims else first.dims[0] if first is not None else "sample"
     arrays, dims, constants, constant_dims, texts = {}, {}, {}, {}, {}
-    for name in (*wanted, *chosen.coords):
+    for name in (*chosen_names, *chosen.coords):
         variable = chosen[name].variable
-        rest = tuple(map(str, (dim for dim in variable.dims if dim != along)))
+        other_dims = tuple(map(str, (dim for dim in variable.dims if dim != along)))
         name = str(name)
-        if variable.dtype.kind in "OUT" and name not in wanted and along not in variable.dims:
-            texts[name] = {"dims": list(rest), "values": variable.values.tolist()}
+        if variable.dtype.kind in "OUT" and name not in chosen_names and along not in variable.dims:
+            texts[name] = {"dims": list(other_dims), "values": variable.values.tolist()}
         elif not _is_numbers(variable) and variable.dtype.kind not in TIME_UNITS:
-            found, hint = f"dtype {variable.dtype}", "convert it first, or leave it out"
-            raise SpecError(
-                "it can't be stored", kind="dtype", array=name, expected="numbers", found=found, hint=hint
-            )
+            facts: dict[str, Any] = {"array": name, "expected": "numbers", "found": f"dtype {variable.dtype}"}
+            hint = "convert it first, or leave it out"
+            raise SpecError("it can't be stored", kind="dtype", hint=hint, **facts)
         elif along in variable.dims:
-            arrays[name], dims[name] = described(name, variable.transpose(along, ...)), rest
+            arrays[name], dims[name] = described(name, variable.transpose(along, ...)), other_dims
         elif name != along:
-            constants[name], constant_dims[name] = described(name, variable), rest
+            constants[name], constant_dims[name] = described(name, variable), other_dims
     attrs = json_attrs(dataset.attrs) | ({"text_coordinates": json_attrs(texts)} if texts else {})
     num_samples = int(dataset.sizes[along])
     return Columns(num_samples, arrays, dims, constants, constant_dims, attrs, is_digested=False)
 
 
 def named_values(sample: Any, names: Names | None, *, number: int) -> dict[str, Any]:
-    """Return a sample as arrays, numbers, `str` and `bytes` by name.
+    """Return a sample as arrays, numbers, `str` and `bytes` by name, dicts within it as `outer.inner`.
 
-    Args:
-        sample: A mapping of names, dicts within it as `outer.inner`; or a tuple, a list or one value, which
-            `names` name; named tuples have names of their own.
-        names: Names of the values where samples are no mappings.
-        number: Of the sample, for messages.
-    Raises:
-        SpecError: If it has no names, or holds what is neither numbers nor text nor bytes; of `names` for a
-            sample that has some, kind "no_effect".
+    Tuples, lists and single values are named by `names`; mappings and named tuples have names of their own.
     """
     has_names = isinstance(sample, Mapping) or hasattr(sample, "_asdict")
     if names is not None and has_names:
@@ -298,18 +285,18 @@ def named_values(sample: Any, names: Names | None, *, number: int) -> dict[str, 
     else:
         is_one = not isinstance(sample, tuple | list)
         values = [sample] if is_one else list(sample)
-        given = list(names) if names is not None else [ONLY_NAME] if is_one else []
-        if len(given) != len(values):
+        given_names = list(names) if names is not None else [ONLY_NAME] if is_one else []
+        if len(given_names) != len(values):
             example = ", ".join(repr(f"name{i}") for i in range(len(values)))
             raise SpecError(
                 "a sample has no names for its values",
                 kind="names",
                 sample=number,
-                expected="a dict of arrays by name" if names is None else f"{len(given)} values",
+                expected="a dict of arrays by name" if names is None else f"{len(given_names)} values",
                 found="one value" if is_one else f"a {type(sample).__name__} of {len(values)} values",
                 hint=f"say names=[{example}], with names that you choose",
             )
-        pairs = list(zip(given, values, strict=True))
+        pairs = list(zip(given_names, values, strict=True))
     named = dict(pairs)
     if len(named) < len(pairs):
         flat = [name for name, _ in pairs]
@@ -333,11 +320,7 @@ def _flattened(sample: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def as_value(value: Any, name: str, *, number: int) -> Any:
-    """Return one value as an array, a Python number, `str` or `bytes`.
-
-    Raises:
-        SpecError: For anything else, such as None, a list of texts, or masked elements.
-    """
+    """Return one value as an array, a Python number, `str` or `bytes`; `SpecError` for anything else."""
     check_unmasked(value, name, sample=number)
     if isinstance(value, str):
         return str(value)  # of NumPy's own kind, too
@@ -377,23 +360,17 @@ def as_value(value: Any, name: str, *, number: int) -> Any:
 
 
 def nbytes_of(value: Any) -> int:
-    """Bytes of one value of a sample, or of an array."""
+    """Count the bytes of one value of a sample, or of an array."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
     return len(value) if isinstance(value, bytes) else np.asarray(value).nbytes
 
 
 def specs_of(samples: Sequence[Sample], *, ragged: Collection[str] = ()) -> dict[str, ArraySpec]:
-    """Find what arrays the samples make, the number of samples None.
+    """Find what arrays the first samples make, the number of samples None.
 
     Text and bytes are ragged; so is an array whose first axis differs in length between the samples, or that
-    is named.
-
-    Args:
-        samples: The first samples, as `named_values` gives them; at least one.
-        ragged: Arrays whose first axis may differ in samples that come later.
-    Raises:
-        SpecError: If they don't agree in anything but that; if `ragged` names what can't be.
+    is named. `SpecError` if they don't agree in anything but that.
     """
     first = samples[0]
     if not first:
@@ -412,13 +389,13 @@ def _check_names(sample: Sample, first: Iterable[str], number: int) -> None:
     if sample.keys() == names:
         return
     missing, more = sorted(names - sample.keys()), sorted(sample.keys() - names)
-    found = [f"without {', '.join(missing)}"] * bool(missing) + [f"also {', '.join(more)}"] * bool(more)
+    others = [f"without {', '.join(missing)}"] * bool(missing) + [f"also {', '.join(more)}"] * bool(more)
     raise SpecError(
         "a sample has other arrays than the first one",
         kind="arrays",
         sample=number,
         expected=", ".join(first),
-        found="; ".join(found),
+        found="; ".join(others),
         hint="every sample has every array: fill in what is missing, such as an empty text",
     )
 
@@ -430,9 +407,9 @@ def _spec_of(name: str, values: Sequence[Any], is_ragged: bool) -> ArraySpec:
     kind = next((kind for kind in (str, bytes) if isinstance(values[0], kind)), None)
     for number, value in enumerate(values):
         if kind is not None and not isinstance(value, kind):
-            raise _differs(name, number, kind.__name__, _shown(value))
+            raise _differs(name, number, kind.__name__, _kind_of(value))
         if kind is None and isinstance(value, str | bytes):
-            raise _differs(name, number, _shown(values[0]), _shown(value))
+            raise _differs(name, number, _kind_of(values[0]), _kind_of(value))
     if kind is not None:
         return ArraySpec((None, None), "uint8", encoding="utf-8" if kind is str else "bytes")
     arrays = [np.asarray(value) for value in values]
@@ -470,7 +447,7 @@ def _differs(name: str, number: int, expected: str, found: str) -> SpecError:
     )
 
 
-def _shown(value: Any) -> str:
+def _kind_of(value: Any) -> str:
     if isinstance(value, str | bytes):
         return type(value).__name__
     array = np.asarray(value)
@@ -478,18 +455,13 @@ def _shown(value: Any) -> str:
 
 
 def _shape_text(shape: Sequence[int | None]) -> str:
-    """A shape for messages: "(*, 3)" where the first axis may differ."""
+    """Show a shape: "(*, 3)" where the first axis may differ."""
     sizes = ["*" if size is None else str(size) for size in shape]
     return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
 
 
 class SampleCheck:
-    """Compares samples with specs; says clearly where one contradicts them.
-
-    Args:
-        specs: What arrays there are.
-        num_seen: Samples that the specs were found from, for messages; 0 where they were given.
-    """
+    """Compares samples with specs, found from `num_seen` samples; says clearly where one contradicts them."""
 
     def __init__(self, specs: Mapping[str, ArraySpec], *, num_seen: int) -> None:
         self._specs, self._num_seen = specs, num_seen
@@ -499,32 +471,30 @@ class SampleCheck:
         """Return the sample's values as arrays of the declared dtypes; `SpecError` if it doesn't fit."""
         if sample.keys() != self._specs.keys():
             _check_names(sample, self._specs, number)
-        return {name: self._value(name, sample[name], number) for name in self._specs}
-
-    def _value(self, name: str, value: Any, number: int) -> Any:
-        spec = self._specs[name]
-        is_text = isinstance(value, str | bytes)
-        if is_text != (spec.encoding is not None):
-            numbers = f"{spec.dtype} of shape {_shape_text(spec.shape[1:])}"
-            kinds = {"utf-8": "str", "bytes": "bytes", None: numbers}
-            raise self._contradiction(name, number, kinds[spec.encoding], _shown(value))
-        if is_text:
-            return value
-        array = np.asarray(value)
-        tail = tuple(spec.shape[2:] if spec.is_ragged else spec.shape[1:])
-        found = array.shape[1:] if spec.is_ragged and array.ndim else array.shape
-        if found != tail or (spec.is_ragged and not array.ndim):
-            expected = f"shape {_shape_text(spec.shape[1:])}"
-            raise self._contradiction(name, number, expected, f"shape {array.shape}")
-        dtype = self._dtypes[name]
-        if array.dtype.newbyteorder("<") == dtype:
-            return value
-        if hasattr(value, "dtype") or not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise self._contradiction(name, number, str(dtype), str(array.dtype))
-        cast = array.astype(dtype)  # of Python's numbers, such as 1 among floating-point ones
-        if isinstance(value, int) and cast.item() != value:
-            raise self._contradiction(name, number, f"numbers that {dtype} can hold", str(value))
-        return cast
+        values = {}
+        for name, spec in self._specs.items():
+            values[name] = value = sample[name]
+            is_text = isinstance(value, str | bytes)
+            if is_text != (spec.encoding is not None):
+                numbers = f"{spec.dtype} of shape {_shape_text(spec.shape[1:])}"
+                kinds = {"utf-8": "str", "bytes": "bytes", None: numbers}
+                raise self._contradiction(name, number, kinds[spec.encoding], _kind_of(value))
+            if is_text:
+                continue
+            array, dtype = np.asarray(value), self._dtypes[name]
+            tail = tuple(spec.shape[2:] if spec.is_ragged else spec.shape[1:])
+            shape = array.shape[1:] if spec.is_ragged and array.ndim else array.shape
+            if shape != tail or (spec.is_ragged and not array.ndim):
+                expected = f"shape {_shape_text(spec.shape[1:])}"
+                raise self._contradiction(name, number, expected, f"shape {array.shape}")
+            if array.dtype.newbyteorder("<") == dtype:
+                continue
+            if hasattr(value, "dtype") or not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise self._contradiction(name, number, str(dtype), str(array.dtype))
+            values[name] = cast = array.astype(dtype)  # of Python's, such as 1 among floating-point ones
+            if isinstance(value, int) and cast.item() != value:
+                raise self._contradiction(name, number, f"numbers that {dtype} can hold", str(value))
+        return values
 
     def _contradiction(self, name: str, number: int, expected: str, found: str) -> SpecError:
         spec, hint = self._specs[name], _CONVERT
@@ -547,7 +517,7 @@ def uncounted(spec: ArraySpec) -> ArraySpec:
     return replace(spec, shape=(None, *spec.shape[1:]), lengths=None)
 
 
-def counted(
+def with_counts(
     specs: Mapping[str, ArraySpec],
     num_samples: int,
     lengths: Mapping[str, npt.NDArray[np.int64]] | None = None,

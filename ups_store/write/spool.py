@@ -43,7 +43,7 @@ from ups_store.write.commit import BuildingFile, extent_of, failures_as_errors, 
 from ups_store.write.create import create_building, create_spool, new_building, write_skeleton
 from ups_store.write.encode import sample_payload
 from ups_store.write.plan import plan_of
-from ups_store.write.samples import counted, nbytes_of
+from ups_store.write.samples import nbytes_of, with_counts
 from ups_store.write.target import new_file
 from ups_store.write.writer import BatchedCommits, StoreWriter
 
@@ -60,15 +60,8 @@ _CRC_DIGITS = 8  # that a note begins with
 class Spool:
     """Takes samples in their order, a buffer of which is committed at a time, and makes the store of them.
 
-    Those that an interrupted call has committed are compared with what is added in their place.
-
-    Args:
-        target: Where the store will be.
-        arrays: Arrays with a sample axis, whose N, and the lengths of ragged ones, are None.
-        on_mismatch: Whether what another identity left, or samples that are others now, give way ("restart").
-        buffer_bytes: Bytes of samples that wait at most to be committed.
-        save_every_s: When those that wait are committed, and made durable, anyway.
-        content: Constants, dims, identity and attrs, as for `create`.
+    Those that an interrupted call has committed are compared with what is added in their place; with
+    `on_mismatch="restart"` others give way. N, and the lengths of ragged arrays, are None in `arrays`.
 
     Attributes:
         num_samples: Samples that were added, or passed over: to pass over some that were found, set it.
@@ -93,13 +86,13 @@ class Spool:
         self._ragged = [name for name, spec in arrays.items() if spec.is_ragged]
         self._save_every_s, self._saved_s = save_every_s, time.monotonic()
         nbytes = _item_nbytes(arrays)
-        left = spool_left(target)
+        old = spool_left(target)
         sample_nbytes = sum(nbytes[name] for name in arrays if name not in self._ragged)
         num = min(_ROOM_SAMPLES, max(1024, _ROOM_BYTES // max(1, sample_nbytes)))
         rows_bytes = min(_ROOM_ROWS_BYTES, _ROOM_ALL_ROWS_BYTES // max(1, len(self._ragged)))
         rows = {name: rows_bytes // max(1, nbytes[name]) for name in self._ragged}
-        if left is not None and _item_nbytes(left.arrays) == nbytes:
-            num, rows = left.num_samples, {name: left.num_rows.get(name, rows[name]) for name in rows}
+        if old is not None and _item_nbytes(old.arrays) == nbytes:
+            num, rows = old.num_samples, {name: old.num_rows.get(name, rows[name]) for name in rows}
         options: dict[str, Any] = {**content, "on_mismatch": on_mismatch}
         self.writer = create_spool(target, _with_room(arrays, num, rows), **options)
         try:
@@ -181,13 +174,7 @@ class Spool:
         self.num_found = first
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Take the next sample: every array by name, copied; of a ragged one with any number of rows.
-
-        Raises:
-            SpecError: If an array is missing, unknown, or of another shape or dtype.
-            IdentityMismatchError: If an interrupted call has committed another one; kind "not_repeated".
-            CommitError: If those that wait couldn't be committed, `DiskFullError` if there is no room.
-        """
+        """Take the next sample: every array by name, copied; of a ragged one with any number of rows."""
         try:
             self._batch.commit(self.num_samples, sample)
         except SpecError as error:
@@ -215,12 +202,12 @@ class Spool:
         self.note = None
 
     def _checked(self, index: int, sample: Any) -> dict[str, Any]:
-        """A batch of one sample."""
+        """Make a batch of one sample."""
         metas = self.writer.metas
         if not isinstance(sample, Mapping) or sample.keys() != metas.keys():
-            found = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
+            names = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
             problem = "all arrays of a sample are added together"
-            raise SpecError(problem, kind="arrays", expected=sorted(metas), found=found)
+            raise SpecError(problem, kind="arrays", expected=sorted(metas), found=names)
         values = {name: sample_payload(sample[name], meta) for name, meta in metas.items()}
         return {name: [value] if metas[name].is_ragged else value[None] for name, value in values.items()}
 
@@ -264,7 +251,7 @@ class Spool:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # now, not when all samples are made
 
     def _needed_bytes(self) -> int:
-        """Bytes that the store takes beside its spool."""
+        """Count the bytes that the store takes beside its spool."""
         return files.allocated_bytes(building_path(self.path))
 
     def differing(self, number: int, sample: Mapping[str, Any]) -> str | None:
@@ -325,7 +312,7 @@ class Spool:
         crcs = read_records(building.fd, self._layout, committed)[:, 1:-1]
 
         def fill(larger: BuildingFile) -> None:
-            _copy(building, larger, self.num_committed)
+            _copy_samples(building, larger, self.num_committed)
             for name, ragged in larger.layout.ragged.items():
                 offsets = larger.offsets[name].copy()
                 offsets[: self.num_committed + 1] = building.offsets[name][: self.num_committed + 1]
@@ -342,23 +329,19 @@ class Spool:
     def finish(self, *, attrs: Mapping[str, Any] | None = None) -> Path:
         """Make the store of all samples, and remove the spool; closes it.
 
-        Args:
-            attrs: Root attributes, where they are known only now.
-        Raises:
-            IdentityMismatchError: If there were fewer samples than an interrupted call has committed; where
-                these may give way, the others go.
-            CommitError: If it didn't become durable, `DiskFullError` if there is no room: the samples stay.
+        `attrs` are root attributes that are known only now. Fewer samples than an interrupted call has
+        committed are an error; where these may give way, the others go.
         """
         self.flush()
         if self.num_samples < self.num_found:
             if not self._restarts:
-                expected, found = f"{self.num_found} samples or more", f"the end after {self.num_samples}"
-                raise self.not_repeated(self.num_samples, expected, found)
+                expected, end = f"{self.num_found} samples or more", f"the end after {self.num_samples}"
+                raise self.not_repeated(self.num_samples, expected, end)
             self.drop_found(self.num_samples)
         building, num = self.writer.building, self.num_committed
         lengths = {name: np.diff(building.offsets[name][: num + 1]) for name in self._ragged}
         content = self._content if attrs is None else {**self._content, "attrs": attrs}
-        plan = plan_of(counted(self._arrays, num, lengths), **content)
+        plan = plan_of(with_counts(self._arrays, num, lengths), **content)
         with (
             failures_as_errors(building.building_path, 0, "the store was not made"),
             building.gate(exclusive=True),
@@ -370,7 +353,7 @@ class Spool:
                 try:
                     store.fd = fd
                     write_skeleton(store, plan, has_tail=False)
-                    _copy(building, store, num)
+                    _copy_samples(building, store, num)
                     write_entries(store, crcs)
                 finally:
                     store.fd = -1  # it isn't this object that closes it
@@ -397,7 +380,7 @@ class Spool:
 
 
 @dataclass(frozen=True)
-class Left:
+class UnfinishedSpool:
     """A spool that an interrupted call left."""
 
     identity: Mapping[str, Any]
@@ -406,7 +389,7 @@ class Left:
     num_rows: Mapping[str, int]  # likewise, of each ragged array
 
 
-def spool_left(target: Path) -> Left | None:
+def spool_left(target: Path) -> UnfinishedSpool | None:
     """Look for a spool of the store at a path; None too where it is damaged."""
     path = building_path(target)
     try:
@@ -420,7 +403,7 @@ def spool_left(target: Path) -> Left | None:
     metas = [array.meta for array in layout.per_sample if not array.meta.is_companion]
     num_rows = {name: ragged.rows.meta.shape[0] for name, ragged in layout.ragged.items()}
     arrays = {meta.name: spec_of(meta, None) for meta in metas}
-    return Left(building.catalog.root.identity["content"], arrays, layout.num_samples, num_rows)
+    return UnfinishedSpool(building.catalog.root.identity["content"], arrays, layout.num_samples, num_rows)
 
 
 def remove_spool(target: Path) -> None:
@@ -433,7 +416,7 @@ def remove_spool(target: Path) -> None:
 
 
 def _item_nbytes(arrays: Mapping[str, ArraySpec]) -> dict[str, int]:
-    """Bytes of a sample of each array, of a ragged one those of a row."""
+    """Count the bytes of a sample of each array, of a ragged one those of a row."""
     return {
         name: math.prod(n for n in spec.shape[1:] if n is not None)
         * dtype_of(dtype_name(spec.dtype)).itemsize
@@ -444,14 +427,14 @@ def _item_nbytes(arrays: Mapping[str, ArraySpec]) -> dict[str, int]:
 def _with_room(
     arrays: Mapping[str, ArraySpec], num_samples: int, num_rows: Mapping[str, int]
 ) -> dict[str, ArraySpec]:
-    """Arrays of a spool: until samples are there, the first one has all rows, and no other has any."""
+    """Make the arrays of a spool: until samples are there, the first one has all rows, and no other any."""
     lengths = {name: np.zeros(num_samples, np.int64) for name in num_rows}
     for name, num in num_rows.items():
         lengths[name][0] = num
-    return counted(arrays, num_samples, lengths)
+    return with_counts(arrays, num_samples, lengths)
 
 
-def _copy(source: BuildingFile, target: BuildingFile, num_samples: int) -> None:
+def _copy_samples(source: BuildingFile, target: BuildingFile, num_samples: int) -> None:
     """Copy the first samples from a spool, whose checksums are recorded."""
     for array in source.layout.per_sample if num_samples else ():
         first, end = extent_of(source, array, 0)[0], extent_of(source, array, num_samples - 1)[1]

@@ -26,18 +26,14 @@ _EXPORTING = re.compile(r"\.(.+)\.exporting\.([0-9a-f]{16})(\.old)?")
 def check_target(target: Path, *, force: bool = False) -> Path:
     """Refuse a target that exists, unless it is to be replaced, or whose folder doesn't exist.
 
-    Returns:
-        Where it will be: the target, or behind it where it is a symbolic link.
-    Raises:
-        StoreNotFoundError: If there is no such folder, or the link points to nothing ("dangling_link").
-        SpecError: Kind "exists".
+    Returns where it will be: the target, or behind it where it is a symbolic link.
     """
     if not target.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=target.parent, hint="create it first")
-    place = real_place(target)
+    real_path = real_place(target)
     if files.exists(target) and not force:
         raise _exists(target)
-    return place
+    return real_path
 
 
 def _exists(target: Path) -> SpecError:
@@ -45,11 +41,7 @@ def _exists(target: Path) -> SpecError:
 
 
 def check_not_source(target: Path, sources: Iterable[str | os.PathLike[str]]) -> None:
-    """Refuse a target that is one of the files it is made from, or a folder that holds one; forced or not.
-
-    Raises:
-        SpecError: Kind "same_file".
-    """
+    """Refuse a target that is one of the files it is made from, or a folder that holds one, even forced."""
     for source in map(Path, sources):
         is_same = source.resolve().is_relative_to(target.resolve())
         with contextlib.suppress(OSError):  # one of them isn't there
@@ -72,8 +64,7 @@ def payload_nbytes(store: AnyStore) -> int:
 def create_locked(target: Path) -> tuple[int, Path]:
     """Create the file that will take the target's place, under a temporary name, locked as by a builder.
 
-    Returns:
-        Its descriptor, which the caller owns, and its name.
+    Returns its descriptor, which the caller owns, and its name.
     """
     while True:
         temporary = target.with_name(f"{target.name}{BUILDING_SUFFIX}.{files.build_id()[:8].hex()}")
@@ -102,18 +93,7 @@ def new_file(target: Path, *, force: bool = False, needed_bytes: int = 0) -> Ite
     """Write a file under a temporary name; it becomes `target`, durably, when the block ends well.
 
     The temporary file is locked and named like a builder's, so `gc` lists it only when its process is dead.
-
-    Args:
-        target: Where it will be.
-        force: Whether to replace what is there.
-        needed_bytes: Room that it takes at most, for the message of a full disk.
-    Yields:
-        Its descriptor, open for writing, which is closed at the end.
-    Raises:
-        SpecError: If the target exists and isn't to be replaced, kind "exists".
-        StoreNotFoundError: If it is a symbolic link to nothing, kind "dangling_link".
-        DiskFullError: If the file system has no room for it.
-        CommitError: If the file system fails.
+    `needed_bytes` is the room that it takes at most, for the message of a full disk.
     """
     target = check_target(target, force=force)
     remove_begun(target)
@@ -144,14 +124,7 @@ def publish_file(fd: int, temporary: Path, target: Path, *, force: bool) -> None
 
 @contextlib.contextmanager
 def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: int = 0) -> Iterator[Path]:
-    """Write a folder under a temporary name; it becomes `target` when the block ends well. As `new_file`.
-
-    Args:
-        target: Where it will be.
-        marker: File that a folder of this format holds; a folder without it is never replaced.
-        force: Whether to replace a folder of this format that is there.
-        needed_bytes: Room that it takes at most, for the message of a full disk.
-    """
+    """Write a folder under a temporary name, as `new_file`; one without `marker` in it isn't replaced."""
     target = check_target(target, force=force)
     if files.exists(target) and not (target / marker).is_file():
         hint = "remove it yourself, or choose another name"
@@ -191,25 +164,20 @@ def new_folder(target: Path, *, marker: str, force: bool = False, needed_bytes: 
 
 
 def left_exports(parent: Path, name: str | None = None) -> list[Path]:
-    """Find folders that killed exports left: unfinished ones, and old ones of which there is a newer one now.
-
-    Args:
-        parent: Where they are looked for.
-        name: Of the target; any by default.
-    """
-    left = []
+    """Find folders that killed exports left: unfinished ones, and those that a newer one replaced."""
+    folders = []
     for match in filter(None, map(_EXPORTING.fullmatch, files.names_in(parent))):
         target, number, old = match.groups()
         lock = parent / f".{target}.exporting{BUILDING_SUFFIX}.{number}"
         is_needed = bool(old) and not files.exists(parent / target)
         if name in (None, target) and not is_needed and not locks.is_held(lock, BUILDER_LOCK):
-            left.append(parent / match[0])
-    return left
+            folders.append(parent / match[0])
+    return folders
 
 
 @contextlib.contextmanager
 def _failures_as_errors(target: Path, needed_bytes: int) -> Iterator[None]:
-    """As `commit.failures_as_errors`, where nothing stays: free bytes are those of before the block."""
+    """Do as `commit.failures_as_errors`, where nothing stays: free bytes are those of before the block."""
     free = files.free_bytes(target.parent)
     try:
         with files.disk_full_as_error(target, needed_bytes, kept="nothing was written"):
@@ -222,8 +190,5 @@ def _failures_as_errors(target: Path, needed_bytes: int) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        problem, hint = (
-            f"it was not written ({error.strerror or error})",
-            "check the disk and your permissions",
-        )
-        raise CommitError(problem, path=target, hint=hint) from error
+        problem = f"it was not written ({error.strerror or error})"
+        raise CommitError(problem, path=target, hint="check the disk and your permissions") from error

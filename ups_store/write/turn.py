@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ups_store.errors import BuildLockedError, FormatError
@@ -31,12 +30,6 @@ class Turn:
 
     Whoever has it holds a lock on `.NAME.making` and writes that file's time every few seconds. In a folder
     that can't be written to, or without locks, nothing is waited for.
-
-    Args:
-        target: The store.
-        is_shown: Whether to say that it waits; None: if stderr is a terminal.
-    Raises:
-        BuildLockedError: If the other process shows no sign of life for ten minutes.
     """
 
     def __init__(self, target: Path, *, is_shown: bool | None = None) -> None:
@@ -55,7 +48,13 @@ class Turn:
                     self.wait()
             if self.fd >= 0:
                 locks.close_on_fork(self)
-                self._beating = threading.Thread(target=self._beat, name="ups_store turn", daemon=True)
+
+                def beat() -> None:
+                    while not self._has_ended.wait(_BEAT_S):
+                        with contextlib.suppress(OSError):  # the others wait shorter, no more
+                            files.touch(self.fd)
+
+                self._beating = threading.Thread(target=beat, name="ups_store turn", daemon=True)
                 self._beating.start()
         except BaseException:  # no `__exit__` follows, and this process would wait for its own lock
             self._end()
@@ -99,14 +98,7 @@ class Turn:
             raise BuildLockedError(problem, path=self._target, found=maker, hint=hint)
         time.sleep(_LOOK_S)
 
-    def _beat(self) -> None:
-        while not self._has_ended.wait(_BEAT_S):
-            with contextlib.suppress(OSError):  # the others wait shorter, no more
-                files.touch(self.fd)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -133,13 +125,7 @@ def remove_turn(target: Path) -> None:
 
 
 class ProgressLine:
-    """Counts samples and bytes in a line on stderr, which goes away at the end.
-
-    Args:
-        name: What is written.
-        total: Samples in all; None where that isn't known.
-        is_wanted: Whether to show anything; None: if stderr is a terminal.
-    """
+    """Counts samples and bytes in a line on stderr, which goes away at the end; by default on a terminal."""
 
     def __init__(self, name: str, *, total: int | None = None, is_wanted: bool | None = None) -> None:
         self._name, self._total = one_line(name), total
@@ -165,9 +151,9 @@ class ProgressLine:
             self._last = time.monotonic()
             self._write(line)
 
-    def say(self, what: str) -> None:
+    def say(self, doing: str) -> None:
         """Show something else, such as what happens at the end."""
-        self._write(f"{self._name}: {one_line(what)}")
+        self._write(f"{self._name}: {one_line(doing)}")
 
     def _write(self, line: str) -> None:
         if self._shows:
@@ -177,7 +163,5 @@ class ProgressLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._write("")

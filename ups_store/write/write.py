@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ups_store.read.base import AnyStore
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
-from ups_store.system.memory import IN_MEMORY, num_cores
+from ups_store.system.memory import IN_MEMORY
 from ups_store.write.create import target_of
 from ups_store.write.described import described
 from ups_store.write.existing import (
@@ -71,7 +71,6 @@ def write(
     buffer_bytes: int = BUFFER_BYTES,
     save_every_s: float = SAVE_EVERY_S,
     progress: bool | None = None,
-    _like: AnyStore | None = None,
 ) -> AnyStore:
     """Write a store of samples, and open it; if there is one of this identity, just open that.
 
@@ -131,29 +130,63 @@ def write(
         DiskFullError: If there is no room; what was committed stays.
         CommitError: If the file system fails.
     """
-    _check_one_of("on_mismatch", on_mismatch, ("raise", "restart"))
-    _check_one_of("on_error", on_error, ("fail", "skip"))
-    _check_names(names, ragged)
+    for argument, word, known in (
+        ("on_mismatch", on_mismatch, ("raise", "restart")),
+        ("on_error", on_error, ("fail", "skip")),
+    ):
+        if word not in known:
+            expected = " or ".join(repr(other) for other in known)  # `map` is an argument here
+            raise SpecError(argument, kind="argument", expected=expected, found=repr(word))
+    for argument, listed in (("names", names), ("ragged", ragged)):
+        if isinstance(listed, str):
+            raise SpecError(argument, kind="argument", expected="names in a list", found=repr(listed))
+    for name in names or ():
+        if list(names or ()).count(name) > 1:  # all but one of its values would be lost
+            raise SpecError("names", kind="names", expected="names that differ", found=f"{name!r} twice")
     constants = {name: described(name, value) for name, value in (constants or {}).items()}
+    like = None
+    if isinstance(samples, Alike):
+        like, samples = samples.store, samples.samples
     job, source = None, None
     if map is not None or inputs is not None:
+        from ups_store.write.mapped import job_of, write_mapped
+
         if samples is not None or map is None or inputs is None:
-            expected, found = "samples; or both map and inputs", "another choice of them"
-            raise SpecError("write", kind="argument", expected=expected, found=found)
-        job = _job(map, inputs, num_workers, item_timeout_s, retries, names)
+            expected = "samples; or both map and inputs"
+            raise SpecError("write", kind="argument", expected=expected, found="another choice of them")
+        job = job_of(map, inputs, num_workers, item_timeout_s, retries, names)
     else:
-        _check_no_settings_of_map(num_workers, item_timeout_s, retries, on_error)
-        source = source_of(samples, names)
-        if ragged and isinstance(source, Columns):
-            found = "arrays with a sample axis, whose samples have one shape"
-            hint = "leave out `ragged`, or give lists of arrays, which may differ in length"
+        only_of_map = {
+            "num_workers": num_workers is not None,
+            "item_timeout_s": item_timeout_s != ITEM_TIMEOUT_S,
+            "retries": retries != 0,
+            "on_error": on_error != "fail",
+        }
+        if settings := " and ".join(name for name, is_set in only_of_map.items() if is_set):
             raise SpecError(
-                "ragged without effect", kind="no_effect", expected="samples", found=found, hint=hint
+                f"{settings} without effect",
+                kind="no_effect",
+                expected="map and inputs",
+                found="samples, which this process makes itself",
+                hint=f"leave out {settings}, or give a function as `map` and what it takes as `inputs`",
             )
+        source = source_of(samples, names)
+    columns = source if isinstance(source, Columns) else None
+    if ragged and columns:
+        raise SpecError(
+            "ragged without effect",
+            kind="no_effect",
+            expected="samples",
+            found="arrays with a sample axis, whose samples have one shape",
+            hint="leave out `ragged`, or give lists of arrays, which may differ in length",
+        )
     target = _file_of(path)
     check_no_parts(target, on_mismatch=on_mismatch)
     content = identity
-    if identity is None or (_like is not None and _is_of_samples(identity)):  # those of `_like` are others
+    # That of the store that these samples are like may be a digest of its own.
+    if identity is None or (
+        like is not None and ("huggingface_fingerprint" in identity or is_of_values(identity))
+    ):
         default = source.default_identity() if source is not None else None
         if default is not None:
             more = {"constants": digest_of(constants)} if constants else {}
@@ -163,49 +196,49 @@ def write(
         {"unnamed": files.build_id().hex()} if content is None else content,  # equal to no other
         content is not None,
         frozenset(ragged),
-        constants,
-        dims or {},
-        attrs or {},
+        {**(columns.constants if columns else {}), **constants},
+        {**(columns.constant_dims if columns else {}), **(dims or {})},
+        {**(columns.attrs if columns else {}), **(attrs or {})},
         "restart" if on_mismatch == "raise" and left_gives_way(target) else on_mismatch,
         buffer_bytes,
         save_every_s,
-        _like,
+        like,
     )
-    if isinstance(source, Columns):
-        arguments = replace(
-            arguments,
-            constants={**source.constants, **arguments.constants},
-            dims={**source.constant_dims, **arguments.dims},
-            attrs={**source.attrs, **arguments.attrs},
-        )
-        if _like is not None:
-            different = other_specs(_like, arguments.named_dims(source.specs()))
-            different |= other_arguments(_like, constants=source.constants, dims=source.constant_dims)
-            for name, (expected, found) in different.items():
-                problem = f"{name} isn't as in {_like.path.name}"
-                raise SpecError(problem, kind="mixed", expected=expected, found=found)
+    if columns and like is not None:
+        different = other_specs(like, arguments.named_dims(columns.specs()))
+        different |= other_arguments(like, constants=columns.constants, dims=columns.constant_dims)
+        for name, (expected, now) in different.items():
+            problem = f"{name} isn't as in {like.path.name}"
+            raise SpecError(problem, kind="mixed", expected=expected, found=now)
     if content is None and on_mismatch == "raise" and files.exists(target):
         hint = f"say identity={{...}}, so that it can be told, or {HOW_TO_REPLACE} to replace it"
         problem = "it exists, and nothing says whether it holds these samples"
         raise SpecError(problem, kind="exists", path=target, hint=hint)
+
+    def differing(store: AnyStore) -> Differences:
+        """Name what of a store of the same identity would be another now; no iterable is begun for that."""
+        if source is not None and source.num_samples not in (None, len(store)):
+            return {"number of samples": (len(store), source.num_samples)}
+        facts: dict[str, Any] = {"constants": arguments.constants, "dims": arguments.dims}
+        facts |= {"attrs": arguments.attrs, "ragged": ragged, "names": None if columns else names}
+        different = other_arguments(store, **facts)
+        if columns:
+            different |= other_specs(store, arguments.named_dims(columns.specs()))
+        elif isinstance(source, Rows) and source.can_skip and len(store):
+            different |= other_sample(store, next(source.begin(0)))
+        return different
+
     store = None
     if content is not None:
-        store = opened_if_same(
-            target,
-            content,
-            on_mismatch=on_mismatch,
-            differing=lambda store: _differing(store, arguments, source, names),
-        )
+        store = opened_if_same(target, content, on_mismatch=on_mismatch, differing=differing)
     if store is None:
         total = source.num_samples if source else None
         with ProgressLine(target.name, total=total, is_wanted=progress) as line:
             if job is not None:
-                from ups_store.write.mapped import write_mapped
-
                 write_mapped(arguments, job, on_error, line)
-            elif isinstance(source, Columns):
-                write_columns(arguments, source, line)
-            elif source is not None:
+            elif columns:
+                write_columns(arguments, columns, line)
+            elif isinstance(source, Rows):
                 write_rows(arguments, source, line)
         store = opened_if_same(target, arguments.identity, on_mismatch="raise")
         assert store is not None, target
@@ -213,106 +246,24 @@ def write(
     return store
 
 
-def _check_one_of(argument: str, found: str, known: tuple[str, str]) -> None:
-    if found not in known:
-        expected = " or ".join(map(repr, known))
-        raise SpecError(argument, kind="argument", expected=expected, found=repr(found))
+@dataclass(frozen=True)
+class Alike:
+    """Samples for `write` that have to have the arrays of a store, as those that `append` is given."""
 
-
-def _check_names(names: Sequence[str] | None, ragged: Collection[str]) -> None:
-    """Refuse text where a list of names goes, and a name twice: all but one of its values would be lost."""
-    for argument, found in (("names", names), ("ragged", ragged)):
-        if isinstance(found, str):
-            raise SpecError(argument, kind="argument", expected="names in a list", found=repr(found))
-    twice = next((name for name in names or () if list(names or ()).count(name) > 1), None)
-    if twice is not None:
-        raise SpecError("names", kind="names", expected="names that differ", found=f"{twice!r} twice")
-
-
-def _check_no_settings_of_map(
-    num_workers: int | None, item_timeout_s: float, retries: int, on_error: OnError
-) -> None:
-    """Refuse settings of worker processes where there are none."""
-    given = {
-        "num_workers": num_workers is not None,
-        "item_timeout_s": item_timeout_s != ITEM_TIMEOUT_S,
-        "retries": retries != 0,
-        "on_error": on_error != "fail",
-    }
-    named = " and ".join(name for name, is_given in given.items() if is_given)
-    if named:
-        raise SpecError(
-            f"{named} without effect",
-            kind="no_effect",
-            expected="map and inputs",
-            found="samples, which this process makes itself",
-            hint=f"leave out {named}, or give a function as `map` and what it takes as `inputs`",
-        )
-
-
-def _job(
-    function: Callable[[Any], Any],
-    inputs: Iterable[Any],
-    num_workers: int | None,
-    item_timeout_s: float,
-    retries: int,
-    names: Sequence[str] | None,
-) -> Any:
-    from ups_store.sources.readers import Patience
-    from ups_store.write.mapped import MapJob, check_not_importing
-
-    check_not_importing()
-    workers = num_cores() if num_workers is None else num_workers
-    for argument, found, is_valid, expected in (
-        ("num_workers", workers, workers >= 0, ">= 0"),
-        ("item_timeout_s", item_timeout_s, item_timeout_s > 0, "> 0"),
-        ("retries", retries, retries >= 0, ">= 0"),
-    ):
-        if not is_valid:
-            raise SpecError(argument, kind="argument", expected=expected, found=found)
-    patience = Patience(timeout_s=item_timeout_s, retries=retries)
-    return MapJob(function, inputs, workers, patience, names, warn)
+    samples: Any
+    store: AnyStore
 
 
 def _file_of(path: str | os.PathLike[str]) -> Path:
-    """Where `write` makes a store; `SpecError` for one in memory."""
+    """Return where `write` makes a store; `SpecError` for one in memory."""
     if os.fspath(path) == IN_MEMORY:
         hint = "`create` makes stores in memory"
         raise SpecError("path", kind="path", path=path, expected="that of a file", found=IN_MEMORY, hint=hint)
     return target_of(path)
 
 
-def _is_of_samples(identity: Mapping[str, Any]) -> bool:
-    """Whether an identity is one that samples had of themselves."""
-    return "huggingface_fingerprint" in identity or is_of_values(identity)
-
-
-def _differing(
-    store: AnyStore, arguments: Arguments, source: Columns | Rows | None, names: Sequence[str] | None
-) -> Differences:
-    """What of a finished store of the same identity isn't as it would be now.
-
-    An iterable isn't begun for that, nor a function called.
-    """
-    if source is not None and source.num_samples not in (None, len(store)):
-        return {"number of samples": (len(store), source.num_samples)}
-    different = other_arguments(
-        store,
-        constants=arguments.constants,
-        dims=arguments.dims,
-        attrs=arguments.attrs,
-        ragged=arguments.ragged,
-        names=None if isinstance(source, Columns) else names,
-    )
-    if isinstance(source, Columns):
-        different |= other_specs(store, arguments.named_dims(source.specs()))
-    elif source is not None and source.can_skip and len(store):
-        different |= other_sample(store, next(source.begin(0)))
-    return different
-
-
 def warn_skipped(store: AnyStore) -> None:
-    """Say it whenever a store is given back that lacks inputs."""
+    """Warn whenever a store is given back that lacks inputs."""
     skipped = store.attrs.get(SKIPPED)
     if isinstance(skipped, list) and skipped:
         warn(
@@ -327,7 +278,7 @@ def cached(
     make: Callable[[], Any],
     **options: Any,
 ) -> AnyStore:
-    """The store at the path if it is of this identity; else it is made, and takes the place of what is there.
+    """Open the store at the path if it is of this identity; else make it in the place of what is there.
 
     If another process makes it, this one waits: of many that call this at a time one does the work. One that
     shows no sign of life for ten minutes, as it is stopped, is an error.
@@ -345,7 +296,7 @@ def cached(
         BuildLockedError: If the process that makes it is stopped.
         SpecError: As `write`; so do its other errors.
     """
-    target, is_said = _file_of(path), "on_mismatch" in options
+    target, is_explicit = _file_of(path), "on_mismatch" in options
     options = {"on_mismatch": "restart", **options}
 
     def valid() -> AnyStore | None:
@@ -365,7 +316,7 @@ def cached(
                 return store
             with contextlib.suppress(BuildLockedError):  # a process that calls `write` was faster
                 if not locks.is_held(building_path(target), BUILDER_LOCK):
-                    if not is_said:
+                    if not is_explicit:
                         check_no_parts(target, on_mismatch="raise")
                         hint = f"finish it with what it was begun with, or say {HOW_TO_REPLACE}"
                         content = plain_json(dict(identity), what="identity")
@@ -399,14 +350,15 @@ def save(
         IdentityMismatchError: If an interrupted call that named its samples, by `identity`, left some here.
         DiskFullError: If there is no room.
     """
+    gives_way = lambda content: is_unnamed(content) or is_of_values(content)  # noqa: E731
     hint = "finish that call, or remove them with `ups-store gc --delete`"
-    check_left(_file_of(path), None, gives_way=lambda each: is_unnamed(each) or is_of_values(each), hint=hint)
+    check_left(_file_of(path), None, gives_way=gives_way, hint=hint)
     with write(path, arrays, constants=constants, attrs=attrs, on_mismatch="restart") as store:
         return store.path
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """All arrays and constants of a store by name: read-only views of the mapped file, nothing is read yet.
+    """Give all arrays and constants of a store by name: views of the mapped file, nothing is read yet.
 
     A ragged array is a `RaggedArray`, whose samples are `[i]`. `ups_store.open` gives the store itself, which
     knows its identity and batches.

@@ -43,9 +43,9 @@ from ups_store.write.encode import (
     Values,
     as_payload,
     as_rows,
+    blocks_of,
     check_unmasked,
-    encode_piece,
-    pieces_of,
+    encode_block,
 )
 
 BUFFER_BYTES, SAVE_EVERY_S = 16 << 20, 1.0
@@ -158,16 +158,16 @@ class Committer:
         fd, layout = self.building.fd, self.building.layout
         records = [read_records(fd, layout, np.arange(n, n + num)) for n, num in consecutive_runs(samples)]
         recorded = np.concatenate(records)[:, 1:-1]
-        for piece in pieces_of(layout, rows, values):
+        for block in blocks_of(layout, rows, values):
             with self._scratches.lent() as scratch:
-                _, crcs = encode_piece(layout, rows[piece], values, scratch)
-            for number, column in np.argwhere(crcs != recorded[piece])[:1].tolist():
+                _, crcs = encode_block(layout, rows[block], values, scratch)
+            for number, column in np.argwhere(crcs != recorded[block])[:1].tolist():
                 raise SpecError(
                     "it was committed with other values",
                     kind="committed",
                     path=self.path,
                     array=layout.per_sample[column].meta.name,
-                    sample=int(samples[piece][number]),
+                    sample=int(samples[block][number]),
                     hint="a committed sample stays as it is: leave it out, or begin again with "
                     f"{HOW_TO_REPLACE}",
                 )
@@ -182,7 +182,7 @@ class Committer:
             save_every_s: When the first has waited so long, the next call commits all; no thread does it
                 meanwhile.
         Returns:
-            What takes them; use it in a `with` block, whose end commits those that still wait.
+            The buffer; use it in a `with` block, whose end commits those that still wait.
         Raises:
             SpecError: If one of the arguments is below 0, or the buffer holds nothing.
         """
@@ -208,8 +208,8 @@ class Committer:
             raise SpecError("indices", kind="index", expected="distinct integers, shape (M,)", found=indices)
         if len(raw) and (ordered[0] < 0 or ordered[-1] >= self.num_samples):
             expected = f"0 <= index < {self.num_samples}"
-            found = int(raw[(raw < 0) | (raw >= self.num_samples)][0])
-            raise SpecError("no such sample", kind="index", expected=expected, found=found)
+            outside = int(raw[(raw < 0) | (raw >= self.num_samples)][0])
+            raise SpecError("no such sample", kind="index", expected=expected, found=outside)
         return raw.astype(np.int64)
 
     def _check_arrays(self, arrays: Arrays, samples: Samples) -> dict[str, Any]:
@@ -371,8 +371,8 @@ class BatchedCommits:
         save_every_s: float,
     ) -> None:
         if buffer_bytes < 1 or not save_every_s >= 0:
-            found = f"buffer_bytes={buffer_bytes}, save_every_s={save_every_s}"
-            raise SpecError("argument", kind="argument", expected="a byte or more; 0 s or more", found=found)
+            limits = f"buffer_bytes={buffer_bytes}, save_every_s={save_every_s}"
+            raise SpecError("argument", kind="argument", expected="a byte or more; 0 s or more", found=limits)
         self._check, self._commit_many = check, commit_many
         self._buffer_bytes, self._save_every_s = buffer_bytes, save_every_s
         metas = [array.meta for array in layout.per_sample if not array.meta.is_companion]
@@ -430,7 +430,7 @@ class BatchedCommits:
         return self.flush() if is_full or time.monotonic() - self._began_s >= self._save_every_s else _NONE
 
     def _is_usual(self, index: int, arrays: Arrays) -> bool:
-        """Whether there is nothing to check or to convert, which takes longer than to copy a small sample."""
+        """Tell that nothing has to be checked, which takes longer than to copy a small sample."""
         return (
             type(index) is int
             and 0 <= index < self._num_samples

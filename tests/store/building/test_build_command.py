@@ -1,24 +1,29 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from build_helpers import BURGERS, Recorder, build, interrupt_after, plan, settings, start, write_burgers
+from forked import Forked
 from pdebench_files import write_advection
 
 import ups_store
-from ups_store.building import command, stores
+from ups_store.building import command, read, stores
 from ups_store.building.command import app
+from ups_store.check.statistics import Statistics
 from ups_store.console import run
 from ups_store.errors import ConfigError
 from ups_store.sources import digest as digests
@@ -354,59 +359,35 @@ def test_traceback_is_shown_only_when_asked_for(invoke: Invoke) -> None:
 
 BUILD = [sys.executable, "-m", "ups_store.build"]
 
-# One sample a commit; after the fifth of the first store it says so and waits to be disturbed.
-DISTURBED = """
-import sys, time
-from ups_store.building import read, stores as running
-from ups_store.building.command import main
-from ups_store.console import run
 
-read.BATCH_BYTES = 1
-add, num = running.Statistics.add, 0
-
-def add_and_wait(self, arrays, **options):
-    global num
-    add(self, arrays, **options)
-    num += 1
-    if num == 5:
-        print("five", flush=True)
-        time.sleep(60)
-
-running.Statistics.add = add_and_wait
-run(main)
-"""
-
-
-@pytest.mark.multi_process
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=lambda signum: signum.name)
 def test_build_that_is_stopped_continues_to_the_same_bytes(
-    signum: signal.Signals, source: Path, tmp_path: Path
+    signum: signal.Signals, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = [
-        "--tasks",
-        "burgers1d",
-        "--splits",
-        "train",
-        "--root",
-        source.parent,
-        "--cache-dir",
-        tmp_path / "cache",
-    ]
-    with start(DISTURBED, *flags) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "five\n"
-        process.send_signal(signum)
-        out, err = process.communicate(timeout=60)
-    unfinished = tmp_path / "cache" / f"{NAME}.building"
+    """One sample a commit; after the fifth the command says so and waits to be disturbed."""
+    words = ["--tasks", "burgers1d", "--splits", "train", "--root", str(source.parent)]
+    add, num = Statistics.add, itertools.count(1)
+
+    def add_and_wait(statistics: Statistics, arrays: Any, **options: Any) -> None:
+        add(statistics, arrays, **options)
+        if next(num) == 5:
+            print("five", flush=True)
+            time.sleep(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(read, "BATCH_BYTES", 1)
+        patched.setattr(Statistics, "add", add_and_wait)
+        process = Forked(lambda: run(lambda: command.main(words)), tmp_path, {})
+    while not process.written(1):
+        time.sleep(0.01)
+    os.kill(process.pid, signum)
+    out, err = process.communicate(timeout=60)
+    unfinished = f"cache/{NAME}.building"
     assert not (tmp_path / "cache" / NAME).exists()
-    if signum == signal.SIGKILL:
-        assert (process.returncode, out, without_first_line(err)) == (-signal.SIGKILL, "", "")
-    else:
-        assert (process.returncode, out) == (5, "")
-        assert without_first_line(err) == (
-            f"error: {unfinished}: interrupted: 5 of 16 samples are committed; "
-            "run the same command again to continue\n"
-        )
+    interrupted = f"error: {unfinished}: interrupted: 5 of 16 samples are committed; "
+    interrupted += "run the same command again to continue\n"
+    code, message = (5, interrupted) if signum == signal.SIGINT else (-signal.SIGKILL, "")
+    assert (process.returncode, out, without_first_line(err)) == (code, "five\n", message)
     watcher = Recorder()
     (result,) = build(settings(tmp_path, split="train"), watcher).stores
     assert result.num_committed == 11

@@ -1,11 +1,13 @@
-"""Several processes that build together: on one machine one file, on several a partition each."""
+"""Several processes that build together: on one machine one file, on several a partition each.
+
+But for the first test they are forked, and read in their own process.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,15 +17,17 @@ import h5py
 import numpy as np
 import pytest
 from build_helpers import BURGERS, build, plan, settings, write_burgers
+from forked import Forked
 
 import ups_store
+from ups_store.building import command
 from ups_store.building.fill import Filling
+from ups_store.console import run
 from ups_store.read.recovery import building_path
 from ups_store.read.several import PartitionedStore
 
-pytestmark = pytest.mark.multi_process
-
 N = 64
+Process = subprocess.Popen[str] | Forked
 
 
 @pytest.fixture
@@ -33,25 +37,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(
-    folder: Path, rank: int, size: int, *, per_machine: int, cache: str = "cache"
-) -> subprocess.Popen[str]:
+    folder: Path, rank: int, size: int, *, per_machine: int, cache: str = "cache", is_forked: bool = True
+) -> Process:
     """One rank as torchrun starts it; each machine sees its own folder of stores."""
-    place = {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": rank % per_machine,
-        "LOCAL_WORLD_SIZE": per_machine,
-    }
-    command = [sys.executable, "-m", "ups_store.build", "--json", "-v"]
-    command += ["--tasks", "burgers1d", "--splits", "train", "--root", "source", "--cache-dir", cache]
-    command += ["--num-workers", "0", "--batch-size", "1"]
+    place = {"RANK": rank, "WORLD_SIZE": size}
+    place |= {"LOCAL_RANK": rank % per_machine, "LOCAL_WORLD_SIZE": per_machine}
+    words = ["--json", "-v", "--tasks", "burgers1d", "--splits", "train", "--root", "source"]
+    words += ["--cache-dir", cache, "--num-workers", "0", "--batch-size", "1"]
+    if is_forked:
+        return Forked(lambda: run(lambda: command.main(words)), folder, place)
     environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    start = [sys.executable, "-m", "ups_store.build", *words]
+    return subprocess.Popen(start, cwd=folder, env=environment, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
-def told_by(*ranks: subprocess.Popen[str]) -> list[tuple[str, str]]:
+def told_by(*ranks: Process) -> list[tuple[str, str]]:
     """What each rank said on stdout and stderr, once all have ended well."""
     told = []
     for process in ranks:
@@ -60,20 +61,22 @@ def told_by(*ranks: subprocess.Popen[str]) -> list[tuple[str, str]]:
     return told
 
 
-def finish(*ranks: subprocess.Popen[str]) -> list[dict[str, object]]:
+def finish(*ranks: Process) -> list[dict[str, object]]:
     """What the builders say of their store; the other ranks leave that to them."""
     return [json.loads(out)["stores"][0] for out, _ in told_by(*ranks) if out]
 
 
 def alone(folder: Path) -> Path:
-    process = start(folder, 0, 1, per_machine=1, cache="alone")
-    finish(process)
-    return folder / "alone" / "burgers1d_train.zarr.zip"
+    (result,) = build(settings(folder, split="train", cache_dir=str(folder / "alone"))).stores
+    return result.path
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_of_one_machine_make_the_bytes_of_one_process(folder: Path, size: int) -> None:
-    (by_builder, _), *others = told_by(*(start(folder, rank, size, per_machine=size) for rank in range(size)))
+    (by_builder, _), *others = told_by(
+        *(start(folder, rank, size, per_machine=size, is_forked=False) for rank in range(size))
+    )
     path = folder / "cache" / "burgers1d_train.zarr.zip"
     assert path.read_bytes() == alone(folder).read_bytes()
     result = json.loads(by_builder)["stores"][0]
@@ -132,7 +135,7 @@ def test_machine_that_is_lost_is_made_up_by_the_next_run_and_the_others_part_is_
         assert len(store) == 52
 
 
-def wait_for_building(folder: Path, builder: subprocess.Popen[str]) -> None:
+def wait_for_building(folder: Path, builder: Process) -> None:
     building = building_path(folder / "cache" / "burgers1d_train.zarr.zip")
     deadline = time.monotonic() + 60
     while not building.exists() and builder.poll() is None and time.monotonic() < deadline:
@@ -171,7 +174,7 @@ def test_builder_takes_up_what_a_killed_rank_leaves(folder: Path, size: int) -> 
     ranks = [start(folder, rank, size, per_machine=size) for rank in range(size)]
     wait_for_building(folder, ranks[0])
     killed = ranks.pop()
-    killed.send_signal(signal.SIGKILL)
+    killed.kill()
     killed.communicate(timeout=30)
     finish(*ranks)
     assert (folder / "cache" / "burgers1d_train.zarr.zip").read_bytes() == alone(folder).read_bytes()

@@ -22,10 +22,10 @@ from ups_store import ArraySpec
 from ups_store.building import progress, read, readers
 from ups_store.building.config import BuildConfig, ReadingConfig, load_config
 from ups_store.building.fill import Filling
-from ups_store.building.progress import StageWatcher, Stopwatch
+from ups_store.building.progress import Stopwatch, Watcher
 from ups_store.building.read import UnreadSamplesError
 from ups_store.building.readers import chosen, fitting
-from ups_store.building.watch import ConsoleWatcher, EventLog, StallWatcher
+from ups_store.building.watch import BuildWatcher, EventLog
 from ups_store.errors import (
     BuildInterruptedError,
     CommitError,
@@ -233,7 +233,7 @@ def test_stages_tell_what_everything_waits_for(source: Path, tmp_path: Path) -> 
 def test_rate_of_a_stage_is_what_was_done_while_it_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 4.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    watcher = StageWatcher()
+    watcher = Watcher()
     watcher.stage("samples", 10, unit="samples")
     watcher.waits("read")  # at 1 s
     watcher.waits("commit")  # at 3 s
@@ -250,7 +250,7 @@ def test_bar_shows_what_is_waited_for_the_queue_and_the_rates(
 ) -> None:
     monkeypatch.setattr(read, "BATCH_BYTES", 1)
     shown: list[str] = []
-    bar = ConsoleWatcher(Console(file=io.StringIO()))
+    bar = BuildWatcher(Console(file=io.StringIO()))
 
     class Looking(Recorder):
         def advance(self, num: int) -> None:
@@ -279,7 +279,7 @@ class _Reading:
 
 
 def test_bar_shows_the_four_readers_that_take_longest() -> None:
-    bar, pool = ConsoleWatcher(Console(file=io.StringIO())), _Reading()
+    bar, pool = BuildWatcher(Console(file=io.StringIO())), _Reading()
     pool.doing = (*_Reading.doing, *[("opening", 2)] * 4)
     bar.watch(pool)  # type: ignore[arg-type]
     bar.waits("read")
@@ -289,7 +289,7 @@ def test_bar_shows_the_four_readers_that_take_longest() -> None:
 
 def test_bar_of_a_build_of_latents_shows_the_rate_of_encoding_too(source: Path, tmp_path: Path) -> None:
     shown: list[str] = []
-    bar = ConsoleWatcher(Console(file=io.StringIO()))
+    bar = BuildWatcher(Console(file=io.StringIO()))
 
     class Looking(Recorder):
         def waits(self, what: str) -> None:
@@ -389,19 +389,21 @@ def test_stall_is_told_with_stage_and_own_stack(tmp_path: Path) -> None:
     noted: list[str] = []
     heard = threading.Event()
 
-    def note(diagnosis: str) -> None:
-        noted.append(diagnosis)
-        heard.set()
+    def write(event: str, *, message: str = "", **details: Any) -> None:
+        noted.append(message)
+        if event == "stalled":
+            heard.set()
 
-    with StallWatcher(0.1, folder=tmp_path, note=note) as watcher:
+    log: Any = SimpleNamespace(write=write)
+    with BuildWatcher(log=log, stall_s=0.1, folder=tmp_path) as watcher:
         watcher.stage("burgers1d train: samples", 16, unit="samples")
         watcher.waits("commit")
         watcher.advance(3)
         assert heard.wait(60)
-    assert "burgers1d train: samples (3 of 16 done) waits for commit" in noted[0]
-    assert "test_stall_is_told_with_stage_and_own_stack" in noted[0]
-    assert f"free disk in {tmp_path}" in noted[0]
-    assert "/dev/shm " in noted[0]
+    assert "burgers1d train: samples (3 of 16 done) waits for commit" in noted[-1]
+    assert "test_stall_is_told_with_stage_and_own_stack" in noted[-1]
+    assert f"free disk in {tmp_path}" in noted[-1]
+    assert "/dev/shm " in noted[-1]
 
 
 def test_reader_that_begins_while_stacks_are_asked_for_has_not_begun_in_the_future(tmp_path: Path) -> None:
@@ -412,24 +414,29 @@ def test_reader_that_begins_while_stacks_are_asked_for_has_not_begun_in_the_futu
         return {71: "in a file"}
 
     pool: Any = SimpleNamespace(stacks=stacks)
-    watcher = StallWatcher(60.0, folder=tmp_path, note=lambda diagnosis: None)
+    watcher = BuildWatcher(stall_s=60.0, folder=tmp_path)
     watcher.watch(pool)
     assert re.search(r"reader 71: reading for \d+\.\d s\n    in a file", watcher.diagnosis())
 
 
-def test_progress_keeps_a_stall_from_being_told(tmp_path: Path) -> None:
-    noted: list[str] = []
-    with StallWatcher(2.0, folder=tmp_path, note=noted.append) as watcher:
-        for _ in range(30):
-            watcher.advance(1)
-            time.sleep(0.1)
-    assert noted == []
+def test_progress_keeps_a_stall_from_being_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("ups_store.building.watch.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    watcher = BuildWatcher(Console(file=out), stall_s=2.0, folder=tmp_path)
+    for now[0] in range(1, 10):
+        watcher.advance(1)
+        watcher._look()
+    assert out.getvalue() == ""
+    now[0] += 2.0
+    watcher._look()
+    assert "no progress for 2.0 s" in out.getvalue()
 
 
 def test_event_log_is_lines_of_json_and_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "new" / "log.json"
     for _ in range(2):
-        with EventLog(path) as log:
+        with EventLog(path) as events, BuildWatcher(log=events) as log:
             log.stage("a", 2, unit="samples")
             log.waits("read")
             log.advance(2)
@@ -464,7 +471,7 @@ def test_event_log_in_a_pipe_says_when_its_reader_is_gone(tmp_path: Path) -> Non
     assert json.loads(os.read(reader, 4096))["event"] == "start"
     os.close(reader)
     with pytest.raises(ConfigError, match="no process reads the pipe"):
-        log.note("lost")
+        log.write("note", message="lost")
     log.__exit__(ValueError, ValueError("the first error"), None)  # is the one to report
 
 

@@ -1,3 +1,5 @@
+"""Builds from nothing, again, interrupted, in the way of something else; the manifest and the console."""
+
 from __future__ import annotations
 
 import errno
@@ -22,7 +24,7 @@ from ups_store.building import read
 from ups_store.building.config import BuildConfig
 from ups_store.building.progress import Stopwatch, prepare_manifest, write_manifest
 from ups_store.building.read import split_batches
-from ups_store.building.watch import ConsoleWatcher
+from ups_store.building.watch import BuildWatcher
 from ups_store.check.statistics import Statistics
 from ups_store.errors import (
     BuildInterruptedError,
@@ -50,21 +52,17 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildConfig:
     return settings(tmp_path, split="train")
 
 
-def test_path_of_a_reused_store_is_said_as_the_configuration_says_it(
+def test_build_on_a_network_file_system_warns(
     config: BuildConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the path of a store is said as the configuration says it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "is_network", lambda path: path.absolute() == tmp_path / "here")
     cache = config.cache.model_copy(update={"dir": Path("here")})
-    relative = config.model_copy(update={"cache": cache})
+    relative, watcher = config.model_copy(update={"cache": cache}), Recorder()
     for is_reused in (False, True):
-        (result,) = build(relative, Recorder()).stores
+        (result,) = build(relative, watcher).stores
         assert (result.reused, result.path) == (is_reused, Path("here") / NAME)
-
-
-def test_build_on_a_network_file_system_warns(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "is_network", lambda path: path == config.cache.dir)
-    watcher = Recorder()
-    build(config, watcher)
     assert any("network file system" in note for note in watcher.notes)
 
 
@@ -77,7 +75,7 @@ def unfinished_of(config: BuildConfig) -> Path:
 
 
 def num_committed(config: BuildConfig) -> int:
-    with ups_store.open(store_of(config), partial=True) as store:
+    with ups_store.open(unfinished_of(config), partial=True) as store:
         return int(store.committed.sum())
 
 
@@ -185,9 +183,9 @@ def test_rehash_reads_the_sources_and_keeps_the_store(
 # --- interrupted --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_samples", [1, 7, 15])
+@pytest.mark.parametrize("num_samples", [0, 7, 15])
 def test_interrupted_build_keeps_what_is_committed_and_the_next_one_continues(
-    num_samples: int, config: BuildConfig, tmp_path: Path
+    num_samples: int, config: BuildConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = interrupt(config, num_samples)
     assert (error.exit_code, error.path) == (5, str(unfinished_of(config)))
@@ -195,19 +193,6 @@ def test_interrupted_build_keeps_what_is_committed_and_the_next_one_continues(
     assert str(error).endswith("run the same command again to continue")
     assert not store_of(config).exists()
     assert num_committed(config) == num_samples
-    watcher = Recorder()
-    (result,) = build(config, watcher).stores
-    assert watcher.notes == [f"{store_of(config)}: {num_samples} of 16 samples are there, continuing"]
-    assert watcher.stages[-1] == ["burgers1d train: samples", 16, "samples", 16]
-    assert result.num_committed == 16 - num_samples
-    assert store_of(config).read_bytes() == undisturbed(config, tmp_path / "other")
-    assert not unfinished_of(config).exists()
-
-
-def test_continued_build_reads_only_what_is_missing(
-    config: BuildConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt(config, 13)
     seen: list[int] = []
     read_into = Source.read_into
 
@@ -215,24 +200,20 @@ def test_continued_build_reads_only_what_is_missing(
         seen.extend(rows)
         return read_into(self, out, rows, **options)
 
-    monkeypatch.setattr(Source, "read_into", note)
-    build(config)
-    assert seen == [15, 16, 17]  # of the file: samples 13..15 of the split, which starts at 2
-
-
-def test_statistics_of_a_continued_build_are_those_of_all_samples(
-    config: BuildConfig, tmp_path: Path
-) -> None:
-    interrupt(config, 7)
-    (continued,) = build(config).stores
-    elsewhere = settings(tmp_path, split="train", cache_dir=str(tmp_path / "other"))
-    assert continued.statistics == build(elsewhere).stores[0].statistics
-
-
-def test_interruption_before_the_first_commit_is_resumable_too(config: BuildConfig, tmp_path: Path) -> None:
-    assert "0 of 16 samples" in str(interrupt(config, 0))
-    build(config)
-    assert store_of(config).read_bytes() == undisturbed(config, tmp_path / "other")
+    watcher = Recorder()
+    with monkeypatch.context() as patched:
+        patched.setattr(Source, "read_into", note)
+        (result,) = build(config, watcher).stores
+    assert seen == list(range(2 + num_samples, 18))  # of the file: the split starts at 2
+    continuing = [f"{store_of(config)}: {num_samples} of 16 samples are there, continuing"]
+    assert watcher.notes == (continuing if num_samples else [])
+    assert watcher.stages[-1] == ["burgers1d train: samples", 16, "samples", 16]
+    assert result.num_committed == 16 - num_samples
+    assert not unfinished_of(config).exists()
+    elsewhere = config.model_copy(update={"cache": config.cache.model_copy(update={"dir": tmp_path / "o"})})
+    (undisturbed,) = build(elsewhere).stores
+    assert store_of(config).read_bytes() == undisturbed.path.read_bytes()
+    assert result.statistics == undisturbed.statistics
 
 
 def test_valid_store_stays_while_its_successor_is_unfinished(config: BuildConfig, tmp_path: Path) -> None:
@@ -314,52 +295,36 @@ def test_finished_file_that_changed_is_set_aside_and_made_again(
 # --- unfinished files of something else ---------------------------------------------------------------
 
 
-def test_unfinished_file_of_another_identity_with_samples_is_not_thrown_away(
+def test_unfinished_file_of_another_identity_gives_way_without_samples_and_to_overwrite_alone(
     config: BuildConfig, tmp_path: Path
 ) -> None:
+    interrupt(config, 0)
+    changed, watcher = settings(tmp_path, split="train", reduce_time=2), Recorder()
+    (result,) = build(changed, watcher).stores
+    assert (result.num_committed, watcher.notes) == (16, [])
     interrupt(config, 3)
-    changed = settings(tmp_path, split="train", reduce_time=2)
     with pytest.raises(IdentityMismatchError) as caught:
-        build(changed)
+        build(settings(tmp_path, split="train", reduce_time=3))
     error = caught.value
     assert (error.exit_code, error.path) == (7, str(unfinished_of(config)))
-    assert error.differences["content.reduce_time"] == (1, 2)
+    assert error.differences["content.reduce_time"] == (1, 3)
     assert "--overwrite" in str(error)
     assert num_committed(config) == 3
-    assert build(config).stores[0].num_committed == 13
-
-
-def test_unfinished_file_of_another_identity_is_replaced_by_overwrite(
-    config: BuildConfig, tmp_path: Path
-) -> None:
-    interrupt(config, 3)
-    changed = settings(tmp_path, split="train", reduce_time=2)
-    (result,) = build(changed, overwrite=True).stores
+    (result,) = build(settings(tmp_path, split="train", reduce_time=3), overwrite=True).stores
     assert result.num_committed == 16
     assert not unfinished_of(config).exists()
 
 
-def test_unfinished_file_of_another_identity_without_samples_is_replaced_silently(
+def test_overwrite_trusts_no_sample_of_an_unfinished_file_and_is_continued_without_it(
     config: BuildConfig, tmp_path: Path
 ) -> None:
-    interrupt(config, 0)
-    watcher = Recorder()
-    (result,) = build(settings(tmp_path, split="train", reduce_time=2), watcher).stores
-    assert (result.num_committed, watcher.notes) == (16, [])
-
-
-def test_overwrite_trusts_no_sample_of_an_unfinished_file(config: BuildConfig, tmp_path: Path) -> None:
-    interrupt(config, 3)
-    (result,) = build(config, overwrite=True).stores
-    assert result.num_committed == 16
-    assert store_of(config).read_bytes() == undisturbed(config, tmp_path / "other")
-
-
-def test_interrupted_overwrite_is_continued_without_it(config: BuildConfig) -> None:
     interrupt(config, 3)
     error = interrupt(config, 5, overwrite=True)
     assert str(error).endswith("run the same command again to continue, without --overwrite")
     assert build(config).stores[0].num_committed == 11
+    interrupt(config, 3, overwrite=True)
+    assert build(config, overwrite=True).stores[0].num_committed == 16
+    assert store_of(config).read_bytes() == undisturbed(config, tmp_path / "other")
 
 
 def test_build_that_died_before_the_rename_is_published(
@@ -373,52 +338,40 @@ def test_build_that_died_before_the_rename_is_published(
     assert store_of(config).read_bytes() == undisturbed(config, tmp_path / "other")
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"PK\3\4"])
-def test_unfinished_file_that_is_damaged_is_refused_until_overwrite(
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\5\6" + bytes(18)])
+def test_file_that_is_no_store_or_no_unfinished_one_is_not_replaced_until_overwrite(
     content: bytes, config: BuildConfig
 ) -> None:
     config.cache.dir.mkdir()
-    unfinished_of(config).write_bytes(content)
-    with pytest.raises(FormatError) as caught:
-        build(config)
-    assert caught.value.path == str(unfinished_of(config))
-    assert build(config, overwrite=True).stores[0].num_committed == 16
+    for path in (unfinished_of(config), store_of(config)):
+        path.write_bytes(content)
+        with pytest.raises(FormatError) as caught:
+            build(config)
+        assert (caught.value.path, path.read_bytes()) == (str(path), content)
+        assert build(config, overwrite=True).stores[0].num_committed == 16
+        store_of(config).unlink()
+    assert "--overwrite" in str(caught.value)
 
 
 # --- what else may be in the way ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"PK\5\6" + bytes(18)])
-def test_file_that_is_no_store_is_not_replaced_until_overwrite(content: bytes, config: BuildConfig) -> None:
-    config.cache.dir.mkdir()
-    store_of(config).write_bytes(content)
-    with pytest.raises(FormatError, match="--overwrite") as caught:
-        build(config)
-    assert caught.value.path == str(store_of(config))
-    assert store_of(config).read_bytes() == content
-    assert not build(config, overwrite=True).stores[0].reused
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_folder_in_place_of_the_store_is_refused_before_any_work(
-    overwrite: bool, config: BuildConfig
-) -> None:
+def test_folder_in_place_of_the_store_is_refused_before_any_work(config: BuildConfig) -> None:
     store_of(config).mkdir(parents=True)
-    with pytest.raises(ConfigError) as caught:
-        build(config, overwrite=overwrite)
-    assert caught.value.path == str(store_of(config))
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError) as caught:
+            build(config, overwrite=overwrite)
+        assert caught.value.path == str(store_of(config))
     assert [path.name for path in config.cache.dir.iterdir()] == [NAME]
 
 
-@pytest.mark.parametrize("name", ["taken", "taken/below", "x" * 300, "a\0b"])
-def test_folder_of_stores_that_can_not_be_made_is_refused(
-    name: str, config: BuildConfig, tmp_path: Path
-) -> None:
+def test_folder_of_stores_that_can_not_be_made_is_refused(config: BuildConfig, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(ConfigError, match="can't make the folder") as caught:
-        build(settings(tmp_path, cache_dir=str(tmp_path / name)))
-    assert caught.value.path == str(tmp_path / name)
-    assert "cache.dir" in str(caught.value)
+    for name in ("taken", "taken/below", "x" * 300, "a\0b"):
+        with pytest.raises(ConfigError, match="can't make the folder") as caught:
+            build(settings(tmp_path, cache_dir=str(tmp_path / name)))
+        assert caught.value.path == str(tmp_path / name)
+        assert "cache.dir" in str(caught.value)
 
 
 def test_folders_above_the_stores_are_made(config: BuildConfig, tmp_path: Path) -> None:
@@ -509,28 +462,9 @@ def test_manifest_holds_every_store_and_what_was_skipped(tmp_path: Path) -> None
     assert manifest["readers"]["num_workers"] == 1
     assert set(manifest["skipped"]) == {"burgers1d val", "burgers1d test"}
     (store,) = manifest["stores"]
-    assert set(store) == {
-        "path",
-        "task",
-        "split",
-        "config_hash",
-        "reused",
-        "pulled",
-        "pushed",
-        "num_samples",
-        "num_committed",
-        "source_sample_nbytes",
-        "samples_per_s",
-        "mb_per_s",
-        "nbytes",
-        "age_s",
-        "codec",
-        "num_files",
-        "mapped_nbytes",
-        "seconds",
-        "statistics",
-        "tuning",
-    }
+    counts = "num_samples num_committed num_files source_sample_nbytes nbytes mapped_nbytes"
+    facts = "path task split config_hash codec reused pulled pushed age_s seconds statistics tuning"
+    assert set(store) == {*counts.split(), *facts.split(), "samples_per_s", "mb_per_s"}
     assert store["path"] == str(tmp_path / "cache" / NAME)
     assert store["statistics"]["nu"] == {"min": 0.01, "max": 0.01, "num_nan": 0, "num_inf": 0, **NO_CAST}
     assert len(store["config_hash"]) == 64
@@ -619,7 +553,7 @@ def test_summary_is_one_line() -> None:
 def test_console_watcher_shows_count_rate_and_time_left_on_a_terminal() -> None:
     out, clock = io.StringIO(), itertools.count()
     console = Console(file=out, force_terminal=True, width=120, get_time=lambda: float(next(clock)))
-    with ConsoleWatcher(console) as watcher:
+    with BuildWatcher(console) as watcher:
         watcher.stage("burgers1d train: sources", 4_000_000, unit="bytes")
         watcher.advance(1_000_000)
         watcher.advance(3_000_000)
@@ -635,7 +569,7 @@ def test_console_watcher_shows_count_rate_and_time_left_on_a_terminal() -> None:
 
 def test_console_watcher_prints_only_notes_into_a_pipe() -> None:
     out = io.StringIO()
-    with ConsoleWatcher(Console(file=out)) as watcher:
+    with BuildWatcher(Console(file=out)) as watcher:
         watcher.advance(1)
         watcher.stage("sources", 10, unit="bytes")
         watcher.advance(10)

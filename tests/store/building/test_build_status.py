@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from command_line import run_ups_store
 
-from ups_store.building.watch import EventLog
+from ups_store.building.watch import BuildWatcher, EventLog
 from ups_store.system import files
 
 HERE = os.uname().nodename
@@ -117,8 +117,7 @@ def test_process_that_took_the_place_of_another_counts_alone(tmp_path: Path, dea
 
 
 def test_log_of_a_build_can_be_read_and_others_are_named(tmp_path: Path) -> None:
-    with EventLog(tmp_path / "log" / "build.jsonl") as watcher:
-        watcher.write("start")
+    with EventLog(tmp_path / "log" / "build.jsonl") as events, BuildWatcher(log=events) as watcher:
         watcher.stage("reading", 4, unit="samples")
         watcher.advance(4)
     assert [process["stage"] for process in processes(tmp_path / "log")] == ["reading"]

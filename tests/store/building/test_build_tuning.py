@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from build_helpers import BURGERS, Recorder, build, settings, write_burgers
 
-from ups_store.building import fill, tuning
+from ups_store.building import fill
 from ups_store.building.config import BuildConfig, load_config
+from ups_store.building.fill import rate_of
 from ups_store.building.ranks import BuildRank
-from ups_store.building.tuning import rate_of
 from ups_store.errors import ConfigError, StoreError
 
 N = 600
@@ -37,9 +37,9 @@ def tuned(folder: Path, **reading: Any) -> BuildConfig:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of a few batches of 4 samples, whatever is left afterwards."""
-    monkeypatch.setattr(tuning, "TRIAL_S", 1e-9)  # two batches each
-    monkeypatch.setattr(tuning, "LONG", 0)
-    monkeypatch.setattr(tuning, "batch_size_of", lambda plan: 4)
+    monkeypatch.setattr(fill, "TRIAL_S", 1e-9)  # two batches each
+    monkeypatch.setattr(fill, "LONG", 0)
+    monkeypatch.setattr(fill, "batch_size_of", lambda plan: 4)
 
 
 def rates(monkeypatch: pytest.MonkeyPatch, by_size: dict[int, float | Exception]) -> list[int]:
@@ -53,7 +53,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, by_size: dict[int, float | Exception]
         plain(self, *arguments, **options)
 
     monkeypatch.setattr(fill.Filling, "fill", filled)
-    monkeypatch.setattr(tuning, "rate_of", lambda progress, seconds: by_size.get(sizes[-1], 1.0))
+    monkeypatch.setattr(fill, "rate_of", lambda progress, seconds: by_size.get(sizes[-1], 1.0))
     return sizes
 
 
@@ -102,11 +102,11 @@ def test_batch_is_halved_where_memory_does_not_suffice(
     by_size: dict[int, Any],
     size: int,
     filled: list[int],
-    source: Path,
     tmp_path: Path,
     quick: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    write_burgers(tmp_path / "source" / BURGERS, num_samples=100)
     sizes = rates(monkeypatch, by_size)
     (store,) = build(tuned(tmp_path)).stores
     assert store.tuning is not None
@@ -133,7 +133,7 @@ def test_small_build_is_not_tuned_and_says_so(tmp_path: Path) -> None:
 def test_build_whose_rest_is_short_is_tried_once(
     source: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "LONG", 1e30)
+    monkeypatch.setattr(fill, "LONG", 1e30)
     (store,) = build(tuned(tmp_path)).stores
     assert store.tuning is not None
     assert len(store.tuning["trials"]) == 1

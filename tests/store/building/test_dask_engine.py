@@ -33,7 +33,6 @@ from ups_store.building import dask_engine  # noqa: E402
 from ups_store.building.dask_engine import PartitionTask, build_partitions, connected, make_partition  # noqa: E402
 
 pytestmark = [
-    pytest.mark.multi_process,
     # Dask's own: sockets and loops that it leaves to the garbage collector, and what its nannies say
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:distributed"),
@@ -287,6 +286,7 @@ def test_no_scheduler_is_an_error_that_says_where_it_was_looked_for(
 
 
 @pytest.mark.slow
+@pytest.mark.multi_process
 def test_command_has_the_workers_build_and_logs_of_each_partition(
     folder: Path, cluster: distributed.LocalCluster
 ) -> None:
@@ -304,6 +304,7 @@ def test_command_has_the_workers_build_and_logs_of_each_partition(
 
 
 @pytest.mark.slow
+@pytest.mark.multi_process
 def test_worker_that_is_killed_is_replaced_and_its_partition_made(
     folder: Path, cluster: distributed.LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +317,7 @@ def test_worker_that_is_killed_is_replaced_and_its_partition_made(
 
 
 @pytest.mark.slow
+@pytest.mark.multi_process
 def test_task_that_kills_every_worker_is_given_up_and_the_others_end(
     folder: Path, cluster: distributed.LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +337,7 @@ def test_task_that_kills_every_worker_is_given_up_and_the_others_end(
 
 
 @pytest.mark.slow
+@pytest.mark.multi_process
 def test_worker_that_stops_amid_a_partition_is_overtaken(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

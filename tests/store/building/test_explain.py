@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
+from command_line import run_build
 from pdebench_files import T, X
 
 import ups_store
@@ -213,14 +212,12 @@ def test_ranks_of_several_machines_are_told_of_their_partitions(
 
 @pytest.mark.parametrize("flag", ["--dry-run", "--explain"])
 def test_flag_prints_a_line_or_json(flag: str, config: BuildConfig) -> None:
-    root = Path(config.data.root)
-    command = [sys.executable, "-m", "ups_store.build", "--tasks", "burgers1d", "--splits", "train"]
-    command += ["--root", str(root), "--cache-dir", str(config.cache.dir), flag]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    where = config.cache.dir / NAME
-    assert done.stdout == f"burgers1d train: build: there is none yet, 16 samples, 21.4 kB, {where}\n"
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
-    (document,) = json.loads(done.stdout)
+    root, where = Path(config.data.root), config.cache.dir / NAME
+    words = ["--tasks", "burgers1d", "--splits", "train", "--root", root, flag]
+    words += ["--cache-dir", config.cache.dir]
+    line = f"burgers1d train: build: there is none yet, 16 samples, 21.4 kB, {where}\n"
+    assert run_build(*words).stdout == line
+    (document,) = json.loads(run_build(*words, "--json").stdout)
     assert (document["action"], document["num_samples"], document["path"]) == ("build", 16, str(where))
     assert document["sources"] == {str(root / BURGERS): [2, 18]}
     assert not config.cache.dir.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, interrupt_after, settings, write_burgers
 from command_line import run_command
+from forked import Forked
 from small_stores import assert_same_bits, flip, names_in
 
 import ups_store
@@ -284,33 +286,30 @@ def killed_at(folder: Path, number: int, operations: tuple[str, ...], **cache: A
 
 
 def check_kills(folder: Path, expected: dict[str, Any], operations: tuple[str, ...], *, every: int) -> int:
-    """Kill packing and unpacking builds at every so many-th operation, and go on; count the kills."""
-    number, num_kills = 1 - every, 0
-    wanted = [("blosc", 2), ("none", 2), ("pcodec", 2)]
-    going = True
-    while going:
-        number += every
-        going = False
-        for codec, count in wanted:
-            going |= killed_at(folder, number, operations, cache_codec=codec, cache_partitions=count)
-            result = built(folder, cache_codec=codec, cache_partitions=count)
+    """Kill building, unpacking and packing at every so many-th operation, and go on; count the kills."""
+    num_kills = 0
+    for number in itertools.count(1, every):
+        was_killed = []
+        for codec in ("blosc", "none", "pcodec"):
+            was_killed.append(killed_at(folder, number, operations, cache_codec=codec, cache_partitions=2))
+            result = built(folder, cache_codec=codec, cache_partitions=2)
             assert_holds(result.path, expected, codec=codec)
             names = [name for name in names_in(folder / "cache") if not name.startswith(DIGESTS)]
             assert names == [f"burgers1d_train-0000{part}-of-00002.zarr.zip" for part in range(2)], number
-        num_kills += going
+        num_kills += any(was_killed)
+        if not any(was_killed):
+            return num_kills
         for path in (folder / "cache").glob("*.zip"):
             path.unlink()
     return num_kills
 
 
-@pytest.mark.multi_process
 def test_build_that_is_killed_at_any_step_goes_on_where_it_was(
     folder: Path, expected: dict[str, Any]
 ) -> None:
-    assert check_kills(folder, expected, STEPS, every=6) > 1
+    assert check_kills(folder, expected, STEPS, every=8) > 1
 
 
-@pytest.mark.multi_process
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_build_that_is_killed_at_any_operation_goes_on_where_it_was(
@@ -322,23 +321,16 @@ def test_build_that_is_killed_at_any_operation_goes_on_where_it_was(
 # --- ranks, explanation, command line
 
 
-@pytest.mark.multi_process
 def test_ranks_of_one_machine_build_packed_partitions_together(
     folder: Path, expected: dict[str, Any]
 ) -> None:
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if not child:
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-            os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-            try:
-                result = built(folder, cache_codec="blosc", cache_partitions=3)
-                os._exit(0 if (result.num_files, result.codec) == (3, "blosc") else 2)
-            except BaseException:
-                os._exit(1)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    def work() -> None:
+        result = built(folder, cache_codec="blosc", cache_partitions=3)
+        assert (result.num_files, result.codec) == (3, "blosc")
+
+    ranks = [{"RANK": n, "WORLD_SIZE": 2, "LOCAL_RANK": n, "LOCAL_WORLD_SIZE": 2} for n in range(2)]
+    children = [Forked(work, folder, rank) for rank in ranks]
+    assert [child.communicate(timeout=150) and child.returncode for child in children] == [0, 0]
     assert names_in(folder / "cache") == [DIGESTS, *PARTS]
     assert_holds(folder / "cache" / "burgers1d_train-*-of-00003.zarr.zip", expected, codec="blosc")
 

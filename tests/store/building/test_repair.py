@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from build_helpers import BURGERS, Recorder, build, settings
+from command_line import Done, run_ups_store
 from pdebench_files import coordinate, write
 from small_stores import begin, flip, mixed_values
 from small_stores import build as build_small
@@ -127,7 +126,7 @@ def test_store_with_bytes_behind_its_end_is_repaired(path: Path, config: Path, r
 
 
 EVERY = [
-    pytest.param(499, id="every 499th"),
+    pytest.param(997, id="every 997th"),
     pytest.param(1, id="every one", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
 
@@ -274,16 +273,15 @@ def test_damaged_unfinished_store_in_the_way_of_a_repair_is_said(path: Path, con
 # --- the verb -------------------------------------------------------------------------------------------
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ups_store", "verify", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def run(*arguments: object) -> Done:
+    return run_ups_store("verify", *arguments)
 
 
 def test_verify_repair_rebuilds_and_verifies(path: Path, config: Path) -> None:
     good = path.read_bytes()
     flip(path, layout_of(path).arrays["fields"].slot(3)[0])
     done = run(path, "data.on_nan=keep", "--repair", config)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "1 of 16 samples rebuilt" in done.stderr
     assert ": ok" in done.stdout
     assert path.read_bytes() == good
@@ -291,7 +289,7 @@ def test_verify_repair_rebuilds_and_verifies(path: Path, config: Path) -> None:
 
 def test_verify_repair_of_another_identity_exits_with_7(path: Path, config: Path) -> None:
     flip(path, layout_of(path).arrays["fields"].slot(3)[0])
-    assert run(path, "cache.dtype=float64", "--repair", config).returncode == 7
+    assert run(path, "cache.dtype=float64", "--repair", config).exit_code == 7
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -300,16 +298,16 @@ def test_verify_repair_complains_about_a_bad_configuration(path: Path, config: P
         flip(path, layout_of(path).arrays["fields"].slot(3)[0])
     missing = config.with_name("missing.yaml")
     done = run(path, "--repair", missing)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert str(missing) in done.stderr
     done = run(path, "data.no_such_key=1", "--repair", config)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert "no_such_key" in done.stderr
 
 
 def test_verify_repair_of_a_sound_store_verifies_it(path: Path, config: Path) -> None:
     done = run(path, "--repair", config)
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert "nothing to repair" in done.stderr
     assert ": ok" in done.stdout
 

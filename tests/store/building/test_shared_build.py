@@ -17,7 +17,6 @@ import ups_store
 from ups_store.building.config import load_config
 from ups_store.errors import ConfigError
 
-pytestmark = pytest.mark.multi_process  # transfers have a process of their own
 NAME = "burgers1d_train.zarr.zip"
 
 
@@ -161,6 +160,7 @@ def hanging_server() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0), backlog=64)
 
 
+@pytest.mark.multi_process  # a transfer that hangs is ended with its process
 @pytest.mark.parametrize(("is_down", "num_workers"), [(True, 0), (False, 1)])
 def test_server_that_is_down_or_hangs_is_a_warning_within_the_deadline(
     machines: list[Path], monkeypatch: pytest.MonkeyPatch, is_down: bool, num_workers: int

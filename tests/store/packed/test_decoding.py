@@ -67,16 +67,6 @@ def test_gather_decodes_by_as_many_threads_as_there_are_processors(
     assert_same_bits(packed.gather([5, 1, 9], ["latent"]), {"latent": VALUES["latent"][[5, 1, 9]]})
 
 
-def test_windows_of_a_sample_decode_it_once_even_in_several_batches(
-    packed: ups_store.PackedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded = Decoded(monkeypatch)
-    for start in range(3):
-        batch = packed.gather([4, 2, 4], ["latent"], start=start, length=2)
-        assert np.array_equal(batch["latent"], VALUES["latent"][[4, 2, 4], start : start + 2])
-    assert decoded == [("latent", 2), ("latent", 4)]
-
-
 def test_samples_that_were_decoded_last_are_kept_up_to_a_limit() -> None:
     kept, store, other = KeptSamples(limit=30), object(), object()
     for number in range(3):
@@ -90,18 +80,6 @@ def test_samples_that_were_decoded_last_are_kept_up_to_a_limit() -> None:
     kept.forget(store)
     assert kept.get((store, "u", 0)) is None
     assert kept.get((other, "u", 0)) is not None
-
-
-def test_samples_of_a_closed_store_are_let_go_of(path: Path) -> None:
-    for close in (True, False):
-        store = ups_store.open(path)
-        before = len(SHARED._samples)
-        store.gather([0, 1], ["latent"], length=1)
-        assert len(SHARED._samples) == before + 2
-        if close:
-            store.close()
-        del store
-        assert len(SHARED._samples) == before
 
 
 def test_preload_as_a_copy_decodes_everything_once(

@@ -11,7 +11,6 @@ import pytest
 from small_stores import assert_same_bits, build, mixed_constants, mixed_values
 
 import ups_store
-from ups_store import SpecError
 from ups_store.errors import StoreClosedError
 from ups_store.packed.pack import pack_store
 from ups_store.system import files
@@ -49,24 +48,6 @@ def test_packed_gather_is_that_of_the_mapped_form(stores: Stores, indices: list[
         batch = packed.gather(indices, out=out, **window)
         assert all(batch[name] is out[name] for name in out)
         assert_same_bits(batch, expected)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
-    [
-        ({"names": ["nu"], "length": 2}, "window"),
-        ({"out": {"beta": np.zeros(1)}}, "out"),
-        ({"out": {"nu": np.zeros(1, np.int64)}}, "out"),
-        ({"start": [0, 1]}, "window"),
-    ],
-)
-def test_packed_gather_refuses_what_the_mapped_form_refuses(
-    stores: Stores, arguments: dict[str, Any], kind: str
-) -> None:
-    for store in stores:
-        with pytest.raises(SpecError) as caught:
-            store.gather([0], **arguments)
-        assert caught.value.kind == kind
 
 
 def test_packed_store_closed_amid_a_read_reads_its_own_file(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -86,13 +84,6 @@ def test_gather_is_indexing_by_samples(store: Store, order: str, make: Callable[
         assert all(batch[name] is out[name] for name in batch)
 
 
-def test_memory_of_a_batch_is_free_once_nothing_refers_to_it(store: Store) -> None:
-    batch = store.gather(np.array([0, 1]), ["u8192"])["u8192"]
-    memory = weakref.ref(batch)
-    del batch
-    assert memory() is None  # at once: no cycle holds what may be gigabytes
-
-
 @pytest.mark.parametrize("long_run_bytes", [0, 1 << 40], ids=["views", "items"])
 @pytest.mark.parametrize("block_bytes", [1, 10_000])
 @pytest.mark.parametrize("make", [empty, with_gaps])
@@ -118,11 +109,6 @@ def test_gather_in_threads_is_the_same(store: Store, order: str, make: Callable[
     out = store.gather(indices) if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
     batch = store.gather(indices, out=out, num_threads=3)
     assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
-
-
-def test_gather_takes_the_named_arrays_in_their_order(store: Store) -> None:
-    assert list(store.gather([0], ["u8", "u1"])) == ["u8", "u1"]
-    assert store.gather([0], []) == {}
 
 
 @pytest.mark.parametrize("name", ["u8", b"u8", np.str_("u8")])
@@ -162,20 +148,6 @@ def test_gather_refuses_an_output_that_is_none(store: Store, out: Any, found: An
     assert (caught.value.kind, caught.value.found) == ("out", found)
 
 
-def test_gather_takes_outputs_from_any_mapping(store: Store) -> None:
-    out = MappingProxyType({"u8": np.empty((1, 8), np.uint8)})
-    assert store.gather([2], ["u8"], out=out)["u8"] is out["u8"]
-    assert out["u8"].tolist() == VALUES["u8"][[2]].tolist()
-
-
-@pytest.mark.parametrize("wrong", [2**63, -(2**70), np.uint64(2**63 + 1)])
-def test_gather_names_an_index_beyond_64_bits(store: Store, wrong: Any) -> None:
-    for indices in ([wrong], np.array([wrong]), [wrong, 2]):
-        with pytest.raises(SampleIndexError) as caught:
-            store.gather(indices)
-        assert (caught.value.kind, caught.value.found) == ("index", int(wrong))
-
-
 # --- conversion -----------------------------------------------------------------------------------------
 
 CONVERTED = {  # from, to: what outputs may ask for
@@ -204,15 +176,6 @@ def test_output_of_another_dtype_is_converted_to(tmp_path: Path, pair: str, acce
             for layout in "CF":
                 out = {name: np.empty(value.shape, target, layout) for name, value in expected.items()}
                 assert_same_bits(store.gather(indices, out=out, **options), expected)
-
-
-def test_every_float16_number_is_converted_as_numpy_does(tmp_path: Path) -> None:
-    """NaN payloads, infinities and subnormal numbers included."""
-    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(16, 4096)
-    with ups_store.open(build(tmp_path / "a.zarr.zip", {"u": values}, dims={})) as store:
-        out = {"u": np.empty((16, 4096), np.float32)}
-        store.gather(range(16), out=out)
-    assert_same_bits(out, {"u": values.astype(np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -288,25 +251,6 @@ def test_windows_are_slices_over_time(timed: Store, options: dict[str, Any], ste
     for order in "CF":
         out = {name: np.empty_like(value, order=order) for name, value in expected.items()}
         assert_same_bits(timed.gather([3, 1], out=out, **options), expected)
-
-
-def test_windows_in_threads_are_the_same(timed: Store) -> None:
-    expected = windows([3, 1, 1, 0], [range(s, s + 5, 2) for s in (1, 4, 0, 2)])
-    for order in "CF":
-        out = {name: np.empty_like(value, order=order) for name, value in expected.items()}
-        timed.gather([3, 1, 1, 0], start=[1, 4, 0, 2], length=3, stride=2, out=out, num_threads=3)
-        assert_same_bits(out, expected)
-
-
-def test_windows_of_no_samples_are_empty(timed: Store) -> None:
-    for start in (0, [], np.zeros(0, np.int64)):
-        batch = timed.gather([], start=start, length=2)
-        assert {name: value.shape for name, value in batch.items()} == {
-            "fields": (0, 2, 300),
-            "late": (0, 3, 2),
-            "latent": (0, 2, 2),
-            "nu": (0,),
-        }
 
 
 @pytest.mark.parametrize(

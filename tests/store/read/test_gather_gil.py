@@ -70,17 +70,3 @@ def test_another_thread_goes_on_during_a_large_gather(
     out = own if output == "own" else {"fields": np.ones(own["fields"].shape, np.float32)}
     counts = [count_during(lambda: store.gather(indices, out=out)) for _ in range(NUM_TRIES)]
     assert max(counts) >= MIN_COUNT, counts
-
-
-def test_no_other_thread_goes_on_during_a_loop_of_copies(
-    count_during: Callable[[Callable[[], object]], int],
-) -> None:
-    """What the gather is not: as many bytes, but the GIL is held; so the test above can fail."""
-    source = memoryview(np.ones(BATCH * MIB, np.uint8))
-    target = memoryview(np.ones(BATCH * MIB, np.uint8))
-
-    def copy() -> None:
-        for first in range(0, BATCH * MIB, MIB):
-            target[first : first + MIB] = source[first : first + MIB]
-
-    assert [count_during(copy) for _ in range(5)] == [0] * 5

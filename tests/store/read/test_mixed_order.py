@@ -92,16 +92,6 @@ def test_state_goes_on_from_any_step_also_on_other_ranks_and_as_json() -> None:
         ]
 
 
-def test_chunks_of_steps_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = items_of(make())
-    monkeypatch.setattr("ups_store.read.order.BLOCK_POSITIONS", 24)
-    monkeypatch.setattr("ups_store.read.order._COUNTED", 2)
-    order = make()
-    assert items_of(order) == whole
-    order.consumed = 36
-    assert [step.items.tolist() for step in order.steps()] == whole[3:]
-
-
 @pytest.mark.parametrize(
     ("options", "kind"),
     [

@@ -107,14 +107,6 @@ def test_option_of_a_wrong_kind_is_an_error_of_its_name(path: Path, option: str,
     assert caught.value.kind == option
 
 
-def test_window_may_be_of_a_class_of_ones_own(path: Path) -> None:
-    class Long(ups_store.Window):
-        pass
-
-    loaders = [ups_store.make_loader(path, batch_size=5, window=kind(3)) for kind in (Long, ups_store.Window)]
-    assert items_of(loaders[0]) == items_of(loaders[1])
-
-
 def test_ragged_arrays_are_padded_or_lists_and_a_transform_sees_a_sample_alone(tmp_path: Path) -> None:
     values = ragged_values(seed=1)
     path, num = build_ragged(tmp_path / "r.zarr.zip", values), len(LENGTHS)
@@ -193,20 +185,6 @@ def test_batch_that_does_not_come_is_an_error_with_its_samples(
         next(iter(ups_store.make_loader(path, batch_size=2, timeout=0.01)))
     released.set()
     assert caught.value.samples == (0, 1)
-
-
-def test_batches_that_are_kept_are_distinct(path: Path, make_store: MakeStore) -> None:
-    large = make_store({"a": np.arange(40.0)[:, None] + np.zeros(20_000)}, name="large.zarr.zip", dims={})
-    loader = ups_store.make_loader(large, batch_size=4, shuffle=True)
-    kept = list(loader)
-    assert all((batch["a"] == batch["index"][:, None]).all() for batch in kept)
-    part = kept[0]["a"][1:, 7]
-    value = part.copy()
-    del kept
-    for _ in range(2):
-        for batch in loader:
-            assert not np.shares_memory(batch["a"], part)
-    assert (part == value).all()
 
 
 def test_appended_stores_are_mixed_in_a_batch(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from small_stores import (
-    all_arrays,
     assert_same_bits,
     begin,
     build,
@@ -23,7 +20,6 @@ from small_stores import (
 import ups_store
 from ups_store import (
     NotCommittedError,
-    StoreClosedError,
     StoreNotFoundError,
     StoreReplacedError,
     StoreWriter,
@@ -42,12 +38,6 @@ def writer(path: Path) -> Iterator[StoreWriter]:
     with begin(path, VALUES, constants=mixed_constants()) as writer:
         writer.commit_many([1, 3], samples_of(VALUES, [1, 3]))
         yield writer
-
-
-def test_store_under_construction_is_not_found_without_partial(path: Path, writer: StoreWriter) -> None:
-    with pytest.raises(StoreNotFoundError, match="partial=True") as caught:
-        ups_store.open(path)
-    assert caught.value.hint.startswith("it is being built")
 
 
 def test_partial_open_without_any_file_is_not_found(path: Path) -> None:
@@ -92,13 +82,6 @@ def test_partial_store_sees_later_commits_and_the_publication(path: Path, writer
         assert store.verify().ok
 
 
-def test_partial_open_prefers_the_finished_store(path: Path) -> None:
-    old = mixed_values(seed=1)
-    build(path, old)
-    with begin(path, VALUES), ups_store.open(path, partial=True) as store:
-        assert_same_bits(store.gather(range(4)), old)
-
-
 def test_partial_open_of_a_file_with_only_the_rename_left_is_whole(path: Path, writer: StoreWriter) -> None:
     writer.commit_many(range(4), VALUES)
     complete(writer)
@@ -120,21 +103,3 @@ def test_pickled_partial_store_opens_what_there_is_then(path: Path, writer: Stor
     build(path, VALUES, identity={"other": 1})
     with pytest.raises(StoreReplacedError):
         pickle.loads(pickled)
-
-
-def test_closed_partial_store_keeps_no_descriptor(path: Path, writer: StoreWriter) -> None:
-    before = os.listdir("/proc/self/fd")
-    store = ups_store.open(path, partial=True)
-    store.close()
-    assert os.listdir("/proc/self/fd") == before
-    with pytest.raises(StoreClosedError):
-        _ = store.committed
-
-
-def test_views_of_a_partial_store_stay_valid_after_a_restart(path: Path, writer: StoreWriter) -> None:
-    with ups_store.open(path, partial=True) as store:
-        view = store.sample(1)["fields"]
-    writer.close()
-    build(path, mixed_values(seed=1), identity={"other": 1}, on_mismatch="restart")
-    assert view.tobytes() == VALUES["fields"][1].tobytes()
-    assert np.array_equal(all_arrays(path)["nu"], mixed_values(seed=1)["nu"])

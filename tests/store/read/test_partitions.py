@@ -48,9 +48,9 @@ def write_parts(folder: Path, count: int) -> Path:
     return folder / f"a_train-*-of-{count:05d}.zarr.zip"
 
 
-@pytest.fixture(params=[3, 16])
+@pytest.fixture(params=[3])
 def partitions(request: pytest.FixtureRequest, tmp_path: Path) -> PartitionedStore:
-    """In some of unequal size, in more than there are samples."""
+    """Some of unequal size."""
     store = ups_store.open(write_parts(tmp_path, request.param))
     assert isinstance(store, PartitionedStore)
     return store
@@ -64,24 +64,6 @@ def test_parts_have_the_hash_of_the_store_in_one_file(partitions: PartitionedSto
         assert partitions.config_hash == whole.config_hash
         assert partitions.arrays == whole.arrays
         assert partitions.dims == whole.dims
-
-
-@pytest.mark.parametrize("order", [[], [10, 0, 5, 5, 3], list(range(N))], ids=len)
-def test_parts_gather_as_one_store(partitions: PartitionedStore, order: list[int]) -> None:
-    batch = partitions.gather(order)
-    assert len(partitions) == N
-    for name, values in VALUES.items():
-        np.testing.assert_array_equal(batch[name], values[order])
-
-
-def test_parts_gather_windows_and_into_given_memory(partitions: PartitionedStore) -> None:
-    order, starts = [9, 0, 4, 2], np.array([0, 2, 1, 0])
-    out = {"fields": np.empty((4, 2, X), np.float32)}
-    batch = partitions.gather(order, ["fields"], start=starts, length=2, stride=2, out=out)
-    assert batch["fields"] is out["fields"]
-    for row, (sample, start) in enumerate(zip(order, starts, strict=True)):
-        expected = VALUES["fields"][sample, [start, start + 2]]
-        np.testing.assert_array_equal(out["fields"][row], expected)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ import pytest
 from small_stores import (
     MakeStore,
     assert_same_bits,
-    begin,
-    build,
     mixed_constants,
     mixed_values,
     sample_of,
@@ -23,9 +21,7 @@ from small_stores import (
 
 import ups_store
 from ups_store import StoreClosedError, TruncatedError
-from ups_store.check.info import describe
 from ups_store.read import gather
-from ups_store.read.recovery import building_path
 from ups_store.system import files, memory
 
 VALUES = mixed_values(7)
@@ -85,27 +81,6 @@ def test_neighbours_are_read_by_one_call(stores: Stores, reads: Reads) -> None:
     assert reads == [(layout.slot(1)[0], 4 * layout.stride + layout.meta.sample_nbytes)]
 
 
-def test_samples_far_apart_are_read_apart(
-    stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gather, "_MAX_GAP_BYTES", 2 * 5184)  # slots of 5120 bytes and a checksum
-    layout = stores[1]._catalog.layout.arrays["fields"]
-    found = stores[1].gather([6, 0, 2, 1], ["fields"])
-    nbytes = layout.meta.sample_nbytes
-    assert sorted(reads) == [(layout.offset, 2 * layout.stride + nbytes), (layout.slot(6)[0], nbytes)]
-    assert_same_bits(found, samples_of({"fields": VALUES["fields"]}, [6, 0, 2, 1]))
-
-
-def test_long_neighbourhoods_are_read_in_pieces(
-    stores: Stores, reads: Reads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gather, "_READ_BYTES", 3 * 5184)
-    order = [6, 5, 4, 3, 2, 1, 0]
-    assert_same_bits(stores[1].gather(order, ["fields"]), samples_of({"fields": VALUES["fields"]}, order))
-    first = stores[1]._catalog.layout.arrays["fields"].offset
-    assert sorted(at - first for at, _ in reads) == [0, 3 * 5184, 6 * 5184]
-
-
 def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "_MAX_GAP_BYTES", -1)
     together = threading.Barrier(4)
@@ -118,14 +93,6 @@ def test_several_reads_are_under_way_at_once(stores: Stores, monkeypatch: pytest
     monkeypatch.setattr(files, "read_into", waiting)
     found = stores[1].gather([6, 0, 3, 1], ["fields"], num_threads=4)
     assert_same_bits(found, samples_of({"fields": VALUES["fields"]}, [6, 0, 3, 1]))
-
-
-def test_pread_reads_windows_over_a_later_axis(tmp_path: Path) -> None:
-    values = {"u": np.arange(2 * 40 * 6 * 8, dtype=np.float64).reshape(2, 40, 6, 8)}
-    path = build(tmp_path / "a.zarr.zip", values, dims={"u": ("sample", "x", "time", "y")})
-    with ups_store.open(path, access="pread") as store:
-        found = store.gather([1, 0], start=1, length=2, stride=2)["u"]
-    assert np.array_equal(found, values["u"][[1, 0]][:, :, [1, 3]])
 
 
 @pytest.mark.parametrize("make", [np.empty, lambda *a: np.empty(*a, order="F")], ids=["rows", "columns"])
@@ -158,15 +125,6 @@ def test_pread_store_maps_nothing_until_a_whole_array_is_asked_for(
         assert not mapped
         store["nu"]
         assert mapped == [store.nbytes]
-
-
-def test_pread_of_a_store_under_construction(tmp_path: Path) -> None:
-    path = tmp_path / "a.zarr.zip"
-    with begin(path, VALUES, constants=mixed_constants()) as writer:
-        writer.commit_many([2, 5], samples_of(VALUES, [2, 5]))
-        with ups_store.open(path, partial=True, access="pread") as store:
-            assert_same_bits(store.gather([5, 2]), samples_of(VALUES, [5, 2]))
-            assert building_path(path).exists()
 
 
 def test_closed_or_forgotten_pread_store_keeps_no_descriptor(path: Path) -> None:
@@ -223,12 +181,3 @@ def test_network_file_system_is_read_by_pread(
         assert (store.access, store.network) == ("pread", name)
     with ups_store.open(path, access="map") as store:
         assert (store.access, store.network) == ("map", name)
-
-
-def test_local_file_system_is_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_network(monkeypatch, 0xEF53)  # ext4
-    assert not files.is_network(path)
-    with ups_store.open(path) as store:
-        assert (store.access, store.network) == ("map", None)
-        described = describe(store)
-    assert (described.reads, described.network) == ("map", None)

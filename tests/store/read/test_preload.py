@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 from pathlib import Path
@@ -16,7 +15,6 @@ import ups_store
 from ups_store import (
     MemoryLimitError,
     NotCommittedError,
-    ReadError,
     SpecError,
     Store,
     StoreReplacedError,
@@ -83,14 +81,6 @@ def test_page_cache_needs_no_room_for_what_is_there(store: Store, monkeypatch: p
     assert "page-cache: 0 bytes needed, 0 bytes" in store.preload("page-cache").why
 
 
-def test_page_cache_touches_pages_where_the_kernel_cannot_populate(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "populate", lambda *arguments: False)
-    store.preload("page-cache")
-    assert mapped_bytes(store.path.name, "Rss") >= store.nbytes
-
-
 def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> None:
     store = ups_store.open(path, access="pread")
     store.preload("copy")
@@ -98,14 +88,6 @@ def test_copy_lies_in_memory_of_the_process_and_needs_no_file(path: Path) -> Non
     assert store.access == "map"
     assert_same_bits(store.gather(CHOSEN), samples_of(VALUES, CHOSEN))
     assert_same_bits(store.sample(7), {name: value[7] for name, value in VALUES.items()})
-
-
-def test_copy_is_not_made_twice(store: Store) -> None:
-    store.preload("copy")
-    memory = store._file.mapping()
-    for mode in ("copy", "page-cache", "auto"):
-        assert store.preload(mode).mode == "copy"
-    assert store._file.mapping() is memory
 
 
 def test_pickled_store_with_a_private_copy_opens_the_file(path: Path) -> None:
@@ -131,14 +113,6 @@ def test_store_larger_than_the_memory_is_refused(
     assert (error.kind, error.path) == ("memory", str(path))
     assert (error.needed_bytes, error.available_bytes) == (store.nbytes, available)
     assert f"expected {store.nbytes:,} bytes and a margin of 10%, found {available:,} available" in str(error)
-
-
-def test_auto_takes_the_page_cache(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="ups_store.read.preload"):
-        report = store.preload()
-    assert (report.mode, report.nbytes) == ("page-cache", store.nbytes)
-    assert report.seconds > 0
-    assert report.why in caplog.text
 
 
 def test_auto_takes_a_copy_only_if_it_may_be_shared_and_fits(
@@ -238,22 +212,3 @@ def test_file_that_is_cut_meanwhile_is_an_error(
     with pytest.raises(TruncatedError) as caught:
         store.preload(mode, num_threads=1)
     assert caught.value.kind == "truncated_while_open"
-
-
-def test_populating_a_cut_file_is_an_error(path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of the length and the system call are two moments."""
-    monkeypatch.setattr(type(store._file), "check_length", lambda self: os.truncate(path, 8192))
-    with pytest.raises(TruncatedError):
-        store.preload("page-cache")
-
-
-def test_failure_of_the_system_is_passed_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> bool:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(memory, "populate", fail)
-    with pytest.raises(OSError, match="Input/output"):
-        store.preload("page-cache")
-    monkeypatch.setattr(files, "read_into", fail)
-    with pytest.raises(ReadError, match="input/output"):
-        store.preload("copy")

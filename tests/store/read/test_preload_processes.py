@@ -19,7 +19,6 @@ from small_stores import MakeStore
 
 import ups_store
 from ups_store import StoreReplacedError
-from ups_store.torch import StoreDataset
 
 pytestmark = pytest.mark.multi_process
 SPAWN = multiprocessing.get_context("spawn")  # nothing is inherited
@@ -106,15 +105,6 @@ def test_shared_copy_outlives_its_owner_and_nothing_outlives_the_processes(path:
             assert holders(inode) == set()
 
 
-def test_dataset_takes_its_batches_from_the_copy_in_every_process(path: Path) -> None:
-    with ups_store.open(path) as store:
-        store.preload("copy", shared=True)
-        dataset = pickle.loads(pickle.dumps(StoreDataset(store)))
-        os.truncate(path, 0)  # so there is nothing else to take them from
-        batch = dataset.batch([3, 0])
-        assert np.array_equal(batch["fields"].numpy(), store["fields"][[3, 0]])
-
-
 def test_shared_copy_cannot_be_changed_or_cut(path: Path) -> None:
     with ups_store.open(path) as store:
         store.preload("copy", shared=True)
@@ -124,16 +114,6 @@ def test_shared_copy_cannot_be_changed_or_cut(path: Path) -> None:
             file.write(b"damage")
         with pytest.raises(PermissionError):
             os.truncate(copy_path, 0)
-
-
-def test_closed_store_frees_its_shared_copy(path: Path) -> None:
-    store = ups_store.open(path)
-    store.preload("copy", shared=True)
-    copy_path = store._file.copy_path
-    assert copy_path is not None
-    inode = os.stat(copy_path).st_ino
-    store.close()
-    assert holders(inode) == set()
 
 
 def test_pickled_copy_of_another_store_is_refused(path: Path, make_store: MakeStore) -> None:

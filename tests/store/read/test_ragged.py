@@ -42,15 +42,6 @@ def test_gather_of_ragged_arrays_gives_the_samples_in_order(
         check_same(store.gather(indices), VALUES, indices)
 
 
-def test_one_sample_has_its_rows_and_its_text(path: Path, access: Any) -> None:
-    with ups_store.open(path, access=access) as store:
-        sample = store.sample(-1)
-        np.testing.assert_array_equal(sample["points"], VALUES["points"][-1])
-        assert not sample["points"].flags.writeable
-        assert (sample["text"], int(sample["label"])) == (TEXTS[-1], N - 1)
-        assert store[2]["text"] == TEXTS[2]
-
-
 def test_padded_batch_has_zeros_behind_each_sample(path: Path, access: Any) -> None:
     with ups_store.open(path, access=access) as store:
         batch = store.gather([4, 1, 0], ["points", "text", "label"], ragged="padded")

@@ -20,7 +20,6 @@ from small_stores import (
     build,
     mixed_constants,
     mixed_values,
-    sample_of,
 )
 
 import ups_store
@@ -29,7 +28,6 @@ from ups_store import (
     MemoryLimitError,
     Store,
     StoreClosedError,
-    StoreNotFoundError,
     StoreReplacedError,
     TruncatedError,
 )
@@ -84,15 +82,6 @@ def test_memory_changed_in_the_mapping_never_reaches_the_file(store: Store, path
     assert store.verify().ok
 
 
-def test_sample_is_one_view_per_array(store: Store) -> None:
-    for index in (0, 3, np.int64(2)):
-        sample = store.sample(int(index))
-        assert_same_bits(sample, {name: np.asarray(v) for name, v in sample_of(VALUES, int(index)).items()})
-        assert sample["nu"].shape == ()
-        assert np.shares_memory(sample["fields"], store["fields"])
-        assert not sample["fields"].flags.writeable
-
-
 def test_opening_reads_no_more_of_a_larger_store(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,16 +104,6 @@ def test_opening_reads_no_more_of_a_larger_store(
 
 
 # --- what a store tells -------------------------------------------------------------------------------
-
-
-def test_store_created_from_a_store_is_the_same_file(store: Store, path: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.zarr.zip"
-    dims = {name: store.dims[name] for name in store.constants}
-    options = {"identity": store.identity, "attrs": store.attrs}
-    with ups_store.create(copy, store.arrays, constants=store.constants, dims=dims, **options) as writer:
-        writer.commit_many(range(len(store)), {name: store[name] for name in store.arrays})
-        writer.finish()
-    assert copy.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("access", ["map", "pread"])
@@ -185,12 +164,6 @@ def test_open_store_keeps_the_old_content_after_a_replacement(path: Path, store:
 # --- other processes and threads ------------------------------------------------------------------------
 
 
-def test_pickled_store_opens_a_rebuilt_file_of_the_same_content(store: Store, path: Path) -> None:
-    pickled = pickle.dumps(store)
-    build(path, VALUES, constants=mixed_constants(), attrs={"encoder": "grid"})
-    pickle.loads(pickled).close()
-
-
 @pytest.mark.parametrize("change", ["values", "identity"])
 def test_pickled_store_refuses_a_file_of_other_content(store: Store, path: Path, change: str) -> None:
     pickled = pickle.dumps(store)
@@ -203,13 +176,6 @@ def test_pickled_store_refuses_a_file_of_other_content(store: Store, path: Path,
     assert caught.value.path == str(path)
     with ups_store.open(path) as new:
         assert caught.value.found == new.fingerprint
-
-
-def test_pickled_store_of_a_removed_file_is_not_found(store: Store, path: Path) -> None:
-    pickled = pickle.dumps(store)
-    path.unlink()
-    with pytest.raises(StoreNotFoundError):
-        pickle.loads(pickled)
 
 
 def total_of(store: Store) -> float:

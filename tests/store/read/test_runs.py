@@ -18,9 +18,7 @@ from small_stores import assert_same_bits, build
 import ups_store
 from ups_store import SampleIndexError, SpecError, Store
 from ups_store.format.checksum import crc32c
-from ups_store.format.metadata import ArrayMeta
 from ups_store.read import gather as sampled_array
-from ups_store.read.gather import Pattern
 from ups_store.system import runs
 
 compiled: Any = runs.compiled
@@ -135,17 +133,6 @@ def test_damaged_slots_are_those_that_the_package_finds(data: st.DataObject) -> 
     if found is None:
         pytest.skip("the processor has no instruction for CRC-32C")
     assert np.flatnonzero(found).tolist() == sorted(changed)
-
-
-@needs_compiled
-@pytest.mark.parametrize(
-    ("stride", "nbytes", "num"), [(10, 7, 10), (0, 0, 10), (10, -1, 10), (10, 6, 9), (7, 3, 14)]
-)
-def test_slots_that_are_not_there_are_refused(stride: int, nbytes: int, num: int) -> None:
-    marks = np.full(num, 7, np.uint8)
-    with pytest.raises(ValueError, match="not so many slots"):
-        compiled.damaged(np.zeros(100, np.uint8), stride, nbytes, marks)
-    assert (marks == 7).all()
 
 
 @needs_compiled
@@ -270,39 +257,6 @@ def test_what_is_wrong_copies_nothing_and_says_why(
     with pytest.raises(error):
         store.gather(np.array(indices), ["fields"], out={"fields": out}, **options)
     assert (out == 7).all()
-
-
-def test_names_of_no_effect_are_refused_after_usual_calls(store: Store) -> None:
-    out = {"nu": np.zeros(2, np.int32), "late": np.zeros((2, *VALUES["late"].shape[1:]))}
-    with pytest.raises(SpecError, match="out"):
-        store.gather(np.array([0, 1]), ["nu"], out=out)
-    with pytest.raises(SpecError, match="window"):
-        store.gather(np.array([0, 1]), ["nu"], start=np.array([0, 1]), length=2)
-    assert (out["nu"] == 0).all()
-
-
-def test_windows_of_several_lengths_are_laid_out_once_each(
-    only_compiled: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a loader asks for z0 and z1 in turns."""
-    asked: list[tuple[int, int]] = []
-    pattern_of = sampled_array.window_pattern
-
-    def spy(meta: ArrayMeta, length: int, stride: int) -> Pattern:
-        asked.append((length, stride))
-        return pattern_of(meta, length, stride)
-
-    monkeypatch.setattr(sampled_array, "window_pattern", spy)
-    monkeypatch.setattr(only_compiled._sampled["fields"], "_patterns", {})
-    for length in (1, 3, 1, 3):
-        only_compiled.gather(np.array([1]), ["fields"], start=np.array([0]), length=length)
-    assert asked == [(1, 1), (3, 1)]
-
-
-def test_indices_are_checked_where_no_array_is_taken(store: Store) -> None:
-    assert store.gather(np.array([0]), []) == {}
-    with pytest.raises(SampleIndexError):
-        store.gather(np.array([NUM_SAMPLES]), [])
 
 
 @needs_compiled

@@ -11,7 +11,7 @@ from small_stores import MakeStore, assert_same_bits, begin, mixed_constants, mi
 
 import ups_store
 from ups_store import CorruptChunkError
-from ups_store.read import chunks
+from ups_store.read import store_file
 from ups_store.read.recovery import building_path
 
 VALUES = mixed_values()
@@ -83,9 +83,9 @@ def test_damaged_constant_is_reported(path: Path, access: Any) -> None:
 def test_each_chunk_is_checked_once_by_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `access="pread"`, where nothing is mapped that compiled code could check."""
     checked: list[int] = []
-    crc32c = chunks.crc32c
+    crc32c = store_file.crc32c
     monkeypatch.setattr(
-        chunks, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start)
+        store_file, "crc32c", lambda data, start: checked.append(len(data)) or crc32c(data, start)
     )
     with ups_store.open(path, access="pread", verify="touch") as store:
         store.gather([1, 1, 2], ["fields", "nu"])
@@ -122,7 +122,7 @@ def test_compiled_code_checks_what_it_copies_once(path: Path, before: list[int],
 
 
 def test_chunk_larger_than_a_block_is_checked_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(store_file, "_BLOCK_BYTES", 1000)
     with ups_store.open(path, verify="touch") as store:
         store.gather([0])
     damage(path, "fields", 0)

@@ -212,17 +212,6 @@ def test_damage_in_several_places_is_said_in_file_order_by_any_number_of_threads
     assert report.damaged == {"fields": [1, 3], "nu": []}
 
 
-def test_shard_index_is_compared_byte_by_byte(path: Path) -> None:
-    fields = layout_of(path).arrays["fields"]
-    index = fields.slot(4)[0]
-    flip(path, index + 3, index + 4, index + 20)
-    report = verify_file(path)
-    assert [(p.kind, p.array, p.byte_range) for p in report.problems] == [
-        ("shard_index", "fields", (index + 3, index + 5)),
-        ("shard_index", "fields", (index + 20, index + 21)),
-    ]
-
-
 # --- forged checksums -----------------------------------------------------------------------------------
 
 

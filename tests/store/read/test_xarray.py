@@ -21,7 +21,7 @@ from small_stores import DIMS, MakeStore, build, damage, mixed_constants, mixed_
 from test_any_store import CONSTANTS, REMOTE_KINDS, VALUES, made
 
 import ups_store
-from ups_store import ArrayNotFoundError, NotCommittedError, SpecError, StoreClosedError
+from ups_store import ArrayNotFoundError, SpecError, StoreClosedError
 from ups_store.read import xarray as xarray_module
 from ups_store.read.xarray import StoreBackend
 
@@ -132,17 +132,6 @@ def test_names_choose_and_what_there_is_not_is_refused(make_store: MakeStore, tm
     with made("device", tmp_path) as there, pytest.raises(SpecError) as caught:
         there.to_xarray()
     assert caught.value.kind == "unsupported"
-
-
-def test_an_unfinished_store_is_refused(tmp_path: Path) -> None:
-    arrays = {"u": ups_store.ArraySpec((2, 3), "float32")}
-    with ups_store.create(tmp_path / "a.zarr.zip", arrays, identity={}) as writer:
-        writer.commit(0, {"u": [1, 2, 3]})
-        with (
-            ups_store.open(tmp_path / "a.zarr.zip", partial=True) as store,
-            pytest.raises(NotCommittedError),
-        ):
-            store.to_xarray()
 
 
 def test_closing_either_keeps_views_and_ends_reading(make_store: MakeStore) -> None:

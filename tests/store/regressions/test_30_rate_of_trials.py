@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ups_store.building.tuning import rate_of
+from ups_store.building.fill import rate_of
 
 SAMPLES, SECONDS = 8, 0.5  # of a batch, which encoding takes
 

@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import traceback
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from command_line import run_build, run_ups_store
 from hostile_server import give, give_range, serving
+from inline_readers import in_this_process
 
 import ups_store
 from ups_store.build import load_config
@@ -23,6 +25,12 @@ SECRETS = ("S3CRETPW", "SIGTOKEN", "alice")
 
 def with_secrets(url: str) -> str:
     return f"{url.replace('//', '//alice:S3CRETPW@')}/f.zarr.zip?sig=SIGTOKEN"
+
+
+@pytest.fixture
+def reads_here() -> Iterator[None]:
+    """No reader process is started."""
+    yield from in_this_process()
 
 
 def leaks(text: object) -> list[str]:
@@ -54,7 +62,7 @@ def test_commands_say_no_secret_with_tracebacks_either() -> None:
     assert not leaks(done.output)
 
 
-def test_build_from_a_signed_url_shows_and_logs_no_secret(tmp_path: Path) -> None:
+def test_build_from_a_signed_url_shows_and_logs_no_secret(tmp_path: Path, reads_here: None) -> None:
     log = tmp_path / "log.jsonl"
     with serving(lambda request: give(request, 403)) as url:
         words = [f"data.files=['{with_secrets(url)}#name=burgers1d_train.h5']", "reading.retries=0"]
@@ -167,7 +175,9 @@ def test_included_file_takes_variables_only_where_allowed(
     assert load_config(path).cache.dir == Path("/x/hush")
 
 
-def test_flag_allows_a_variable(secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_allows_a_variable(
+    secret: str, tmp_path: Path, reads_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("UPS_ALLOW_ENV", "")  # what the flag sets is gone afterwards
     asked: list[str] = []
 

@@ -14,7 +14,7 @@ from object_server import Asked, Fault, ObjectServer, serving_objects, use_as_s3
 from ups_store.errors import MissingExtraError, RemoteError, SpecError, StoreNotFoundError, StoreReplacedError
 from ups_store.remote import client
 from ups_store.remote.client import RemoteObject
-from ups_store.system.urls import Url
+from ups_store.system.paths import Url
 
 DATA = bytes(range(256)) * 100
 

@@ -45,7 +45,7 @@ from ups_store.remote.fetch import (
 from ups_store.sources.reader import Call, Reader
 from ups_store.sources.readers import Patience, ReaderPool
 from ups_store.system import files, locks
-from ups_store.system.urls import Url, instead_of_rclone
+from ups_store.system.paths import Url, instead_of_rclone
 
 DATA = np.random.default_rng(0).bytes(300_000)
 OTHER = np.random.default_rng(1).bytes(300_000)

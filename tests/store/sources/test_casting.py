@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ups_store.sources.values import CastLoss, cast_into, holding, largest
+from ups_store.sources.values import CastLoss, cast_values, holding, largest_finite
 
 NUMBERS = st.one_of(
     st.floats(width=64, allow_nan=True, allow_infinity=True),
@@ -40,7 +40,7 @@ def test_losses_are_those_that_are_counted_directly(source: str, target: Any, nu
         numbers = [0.0 if not abs(number) < 2**31 else number for number in numbers]
     values = np.array(numbers).astype(source)
     out = np.empty((len(values), 3), target)[:, 1]
-    loss = cast_into(out, values)
+    loss = cast_values(out, values)
     assert (loss.num_zero, loss.num_inf) == counted(out, values)
     np.testing.assert_array_equal(out.astype(np.float64), values.astype(target).astype(np.float64))
     if loss.num_inf:
@@ -49,7 +49,7 @@ def test_losses_are_those_that_are_counted_directly(source: str, target: Any, nu
 
 
 def test_values_that_go_to_several_places_count_at_each() -> None:
-    assert cast_into(np.empty((4, 3), np.float16), np.array([[1e-9], [1], [0], [2]])).num_zero == 3
+    assert cast_values(np.empty((4, 3), np.float16), np.array([[1e-9], [1], [0], [2]])).num_zero == 3
 
 
 def test_losses_add_up() -> None:
@@ -58,6 +58,6 @@ def test_losses_add_up() -> None:
 
 
 def test_largest_numbers_are_those_of_the_dtypes() -> None:
-    assert largest("float16") == 65504
-    assert largest(ml_dtypes.bfloat16) == float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+    assert largest_finite("float16") == 65504
+    assert largest_finite(ml_dtypes.bfloat16) == float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
     assert (holding(-1e6, 3.0), holding(0.0, 1e39)) == ("float32", "float64")

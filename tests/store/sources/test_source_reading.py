@@ -310,9 +310,9 @@ def test_build_asks_for_whole_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.multi_process
 def test_memory_of_a_reader_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    # 768 MiB of holes in samples of 64 MiB.
+    # 384 MiB of holes in samples of 64 MiB.
     (tmp_path / "source").mkdir()
-    shape = (12, 64, 1 << 18)
+    shape = (6, 64, 1 << 18)
     with h5py.File(tmp_path / "source" / BURGERS, "w") as file:
         holes = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         holes.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -83,7 +83,7 @@ def test_log_on_full_disk_names_the_file_and_closes_it(is_begun: bool, tiny_disk
         log.__enter__()
     (tiny_disk / "filler").write_bytes(bytes(files.free_bytes(tiny_disk)))
     with pytest.raises(DiskFullError) as caught, log:
-        log.note("x" * 10_000)
+        log.write("note", message="x" * 10_000)
     assert caught.value.path == str(tiny_disk / "log.jsonl")
     assert log._file.closed
 

@@ -11,7 +11,6 @@ import pytest
 from small_stores import MakeStore
 from torch.utils.data import DataLoader
 
-from ups_store.errors import SpecError
 from ups_store.torch import StoreDataset, make_batch_sampler, make_loader
 
 SIZES = {"burgers1d": (30, 3), "advection1d": (13, 5)}  # samples, values per sample
@@ -33,14 +32,6 @@ def indices(batches: Any) -> list[list[int]]:
     return [batch["index"].tolist() for batch in batches]
 
 
-def test_plain_sampler_of_a_dataloader_would_mix_the_stores(paths: list[Path]) -> None:
-    """Why there is a batch sampler."""
-    with pytest.raises(SpecError) as caught:
-        list(DataLoader(StoreDataset(paths), batch_size=8, sampler=[0, 30]))
-    assert caught.value.kind == "mixed"
-    assert "make_batch_sampler" in str(caught.value)
-
-
 @workers
 @pytest.mark.multi_process
 @pytest.mark.parametrize("context", [None, "fork"])
@@ -57,13 +48,6 @@ def test_stores_of_different_shapes_are_never_mixed_in_a_batch(
         assert (batch["a"] == width).all()
         assert batch["a"].shape[1] == width
     assert sorted(itertools.chain(*indices(batches))) == list(range(43))
-
-
-def test_repr_shows_the_order_and_the_position(paths: list[Path]) -> None:
-    sampler = make_batch_sampler(StoreDataset(paths), batch_size=4, shuffle=True, seed=2)
-    next(iter(sampler))
-    shown = "steps: 12 of 4 items over all ranks; shuffle: True; seed: 2; position: epoch 0, 4 items consumed"
-    assert repr(sampler) == f"<StoreBatchSampler: {shown}>"
 
 
 def test_order_is_that_of_the_loader(paths: list[Path]) -> None:

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.read import loader as loading
 from ups_store.read.order import DataOrder, Step
-from ups_store.read.prefetch import Prefetch
 from ups_store.torch import (
     Batch,
     EpochReport,
@@ -246,14 +245,6 @@ def test_argument_that_there_is_not_is_named(dataset: StoreDataset) -> None:
         make_loader(dataset, batch_size=4, names=["a"])
 
 
-@pytest.mark.usefixtures("one_by_one")
-def test_memory_is_used_again_when_batches_are_dropped(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, prefetch_factor=1, shuffle=True)
-    pointers = [batch["a"].data_ptr() for _ in range(4) for batch in loader]
-    assert len(pointers) == 52
-    assert len(set(pointers)) <= 5  # two ready, one being made, two that the loop holds between batches
-
-
 def bytes_of(kept: Any) -> bytes:
     if isinstance(kept, torch.UntypedStorage):
         kept = torch.empty(0, dtype=torch.uint8).set_(kept)
@@ -329,13 +320,6 @@ def test_abandoned_epoch_is_followed_by_the_next(dataset: StoreDataset) -> None:
     assert indices(loader) == indices(other)
 
 
-def test_set_epoch_chooses_the_order(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    epochs = [indices(loader) for _ in range(3)]
-    loader.set_epoch(1)
-    assert indices(loader) == epochs[1]
-
-
 def test_drawn_windows_follow_the_epoch_of_the_loader(make_store: MakeStore) -> None:
     path = make_store({"fields": np.arange(400.0).reshape(4, 100)}, dims={"fields": ("sample", "time")})
     dataset = StoreDataset(path, window=Window(horizon=1, samples_per_trajectory=5))
@@ -345,23 +329,6 @@ def test_drawn_windows_follow_the_epoch_of_the_loader(make_store: MakeStore) -> 
     resumed = make_loader(dataset, batch_size=20, shuffle=False)
     resumed.set_epoch(1)
     assert torch.equal(next(iter(resumed))["z0"], second["z0"])
-
-
-def test_stores_of_different_shapes_are_never_mixed_in_a_batch(make_store: MakeStore) -> None:
-    paths = [
-        make_store({"a": np.full((size, width), width)}, name=f"{task}.zarr.zip", identity={"task": task})
-        for task, size, width in (("burgers1d", 30, 3), ("advection1d", 12, 5))
-    ]
-    batches = list(make_loader(StoreDataset(paths), batch_size=4, shuffle=True))
-    for batch in batches:
-        assert (batch["a"] == batch["a"].shape[1]).all()
-        assert batch["task"] == ("burgers1d" if batch["a"].shape[1] == 3 else "advection1d")
-    tasks = [batch["task"] for batch in batches]
-    assert (tasks.count("burgers1d"), tasks.count("advection1d")) == (8, 3)
-    weighted = make_loader(StoreDataset(paths), batch_size=4, weights=[1, 10], shuffle=True)
-    assert [batch["task"] for batch in weighted].count("advection1d") == 10
-    seen = [index for batch in batches for index in batch["index"].tolist()]
-    assert sorted(seen) == list(range(42))
 
 
 def count_fetches(dataset: StoreDataset) -> list[int]:
@@ -446,17 +413,6 @@ def test_order_that_is_changed_gives_its_own_batches_from_the_next_epoch_on(
     expected = DataOrder([NUM_SAMPLES], global_batch_size=4, seed=loader.order.seed, shuffle=True)
     epoch = loader.order.epoch + (taken == 5 and change is load_order)  # that one was abandoned
     assert indices(loader) == [step.items.tolist() for step in expected.steps(epoch)]
-
-
-def test_iterator_that_was_replaced_at_its_last_batch_is_an_error(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    old = iter(loader)
-    for _ in range(13):
-        next(old)
-    assert len(list(loader)) == 13
-    with pytest.raises(StoreClosedError):
-        next(old)
-    assert loader.state_dict()["epoch"] == 2
 
 
 @pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
@@ -558,16 +514,6 @@ def test_file_that_is_cut_during_an_epoch_is_an_error(dataset: StoreDataset) -> 
         list(batches)
 
 
-def test_store_that_is_replaced_during_an_epoch_gives_the_old_data(
-    dataset: StoreDataset, make_store: MakeStore
-) -> None:
-    batches = iter(make_loader(dataset, batch_size=4, shuffle=True))
-    first = next(batches)
-    make_store({"a": np.zeros((2, 3))}, name="new.zarr.zip").rename(dataset.sources[0].store.path)
-    for batch in itertools.chain([first], batches):
-        assert_holds_its_samples(batch)
-
-
 def test_loop_that_breaks_or_fails_leaves_no_thread(dataset: StoreDataset) -> None:
     loader = make_loader(dataset, batch_size=4, shuffle=True)
     for _ in loader:
@@ -582,17 +528,6 @@ def test_loop_that_breaks_or_fails_leaves_no_thread(dataset: StoreDataset) -> No
     with pytest.raises(RuntimeError, match="loss is NaN"):
         train()
     assert loader_threads() == []
-
-
-def test_closed_loader_ends_its_iterator_with_an_error(dataset: StoreDataset) -> None:
-    loader = make_loader(dataset, batch_size=4, shuffle=True)
-    batches = iter(loader)
-    next(batches)
-    loader.close()
-    loader.close()
-    assert loader_threads() == []
-    with pytest.raises(StoreClosedError):
-        next(batches)
 
 
 @pytest.mark.multi_process
@@ -686,38 +621,6 @@ def test_loader_refuses_arguments_out_of_range(
         make_loader(**{"dataset": dataset, "batch_size": 8, **options})
     assert caught.value.kind == kind
     assert expected in str(caught.value)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none_is_refused(dataset: StoreDataset) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_loader(dataset, batch_size=8, device="cuda", shuffle=True)
-    assert caught.value.kind == "device"
-
-
-def test_prefetch_that_is_dropped_ends_its_threads_also_by_one_of_them() -> None:
-    made: Any = Prefetch(itertools.count(), str, depth=2, num_threads=3)
-    made.get()
-    del made
-    assert loader_threads() == []
-    holder: list[Any] = []
-    go = threading.Event()
-
-    def drop(job: int) -> int:
-        go.wait(30)
-        holder.clear()
-        return job
-
-    holder.append(Prefetch(itertools.count(), drop, depth=2, num_threads=2))
-    threads = loader_threads()
-    caller = threading.Thread(target=lambda held: held[0].get(), args=(list(holder),))
-    caller.start()
-    go.set()
-    caller.join(30)
-    del caller
-    for thread in threads:
-        thread.join(30)
-    assert loader_threads() == []
 
 
 @pytest.mark.gpu

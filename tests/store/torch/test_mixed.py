@@ -14,7 +14,6 @@ from small_stores import MakeStore
 
 from ups_store.errors import ConfigError, SpecError
 from ups_store.torch import (
-    Batch,
     MixedDataset,
     Sample,
     StoreDataset,
@@ -137,13 +136,6 @@ def test_a_dataset_of_several_stores_is_one_source_and_a_batch_of_one_store_is_n
     assert (batch["index"].tolist(), batch["source"].tolist()) == ([1, 3], [1, 0])
 
 
-def test_batches_that_were_gathered_together_have_their_own_tasks() -> None:
-    tasks = ["a", "b", "a", "a"]
-    first, second = Batch({"index": torch.arange(4), "task": tasks, "params": {}}).split(2)
-    assert (first["task"], second["task"]) == (["a", "b"], "a")
-    assert second["index"].tolist() == [2, 3]
-
-
 def test_transform_of_the_mix_knows_the_source(paths: list[Path]) -> None:
     def named(sample: Sample) -> dict[str, Any]:
         return {"where": int(sample["source"]), "u": sample["u"] * 2}
@@ -152,17 +144,6 @@ def test_transform_of_the_mix_knows_the_source(paths: list[Path]) -> None:
     batch = next(iter(make_loader(mixed, batch_size=4, num_workers=0)))
     assert sorted(batch["where"].tolist()) == [0, 0, 1, 1]
     assert batch["u"].max() >= 2000
-
-
-def test_shuffle_auto_and_blocks_work_and_repr_shows_the_mix(paths: list[Path]) -> None:
-    mixed = MixedDataset(paths, weights=[2, 1])
-    assert repr(mixed) == "<MixedDataset: datasets: 0 (40 items), 1 (9 items); weights: [2, 1]>"
-    assert "by their lengths" in MixedDataset(paths)._repr_html_()
-    for shuffle in ("auto", "block"):
-        loader = make_loader(mixed, batch_size=7, shuffle=shuffle, num_workers=0)
-        assert len({row for batch in rows_of(loader, 9) for row in batch}) == 49
-        assert "datasets: 0 (40 items)" in repr(loader)
-        assert loader.report().num_samples == 49
 
 
 def test_what_has_no_meaning_for_a_mix_is_refused(paths: list[Path], make_store: MakeStore) -> None:

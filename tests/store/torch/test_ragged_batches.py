@@ -90,12 +90,6 @@ def test_dataset_refuses_ragged_arrays_that_it_has_no_form_for(path: Path, optio
     assert error.value.kind == "ragged"
 
 
-def test_ragged_arrays_are_converted_to_the_dtype_of_the_dataset(path: Path) -> None:
-    for form in ("padded", "nested"):
-        batch = StoreDataset(path, ragged=form, dtype=torch.bfloat16, names=["points"]).batch([0, 3])  # type: ignore[arg-type]
-        assert batch["points"].dtype == torch.bfloat16
-
-
 def test_windows_leave_ragged_arrays_out_and_refuse_them_by_name(tmp_path: Path) -> None:
     arrays = {
         "fields": ups_store.ArraySpec((2, 4, 3), "float32", dims=("sample", "time", "x")),

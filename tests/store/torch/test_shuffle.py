@@ -97,9 +97,10 @@ def _rank(rank: int, path: str, rendezvous: str, found: Any) -> None:
 
 
 @pytest.mark.multi_process
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_ranks_agree_on_blocks_when_one_of_them_needs_them(dataset: StoreDataset, tmp_path: Path) -> None:
     """With torch.distributed's own processes: ranks of different memory would read different orders."""
-    context = torch.multiprocessing.get_context("spawn")
+    context = torch.multiprocessing.get_context("fork")  # a new interpreter imports torch for seconds
     found = context.SimpleQueue()
     arguments = (str(dataset.sources[0].store.path), f"file://{tmp_path / 'rendezvous'}", found)
     ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(2)]

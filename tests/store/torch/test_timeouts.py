@@ -28,7 +28,6 @@ from ups_store.read.order import DataOrder
 from ups_store.torch import (
     Loader,
     MixedDataset,
-    Sample,
     StoreDataset,
     make_loader,
 )
@@ -128,16 +127,6 @@ def test_loader_goes_on_after_a_batch_that_did_not_come(
     assert [batch["index"].tolist() for batch in loader] == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_loader_names_all_samples_of_batches_that_are_read_together(
-    path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang
-) -> None:
-    monkeypatch.setattr(loading, "HAND_OVER_S", 1e9)  # two after one, by one thread
-    hang_at(monkeypatch, 6, hang)
-    error = late_batch(make_loader(path, batch_size=4, num_workers=1, timeout=LONG_S), hang, after=1)
-    assert error.samples == (4, 5, 6, 7, 8, 9, 10, 11)
-    assert "samples 4, 5, 6, 7 and 4 more, in " in str(error)
-
-
 def test_loader_names_the_first_store_of_a_mixed_batch(
     path: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, hang: Hang
 ) -> None:
@@ -148,25 +137,6 @@ def test_loader_names_the_first_store_of_a_mixed_batch(
     assert error.path in (str(path), str(other))
     assert set(error.samples) <= {0, 1, 2, 3}
     assert 1 in error.samples
-
-
-def test_loader_names_what_hangs_when_it_is_a_transform(path: Path, hang: Hang) -> None:
-    def transform(sample: Sample) -> Sample:
-        hang.wait()
-        return sample
-
-    error = late_batch(make_loader(StoreDataset(path, transform=transform), batch_size=4, timeout=1), hang)
-    assert ", in transform\n" in error.stack
-    assert error.samples == (0, 1, 2, 3)
-
-
-def test_loader_of_another_source_names_its_items(hang: Hang) -> None:
-    def fetch(number: int, items: Any, **options: Any) -> None:
-        hang.wait()
-
-    source = SimpleNamespace(stores=(), num_tensors=1, fetch=fetch)
-    error = late_batch(Loader(source, DataOrder([8], global_batch_size=2), timeout=1), hang)
-    assert (error.path, error.samples) == (None, (0, 1))
 
 
 def test_loader_whose_order_hangs_says_that_nothing_is_read(

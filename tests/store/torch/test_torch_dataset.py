@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import pickle
 import re
-import subprocess
-import sys
-from collections.abc import Callable
+import signal
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -109,22 +108,6 @@ def test_batch_has_the_bits_of_the_store_for_every_dtype(
     assert batch["a"].dtype == getattr(torch, name)
     assert bits_of(batch["a"]) == values["a"][indices].tobytes()
     assert batch["index"].tolist() == indices
-
-
-def test_names_choose_the_arrays(trajectory_store: Path) -> None:
-    dataset = StoreDataset(trajectory_store, names=["nu"])
-    assert set(dataset[0]) == {"nu", "index", "task"}
-    windows = StoreDataset(trajectory_store, names=["nu"], window=Window())
-    assert set(windows[0]) == {"z0", "z1", "params", "t", "dt", "index", "task"}
-    assert set(windows[0]["params"]) == {"nu"}
-
-
-def test_views_share_the_memory_of_the_store(trajectory_store: Path) -> None:
-    dataset = StoreDataset(trajectory_store, views=True)
-    store = dataset.sources[0].store
-    view = dataset[3]["latent"]
-    assert view.data_ptr() == store["latent"][3].ctypes.data
-    assert torch.equal(view, torch.from_numpy(store["latent"][3].copy()))
 
 
 def test_views_of_every_array_change_in_place_and_the_file_stays_as_it_is(make_store: MakeStore) -> None:
@@ -292,26 +275,6 @@ def test_dataloader_needs_no_collate_fn_and_gives_one_the_samples(trajectory_sto
 
 @workers
 @pytest.mark.multi_process
-def test_dataloader_worker_gives_the_batches_of_the_main_process(make_store: MakeStore) -> None:
-    dataset = StoreDataset(make_store(), dtype=torch.float32)  # an array without elements included
-    expected = list(DataLoader(dataset, batch_size=3))
-    loader = DataLoader(dataset, batch_size=3, num_workers=1, multiprocessing_context="spawn")
-    found = list(loader)
-    assert all(equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-def test_memory_of_batches_is_used_again_once_they_are_dropped(make_store: MakeStore) -> None:
-    dataset = StoreDataset(make_store({"a": np.arange(80_000.0).reshape(8, 10_000)}))
-    loader = DataLoader(dataset, batch_size=2)
-    kept = list(loader)
-    assert torch.equal(torch.cat([batch["a"] for batch in kept]), torch.arange(80_000.0).double().view(8, -1))
-    assert len({batch["a"].data_ptr() for batch in kept}) == 4
-    del kept
-    assert len({batch["a"].data_ptr() for _ in range(3) for batch in loader}) == 2
-
-
-@workers
-@pytest.mark.multi_process
 def test_worker_puts_large_tensors_in_shared_memory_and_sends_small_ones(make_store: MakeStore) -> None:
     def was_shared(rows: Any) -> Batch:  # runs in the worker
         batch = default_collate(rows)
@@ -345,71 +308,48 @@ def test_batch_that_is_sent_to_another_process_is_the_same(name: str) -> None:
     assert torch.equal(values, torch.arange(24).to(values.dtype).reshape(2, 3, 4))
 
 
-ODD = {
-    "strided": torch.zeros(5, 4)[:, 0],
-    "turned": torch.arange(6.0).reshape(2, 3).mT,
-    "expanded": torch.ones(1).expand(4),
-    "sparse": torch.eye(3).to_sparse(),
-    "conjugate": torch.ones(3, dtype=torch.complex64).conj(),
-    "parameter": torch.nn.Parameter(torch.ones(2)),
-}
-
-
-@pytest.mark.parametrize("key", ODD)
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # of torch, about sending them
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(ForkingPickler.dumps(it))])
-def test_tensor_that_somebody_puts_in_a_batch_stays_what_it_is(
-    key: str, copied: Callable[[Batch], Batch]
-) -> None:
-    batch = Batch({key: ODD[key], "index": torch.arange(3)})
-    found = copied(batch)
-    assert type(found) is Batch
-    assert type(found[key]) is type(ODD[key])
-    assert found[key].layout == ODD[key].layout
-    assert torch.equal(found[key].to_dense(), ODD[key].to_dense())
-    assert torch.equal(found["index"], batch["index"])
-
-
-# A worker is asked for its next batch when its last one has been received. Killed then, it isn't halfway
-# through a message, for whose rest torch waits without a limit.
-KILLS_A_WORKER = """
-import multiprocessing, os, signal, sys
-from torch.utils.data import DataLoader, get_worker_info
-from ups_store.torch import StoreDataset
-
 class Killing(StoreDataset):
-    def __getitems__(self, indices):
-        if get_worker_info().id == 0 and min(indices) > 0:
-            os.write(1, f"{os.getpid()}\\n".encode())
+    """Its first worker is killed when it is asked for its second batch."""
+
+    pipe = -1
+
+    def __getitems__(self, indices: Any) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None and worker.id == 0 and min(indices) > 0:
+            os.write(self.pipe, f"{os.getpid()}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitems__(indices)
 
-if __name__ == "__main__":
-    loader = DataLoader(
-        Killing(sys.argv[1]), 2, num_workers=2, prefetch_factor=1, multiprocessing_context=sys.argv[2]
-    )
+
+def train(path: Path, pipe: int) -> None:
+    """Say by the pipe which workers there are, which is killed, and the error.
+
+    A worker is asked for its next batch when its last one has been received. Killed then, it isn't halfway
+    through a message, for whose rest torch waits without a limit.
+    """
+    Killing.pipe = pipe
+    loader = DataLoader(Killing(path), 2, num_workers=2, prefetch_factor=1, multiprocessing_context="fork")
     batches = iter(loader)
-    print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
+    pids = [str(worker.pid) for worker in multiprocessing.active_children()]
+    os.write(pipe, f"{' '.join(pids)}\n".encode())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises too, at any later moment
     try:
-        for batch in batches:
-            pass
+        list(batches)
     except RuntimeError as error:
-        print(error)
-"""
+        os.write(pipe, f"{error}\n".encode())
 
 
+@workers
 @pytest.mark.multi_process
-def test_worker_that_is_killed_is_named_and_nothing_stays_behind(
-    make_store: MakeStore, tmp_path: Path
-) -> None:
-    path, program = make_store({"a": np.zeros((4000, 2000))}), tmp_path / "train.py"
-    program.write_text(KILLS_A_WORKER)
-    environment = {**os.environ, "PYTHONPATH": str(Path(ups_store.__file__).parents[1])}
-    ended = subprocess.run(
-        [sys.executable, program, path, "fork"], capture_output=True, text=True, timeout=120, env=environment
-    )
-    pids, killed, message = ended.stdout.splitlines()
+def test_worker_that_is_killed_is_named_and_nothing_stays_behind(make_store: MakeStore) -> None:
+    path = make_store({"a": np.zeros((4000, 2000))})
+    reading, writing = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=train, args=(path, writing))
+    process.start()
+    os.close(writing)
+    with open(reading) as lines:  # up to the last process that could write
+        pids, killed, message = lines.read().splitlines()
+    process.join()
     workers = [int(pid) for pid in pids.split()]
     assert len(workers) == 2
     assert int(killed) in workers
@@ -545,24 +485,6 @@ def test_dataset_refuses_what_the_store_cannot_give(
     with pytest.raises(error) as caught:
         StoreDataset(trajectory_store, **options)
     assert caught.value.kind == kind
-
-
-@pytest.mark.parametrize("wrong", [{"horizon": 0}, {"stride": 0}, {"seed": -1}])
-def test_window_of_nothing_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(SpecError) as caught:
-        Window(**wrong)
-    assert caught.value.kind == "window"
-
-
-def test_times_of_another_length_are_refused(make_store: MakeStore) -> None:
-    path = make_store(
-        {"fields": trajectories()["latent"]},
-        constants={"t": np.arange(4.0)},
-        dims={"fields": ("sample", "time", "x", "c"), "t": ("t",)},
-    )
-    with pytest.raises(SpecError) as caught:
-        StoreDataset(path, window=Window())
-    assert caught.value.kind == "times"
 
 
 def test_array_with_the_name_of_a_batch_key_is_refused_unless_left_out(make_store: MakeStore) -> None:

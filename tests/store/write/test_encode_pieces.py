@@ -10,7 +10,7 @@ import pytest
 from ups_store import ArraySpec
 from ups_store.format.checksum import crc32c
 from ups_store.system import runs
-from ups_store.write.encode import MAX_SAMPLES, Scratch, encode_piece, pieces_of
+from ups_store.write.encode import MAX_SAMPLES, Scratch, blocks_of, encode_block
 from ups_store.write.plan import plan_of
 
 ODD_SAMPLES = {"u": (7,), "large": (300_001,), "wide": (3, 5000), "flag": (70,), "nu": (), "none": (0,)}
@@ -31,8 +31,8 @@ def test_slots_are_payload_and_crc32c_and_zeros(
     }
     rows = {"as they lie": np.arange(num), "backwards": np.arange(num)[::-1]}.get(order, 2 * np.arange(num))
     scratch = Scratch()
-    encode_piece(layout, rows, {name: value * 2 for name, value in values.items()}, scratch)
-    blocks, crcs = encode_piece(layout, rows, values, scratch)  # into memory that was used before
+    encode_block(layout, rows, {name: value * 2 for name, value in values.items()}, scratch)
+    blocks, crcs = encode_block(layout, rows, values, scratch)  # into memory that was used before
     for column, (array, slots) in enumerate(zip(layout.per_sample, blocks, strict=True)):
         for slot, crc, row in zip(slots, crcs[:, column], rows, strict=True):
             payload = values[array.meta.name][row].tobytes()
@@ -41,19 +41,19 @@ def test_slots_are_payload_and_crc32c_and_zeros(
             assert crc == zlib.crc32(slot)
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 10_000, 1 << 20])
-def test_pieces_are_of_nearly_one_size_and_leave_no_short_last_one(piece_bytes: int) -> None:
+@pytest.mark.parametrize("block_bytes", [1, 10_000, 1 << 20])
+def test_pieces_are_of_nearly_one_size_and_leave_no_short_last_one(block_bytes: int) -> None:
     arrays = {"u": ArraySpec((11, 1024), "float32"), "nu": ArraySpec((11,), "int8")}
     layout, rows = plan_of(arrays, identity={}).layout, np.arange(11)
     sample_nbytes = sum(array.stride for array in layout.per_sample)
-    pieces = pieces_of(layout, rows, {}, piece_bytes=piece_bytes)
+    pieces = blocks_of(layout, rows, {}, block_bytes=block_bytes)
     lengths = [len(rows[piece]) for piece in pieces]
     assert (sum(lengths), max(lengths) - min(lengths) <= 1) == (11, True)
-    assert max(lengths) * sample_nbytes < 1.5 * piece_bytes + sample_nbytes
+    assert max(lengths) * sample_nbytes < 1.5 * block_bytes + sample_nbytes
 
 
 def test_pieces_of_tiny_samples_hold_a_limited_number() -> None:
     layout = plan_of({"nu": ArraySpec((10_000,), "int8")}, identity={}).layout
-    lengths = [piece.stop - piece.start for piece in pieces_of(layout, np.arange(10_000), {})]
+    lengths = [piece.stop - piece.start for piece in blocks_of(layout, np.arange(10_000), {})]
     assert sum(lengths) == 10_000
     assert max(lengths) <= MAX_SAMPLES

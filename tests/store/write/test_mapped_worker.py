@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,12 +95,17 @@ def test_function_that_fails_is_an_error_with_its_stack(function: Callable[[Any]
         (ReadTimeoutError("took too long", path="3"), "read_timeout", "raise item_timeout_s"),
     ],
 )
-def test_answer_without_samples_is_an_error_or_left_out(answer: Any, kind: str, hint: str) -> None:
+def test_answer_without_samples_is_an_error_or_left_out(
+    answer: Any, kind: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = SimpleNamespace(ask_each=lambda calls, raises: [answer for _ in calls])
+    monkeypatch.setattr(mapped, "ReaderPool", lambda *args, **options: nullcontext(pool))
+    job = replace(job_of(one, [3]), num_workers=1)
     with pytest.raises(SourceError) as caught:
-        mapped._mapped(0, "3", answer, "fail")
+        list(mapped.map_inputs(job, first=0, on_error="fail"))
     assert (caught.value.kind, caught.value.path) == (kind, "3")
     assert hint in str(caught.value.hint)
-    skipped = mapped._mapped(0, "3", answer, "skip")
+    (skipped,) = mapped.map_inputs(job, first=0, on_error="skip")
     assert (skipped.samples, getattr(skipped.error, "kind", "")) == ([], kind)
 
 
@@ -107,8 +114,6 @@ def test_what_is_no_sample_names_its_input_and_is_never_left_out() -> None:
     with pytest.raises(SpecError) as caught:
         list(mapped.map_inputs(job_of(badly, [12]), first=0, on_error="skip"))
     assert (caught.value.path, caught.value.sample) == ("12", 0)
-    with pytest.raises(SpecError):
-        mapped._mapped(0, "3", SpecError("no sample", kind="value"), "skip")
 
 
 class Unshown:
@@ -157,15 +162,20 @@ def defined_in_main(number: int) -> None:
 def test_script_of_a_function_is_found_however_it_was_started(
     modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert mapped._main_of(one) == {}
+    def script_of(function: Callable[[Any], Any]) -> dict[str, str]:
+        ((_, call),) = mapped.calls_of(job_of(function, [1]), 0)
+        return call.arguments[3]  # type: ignore[no-any-return]
+
+    assert script_of(one) == {}
+    monkeypatch.setattr(mapped, "_pickled", lambda value, what: b"")
     monkeypatch.setattr(defined_in_main, "__module__", "__main__")
     modules["__main__"] = main_module("__main__", __file__="/a/script.py")
-    assert mapped._main_of(defined_in_main) == {"init_main_from_path": "/a/script.py"}
+    assert script_of(defined_in_main) == {"init_main_from_path": "/a/script.py"}
     modules["__main__"] = main_module("__main__", __spec__=type("Spec", (), {"name": "a.b"}))
-    assert mapped._main_of(defined_in_main) == {"init_main_from_name": "a.b"}
+    assert script_of(defined_in_main) == {"init_main_from_name": "a.b"}
     modules["__main__"] = main_module("__main__")
     with pytest.raises(SpecError, match="interactive session") as caught:
-        mapped._main_of(defined_in_main)
+        script_of(defined_in_main)
     assert caught.value.kind == "function"
 
 
@@ -178,7 +188,7 @@ def test_worker_runs_the_script_for_its_functions_alone(
     script.write_text(SCRIPT.replace("GUARD", 'if __name__ == "__main__":' if is_guarded else "if True:"))
     pickled = b"c__mp_main__\ndouble\n."
     main = {"init_main_from_path": str(script)}
-    call = mapped.Call(mapped._call, ("4", pickled, pickle.dumps(4), main, None), "4", "input 0")
+    call = mapped.Call(mapped._call_in_worker, ("4", pickled, pickle.dumps(4), main, None), "4", "input 0")
     if is_guarded:
         assert call.run(Counted()) == [{"i": 8}]
         script.write_text("raise AssertionError  # run once")
@@ -187,5 +197,5 @@ def test_worker_runs_the_script_for_its_functions_alone(
         with pytest.raises(ups_store.SpecError, match="below `if __name__") as caught:
             call.run(Counted())
         assert caught.value.kind == "main"
-    mapped.check_not_importing()
+    assert not mapped._is_importing_main
     assert not (tmp_path / "a.zarr.zip").exists()

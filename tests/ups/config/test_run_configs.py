@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from noted import noted
 from published_data import PUBLISHED
 
 from ups.config import RunConfig, load_config
 from ups.config.operator_size import operator_size
 from ups.data.patch_basis import MAX_CELL_VALUES
-from ups.errors import ConfigWarning
 from ups.grid import PERIODIC, UNKNOWN_BOUNDARY, GridSpec, TokenGrid, cut_grid
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import token_axes
@@ -34,9 +33,10 @@ def name_of(path: Path) -> str:
 
 
 def load(path: Path) -> RunConfig:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ConfigWarning)
-        return load_config(path)
+    with noted() as notes:
+        config = load_config(path)
+    assert notes == []
+    return config
 
 
 def grid_of(config: RunConfig, task: str) -> GridSpec:

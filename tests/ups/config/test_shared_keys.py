@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from noted import noted
 from typer.testing import CliRunner
 
 from ups.config.build_keys import to_build
@@ -85,8 +84,8 @@ def test_unknown_sections_are_left_for_the_build_to_refuse() -> None:
 
 
 def told(*overrides: str) -> list[str]:
-    with noted() as notes:
-        load_config(flags={"data.tasks": "burgers1d"}, overrides=overrides)
+    notes: list[str] = []
+    load_config(flags={"data.tasks": "burgers1d"}, overrides=overrides, note=notes.append)
     return notes
 
 
@@ -128,8 +127,9 @@ def test_keys_of_training_and_of_features_to_come_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "name", [path.name for path in sorted((REPOSITORY / "ups" / "configs").glob("*.yaml"))]
 )
-def test_our_own_configurations_have_no_key_that_nobody_reads(name: str, notes: list[str]) -> None:
-    load_config(REPOSITORY / "ups" / "configs" / name)
+def test_our_own_configurations_have_no_key_that_nobody_reads(name: str) -> None:
+    notes: list[str] = []
+    load_config(REPOSITORY / "ups" / "configs" / name, note=notes.append)
     assert notes == []
 
 

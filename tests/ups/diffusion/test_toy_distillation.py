@@ -10,7 +10,7 @@ from ups.diffusion.distillation import own_times
 from ups.diffusion.paths import along, at_time, flow_matching_error, velocity_of_datum
 from ups.diffusion.samplers import euler
 from ups.diffusion.schedules import FlowTimes, flow_time, time_grid
-from ups.eval.ensemble_metrics import fair_energy_score
+from ups.eval.ensembles import fair_energy_score
 
 torch.set_num_threads(1)
 DIM, STD = 16, 0.3

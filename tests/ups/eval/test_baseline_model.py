@@ -18,8 +18,7 @@ from ups.data.splits import open_trajectories
 from ups.errors import CheckpointError, ConfigError, MissingExtraError
 from ups.eval.baseline_model import BASELINE, Baseline, load_baseline, save_baseline
 from ups.eval.baseline_spec import check_kinds, network_size
-from ups.eval.forecasters import Start
-from ups.eval.rollout import roll_out
+from ups.eval.forecasters import Start, roll_out
 from ups.grid import GridSpec
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ups.errors import ConfigError
-from ups.eval.baselines import FourierNeuralOperator, UNet
+from ups.models.grid_networks import FourierNeuralOperator, UNet
 
 B, C, P = 2, 2, 1
 GRIDS = {1: (32,), 2: (16, 32)}

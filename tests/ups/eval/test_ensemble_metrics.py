@@ -10,9 +10,9 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from ups.eval.ensemble_metrics import (
+from ups.eval.ensembles import (
     band_energies,
-    band_ratios,
+    band_ratio,
     ensemble_variance,
     exceedances,
     expected_rank_shares,
@@ -20,10 +20,9 @@ from ups.eval.ensemble_metrics import (
     fair_energy_score,
     has_band,
     rank_bins,
+    rank_deviations,
     rank_shares,
-    rank_unevenness,
     reliability_gap,
-    spread_skill,
     truth_ranks,
 )
 
@@ -141,7 +140,8 @@ def test_energy_score_prefers_the_truth_s_distribution() -> None:
 def test_spread_over_skill_is_one_if_the_truth_is_like_a_member(num: int) -> None:
     members, truth = normal(500, num, 40, 2), normal(500, 40, 2, seed=1)
     error = members.mean(1) - truth
-    ratio = spread_skill(ensemble_variance(members).mean(0).numpy(), error.square().mean((0, 1)).numpy(), num)
+    spread = (num + 1) / num * ensemble_variance(members).mean(0)
+    ratio = (spread / error.square().mean((0, 1))).sqrt()
     np.testing.assert_allclose(ratio, 1.0, atol=0.02)
 
 
@@ -151,6 +151,10 @@ def test_one_member_has_no_spread() -> None:
 
 
 # --- ranks ---------------------------------------------------------------------------------------------
+
+
+def rank_unevenness(shares: np.ndarray, num_members: int) -> np.ndarray:
+    return rank_deviations(torch.from_numpy(shares), num_members).square().sum(-1).numpy()
 
 
 @pytest.mark.parametrize("num", [4, 64])
@@ -231,7 +235,7 @@ def test_bands_hold_the_energy_of_their_wave_numbers() -> None:
     truth = (wave(1) + wave(6) + wave(20))[None, None, :, None]
     members = torch.stack([wave(1) + 2 * wave(6), wave(1)])[None, :, :, None]
     found, true = band_energies(members).mean(1, keepdim=True).numpy(), band_energies(truth).numpy()
-    ratios = band_ratios(found, true, has_band(true[0]))
+    ratios = band_ratio(found, true, has_band(true[0]))
     np.testing.assert_allclose(ratios, [[[1.0, 2.0, 0.0]]], atol=1e-12)
 
 
@@ -240,7 +244,7 @@ def test_band_that_the_truth_does_not_have_has_no_ratio() -> None:
     true = band_energies(both).numpy()
     is_there = has_band(true[0])
     assert is_there[0].tolist() == [[True, True], [False, True], [False, False]]
-    np.testing.assert_array_equal(band_ratios(true, true, is_there), [[[1.0, 1.0, np.nan]]])
+    np.testing.assert_array_equal(band_ratio(true, true, is_there), [[[1.0, 1.0, np.nan]]])
 
 
 def test_bands_of_a_plane_are_radial() -> None:

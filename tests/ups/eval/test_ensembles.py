@@ -16,18 +16,17 @@ from ups.data.splits import open_trajectories
 from ups.data.windows import Trajectories, TrajectoryBatch
 from ups.distributed.ranks import Ranks
 from ups.errors import ConfigError, ShapeError
-from ups.eval.ensemble_scores import ensemble_numbers, score_ensemble
 from ups.eval.ensembles import (
     Climate,
     EnsembleErrors,
+    ensemble_numbers,
     measure_ensemble,
     roll_out_members,
-    roll_out_point,
+    score_ensemble,
     seed_of,
 )
-from ups.eval.forecasters import Persistence, Start, has_members
+from ups.eval.forecasters import Persistence, Start, has_members, roll_out
 from ups.eval.intervals import Resamples
-from ups.eval.rollout import roll_out
 
 torch.set_num_threads(1)
 
@@ -188,12 +187,12 @@ def test_ranks_that_share_the_trajectories_find_the_same(root: Path) -> None:
 def test_point_forecast_is_measured_by_its_errors(root: Path) -> None:
     trajectories = open_train(root)
     climate = Climate.of(trajectories)
-    found = roll_out_point(Persistence(), trajectories, climate)
+    found = roll_out_members(Persistence(), trajectories, climate, members=None)
     errors = roll_out(Persistence(), trajectories).errors
     scale = climate.scale_C.item()
-    torch.testing.assert_close(found.errors.nrmse, errors.nrmse)
-    torch.testing.assert_close(found.errors.energy_score, errors.rmse[..., 0] / scale)
-    torch.testing.assert_close(found.errors.squared_error.sqrt(), errors.rmse / scale)
+    torch.testing.assert_close(found.errors.nrmse, errors["nrmse"])
+    torch.testing.assert_close(found.errors.energy_score, errors["rmse"][..., 0] / scale)
+    torch.testing.assert_close(found.errors.squared_error.sqrt(), errors["rmse"] / scale)
     assert (found.errors.num_members, found.errors.seed) == (1, None)
     assert found.seconds > 0
     assert not has_members(Persistence())

@@ -24,8 +24,9 @@ from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
 from ups.eval import predict as prediction
 from ups.eval.equal_budgets import equal_budgets
+from ups.eval.evaluate import evaluate_run
 from ups.eval.forecasters import OperatorForecaster, Start
-from ups.eval.runs import evaluate_run, open_others, open_runs
+from ups.eval.runs import open_others, open_runs, opened
 from ups.eval.training_logs import StageLog
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
 from ups.trained.simulator import Simulator, load_simulator, save_simulator
@@ -103,7 +104,7 @@ class Ensembles(OperatorForecaster):
 def test_evaluate_scores_ensembles_that_are_asked_for(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups.eval.comparison.OperatorForecaster", Ensembles)
+    monkeypatch.setattr("ups.eval.evaluate.OperatorForecaster", Ensembles)
     given = ("--config", folder / "run.yaml", "--out", tmp_path, "--horizon", 1, "--json")
     found = [
         json.loads(run("evaluate", *given, "--members", 3, "--seed", seed).stdout)["rows"] for seed in (2, 3)
@@ -263,11 +264,11 @@ def test_training_of_another_operator_is_told_only_where_its_log_is_its_own(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
-    monkeypatch.setattr("ups.eval.runs.read_stage_logs", lambda config, note: [log])
+    monkeypatch.setattr("ups.eval.runs.read_stage_logs", lambda config: [log])
     there, moved = folder / "checkpoints" / "operator.safetensors", tmp_path / "operator.safetensors"
     moved.write_bytes(there.read_bytes())  # another run may have written its log there since
     (run,) = open_runs(there, config_path=None, overrides=())
-    others = open_others([there, moved], run.config, run.simulator)
+    others = open_others([there, moved], opened(run)[0], run.operator)
     assert [list(other.logs) for other in others] == [[log], []]
 
 
@@ -275,8 +276,10 @@ def test_training_of_an_operator_from_elsewhere_is_not_that_of_the_configuration
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
-    monkeypatch.setattr("ups.eval.runs.read_stage_logs", lambda config, note: [log])
-    monkeypatch.setattr("ups.eval.runs.evaluate", lambda *given, logs, **others: pytest.fail(str(list(logs))))
+    monkeypatch.setattr("ups.eval.runs.read_stage_logs", lambda config: [log])
+    monkeypatch.setattr(
+        "ups.eval.evaluate.evaluate", lambda config, runs, **others: pytest.fail(str(runs[0].logs))
+    )
     own, moved = folder / "checkpoints" / "operator.safetensors", tmp_path / "operator.safetensors"
     moved.write_bytes(own.read_bytes())
     for path, says in ((own, "steps=1000"), (moved, r"\[\]")):

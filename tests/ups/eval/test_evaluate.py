@@ -18,13 +18,12 @@ import ups_store
 from ups.config import RunConfig
 from ups.data.splits import open_trajectories
 from ups.errors import ConfigError
-from ups.eval.baseline_files import baseline_path, find_baselines
 from ups.eval.baseline_model import save_baseline
-from ups.eval.comparison import OtherOperator, TrainedRun, check_comparable
 from ups.eval.evaluate import evaluate
-from ups.eval.report_page import to_html, write_report
+from ups.eval.metrics import measure
+from ups.eval.report import to_html, write_report
+from ups.eval.runs import Run, baseline_path, check_comparable, find_baselines
 from ups.eval.training_logs import StageLog
-from ups.eval.trajectory_errors import measure
 
 torch.set_num_threads(1)
 
@@ -40,7 +39,7 @@ def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(
     config = configure(root)
     autoencoder = make_autoencoder(config)
     simulator = make_simulator(config, autoencoder)
-    report = evaluate(config, simulator, baselines=[untrained(root)])
+    report = evaluate(config, [Run(simulator, baselines=[untrained(root)])])
     found = json.loads(write_report(tmp_path, report)["json"].read_text())
     rows = found["rows"]
     assert list(rows) == ["operator", "fno_samples", "persistence", "mean", "autoencoder_floor"]
@@ -58,7 +57,7 @@ def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(
 def test_time_of_a_training_is_told_apart_from_its_startup(root: Path) -> None:
     config = configure(root)
     log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
-    report = evaluate(config, make_simulator(config), logs=[log])
+    report = evaluate(config, [Run(make_simulator(config), logs=[log])])
     told = "operator trained for 100 s after 4 s of startup, 1,000 steps, 32,000 samples"
     assert told in report.tasks[0].rows[0].note
     assert report.seconds["operator"] == 104.0
@@ -67,18 +66,18 @@ def test_time_of_a_training_is_told_apart_from_its_startup(root: Path) -> None:
 
 def test_persistence_row_is_the_metric_of_the_repeated_frame(root: Path) -> None:
     config = configure(root)
-    report = evaluate(config, make_simulator(config))
+    report = evaluate(config, [Run(make_simulator(config))])
     row = next(row for row in report.tasks[0].rows if row.name == "persistence")
     (batch,) = open_trajectories(config.build, "burgers1d", "dev").batches()
     repeated = batch.given[:, None].expand_as(batch.truth)
     errors = measure(repeated, batch.truth)
-    assert row.scores.metrics["nrmse"].mean == pytest.approx(errors.nrmse.mean().item())
-    assert row.scores.metrics["vrmse"].mean == pytest.approx(errors.vrmse.mean().item())
+    assert row.scores.metrics["nrmse"].mean == pytest.approx(errors["nrmse"].mean().item())
+    assert row.scores.metrics["vrmse"].mean == pytest.approx(errors["vrmse"].mean().item())
 
 
 def test_operator_on_fields_has_no_floor(root: Path) -> None:
     config = configure(root)
-    (task,) = evaluate(config, make_simulator(config)).tasks
+    (task,) = evaluate(config, [Run(make_simulator(config))]).tasks
     assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
 
 
@@ -86,7 +85,7 @@ def test_operator_on_fields_has_no_floor(root: Path) -> None:
 def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(root: Path) -> None:
     config = configure(root, "burgers1d", "darcy2d")
     simulator = make_simulator(config, make_autoencoder(config))
-    report = evaluate(config, simulator, horizon=3, baselines=[untrained(root, "unet", "darcy2d")])
+    report = evaluate(config, [Run(simulator, baselines=[untrained(root, "unet", "darcy2d")])], horizon=3)
     transient, steady = report.tasks
     assert [row.name for row in transient.rows] == ["operator", "persistence", "mean", "autoencoder_floor"]
     assert [row.name for row in steady.rows] == ["operator", "unet_samples", "mean", "autoencoder_floor"]
@@ -100,13 +99,13 @@ def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(root: Pat
 def test_rows_repeat_to_the_bit(root: Path) -> None:
     config = configure(root)
     simulator = make_simulator(config)
-    one, two = (evaluate(config, simulator).tasks[0].rows[0].scores.metrics for _ in range(2))
+    one, two = (evaluate(config, [Run(simulator)]).tasks[0].rows[0].scores.metrics for _ in range(2))
     assert one == two
 
 
 def test_stride_of_the_operator_decides_which_frames_are_predicted(root: Path) -> None:
     config = configure(root)
-    (task,) = evaluate(config, make_simulator(config, stride=2)).tasks
+    (task,) = evaluate(config, [Run(make_simulator(config, stride=2))]).tasks
     assert len(task.t) == 2
 
 
@@ -114,7 +113,7 @@ def test_report_tells_the_seconds_of_every_phase(root: Path) -> None:
     config = configure(root)
     baseline = untrained(root)
     baseline.log = StageLog("fno", 12.0, 2.0, 9.0, 0.0, 1, 32)
-    report = evaluate(config, make_simulator(config), baselines=[baseline], phases={"data": 2.5})
+    report = evaluate(config, [Run(make_simulator(config), baselines=[baseline])], phases={"data": 2.5})
     assert list(report.seconds) == ["data", "fno_samples burgers1d", "evaluation"]
     assert report.seconds["data"] == 2.5
     assert report.data_wait_share is None
@@ -122,7 +121,7 @@ def test_report_tells_the_seconds_of_every_phase(root: Path) -> None:
 
 def test_protocol_says_what_was_given_and_that_the_truth_conserves_its_mean(root: Path) -> None:
     config = configure(root)
-    (task,) = evaluate(config, make_simulator(config), horizon=2).tasks
+    (task,) = evaluate(config, [Run(make_simulator(config))], horizon=2).tasks
     assert "One frame is given" in task.protocol
     assert "2 are predicted" in task.protocol
     assert np.allclose(np.diff(task.t), task.t[0])
@@ -134,27 +133,27 @@ def test_protocol_says_what_was_given_and_that_the_truth_conserves_its_mean(root
 def test_task_that_the_operator_does_not_know_is_refused(root: Path) -> None:
     simulator = make_simulator(configure(root))
     with pytest.raises(ConfigError, match="wasn't trained for this task") as caught:
-        evaluate(configure(root, "darcy2d"), simulator)
+        evaluate(configure(root, "darcy2d"), [Run(simulator)])
     assert caught.value.kind == "other_task"
 
 
 def test_fields_on_another_grid_are_refused(root: Path) -> None:
     simulator = make_simulator(configure(root))
     with pytest.raises(ConfigError, match="another grid") as caught:
-        evaluate(configure(root, **{"data.reduce_space": 2}), simulator)
+        evaluate(configure(root, **{"data.reduce_space": 2}), [Run(simulator)])
     assert caught.value.kind == "other_grid"
 
 
 def test_split_without_samples_is_refused(root: Path) -> None:
     config = configure(root, **{"data.split_fractions": "[0.9, 0.0, 0.1]"})
     with pytest.raises(ConfigError, match="val would be empty"):
-        evaluate(config, make_simulator(config), split="val")
+        evaluate(config, [Run(make_simulator(config))], split="val")
 
 
 def test_horizon_beyond_the_trajectory_is_refused(root: Path) -> None:
     config = configure(root)
     with pytest.raises(ConfigError, match="doesn't fit into the trajectories"):
-        evaluate(config, make_simulator(config), horizon=6)
+        evaluate(config, [Run(make_simulator(config))], horizon=6)
 
 
 # --- which baselines -----------------------------------------------------------------------------------
@@ -220,9 +219,9 @@ def test_operators_on_latents_and_on_fields_stand_in_one_table(root: Path) -> No
     config = configure(root)
     latent, fields = make_simulator(config, make_autoencoder(config)), make_simulator(config)
     log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
-    also = [OtherOperator(fields, Path("fields.safetensors"), [log]), OtherOperator(latent, Path("b"))]
-    also.append(OtherOperator(fields, Path("c")))
-    (task,) = evaluate(config, latent, also=also, baselines=[untrained(root)]).tasks
+    also = [Run(fields, path=Path("fields.safetensors"), logs=[log]), Run(latent, path=Path("b"))]
+    also.append(Run(fields, path=Path("c")))
+    (task,) = evaluate(config, [Run(latent, baselines=[untrained(root)])], also=also).tasks
     names = [row.name for row in task.rows]
     assert names[:5] == ["operator", "operator_fields", "operator_latent", "operator_fields_2", "fno_samples"]
     labels = [row.label for row in task.rows]
@@ -232,7 +231,7 @@ def test_operators_on_latents_and_on_fields_stand_in_one_table(root: Path) -> No
     assert own.scores.metrics == twin.scores.metrics != other.scores.metrics
     assert other.note.startswith("fields.safetensors; operator ")
     assert "trained for 100 s" in other.note
-    (alone,) = evaluate(config, fields).tasks
+    (alone,) = evaluate(config, [Run(fields)]).tasks
     assert other.scores.metrics == alone.rows[0].scores.metrics
 
 
@@ -242,7 +241,7 @@ def test_note_says_what_mixes_tokens_and_how_far_attention_reaches(root: Path) -
 
     def note(**changed: object) -> str:
         simulator.spec = replace(simulator.spec, operator={**simulator.spec.operator, **changed})
-        return evaluate(config, simulator).tasks[0].rows[0].note
+        return evaluate(config, [Run(simulator)]).tasks[0].rows[0].note
 
     assert note().endswith("one level of spectral blocks")
     assert note(mixers=["attention"], window=4).endswith(
@@ -273,7 +272,7 @@ def test_operator_that_predicts_something_else_is_refused_beside_another(
     autoencoder = make_autoencoder(theirs) if kind == "unknown_encoder" else None
     other = make_simulator(theirs, autoencoder, **options)
     with pytest.raises(ConfigError) as caught:
-        check_comparable(OtherOperator(other, Path("other.safetensors")), config, make_simulator(config))
+        check_comparable(Run(other, path=Path("other.safetensors")), config, make_simulator(config))
     assert (caught.value.kind, caught.value.path) == (kind, "other.safetensors")
 
 
@@ -287,14 +286,14 @@ def test_seeds_of_operator_and_baselines_are_a_row_each_with_intervals_and_verdi
     first, second = make_simulator(config), make_simulator(config)
     for weight in second.operator.parameters():
         torch.nn.init.normal_(weight, std=0.3)  # another training
-    other = TrainedRun(second, 7, [untrained(root)])
-    report = evaluate(config, first, baselines=[untrained(root)], other_seeds=[other], split="train")
+    runs = [Run(first, baselines=[untrained(root)]), Run(second, seed=7, baselines=[untrained(root)])]
+    report = evaluate(config, runs, split="train")
     (task,) = report.tasks
     rows = {row.name: row for row in task.rows}
     assert rows["operator"].seeds == rows["fno_samples"].seeds == (0, 7)
     assert rows["persistence"].seeds == ()
     means = [
-        evaluate(config, each, split="train").tasks[0].rows[0].scores.metrics["nrmse"].mean
+        evaluate(config, [Run(each)], split="train").tasks[0].rows[0].scores.metrics["nrmse"].mean
         for each in (first, second)
     ]
     assert rows["operator"].scores.by_seed["nrmse"] == pytest.approx(means)
@@ -335,7 +334,7 @@ def write_latents(root: Path, folder: Path) -> RunConfig:
 def test_latents_of_an_unknown_encoder_are_compared_as_latents(root: Path, tmp_path: Path) -> None:
     config = write_latents(root, tmp_path)
     simulator = make_simulator(configure(root), make_autoencoder(configure(root)), is_encoder_known=False)
-    report = evaluate(config, simulator, baselines=[untrained(root)], split="test")
+    report = evaluate(config, [Run(simulator, baselines=[untrained(root)])], split="test")
     (task,) = report.tasks
     assert task.space == "latent"
     assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
@@ -352,12 +351,12 @@ def test_latents_of_an_unknown_encoder_need_their_split(root: Path, tmp_path: Pa
     config = write_latents(root, tmp_path)
     simulator = make_simulator(configure(root), make_autoencoder(configure(root)), is_encoder_known=False)
     with pytest.raises(ConfigError, match="no latent store of burgers1d val"):
-        evaluate(config, simulator, split="val")
+        evaluate(config, [Run(simulator)], split="val")
 
 
 def test_flag_of_today_does_not_decide_what_an_operator_was_trained_on(root: Path, tmp_path: Path) -> None:
     write_latents(root, tmp_path)
     settings = {"training.latent_cache_dir": tmp_path, "training.allow_unknown_encoder": True}
     simulator = make_simulator(configure(root), make_autoencoder(configure(root)))
-    report = evaluate(configure(root, **settings), simulator)
+    report = evaluate(configure(root, **settings), [Run(simulator)])
     assert report.tasks[0].space == "fields"

@@ -13,10 +13,8 @@ from torch import Tensor
 from trained_baselines import train
 
 from ups.data.splits import open_trajectories
-from ups.eval.baselines import FourierNeuralOperator
-from ups.eval.forecasters import Persistence
-from ups.eval.neuraloperator import NeuraloperatorFNO, neuraloperator_modes
-from ups.eval.rollout import roll_out
+from ups.eval.forecasters import Persistence, roll_out
+from ups.models.grid_networks import FourierNeuralOperator, NeuraloperatorFNO, neuraloperator_modes
 from ups.nn.spectral import SpectralConv
 
 pytest.importorskip("neuralop")

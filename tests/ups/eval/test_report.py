@@ -14,25 +14,33 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from ups.errors import OutputError
 from ups.eval.figure_style import Drawing
 from ups.eval.intervals import Interval, Paired
-from ups.eval.report import Report, Row, TaskReport, show_evaluation
-from ups.eval.report_page import to_html, write_report
+from ups.eval.metrics import FIELD_METRICS
+from ups.eval.report import Report, Row, TaskReport, show_evaluation, to_html, write_report
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
 from ups_store.console import results
 
+ABOUT = {metric.name: metric for metric in FIELD_METRICS}
+
+
 # Rendered once, as they take most of the time.
-SPECTRA = Drawing("burgers1d_spectra", "a & b", (3.0, 2.0), lambda figure: None, {"wave number": [1, 2]})
-CURVES = Drawing("training_loss", "curves", (6.9, 2.0), lambda figure: None, {"loss": [0.1, 0.05]})
+def draw(figure: Figure) -> None:
+    figure.subplots().plot([1, 2], [0.1, math.nan], label="operator")
+
+
+SPECTRA = Drawing("burgers1d_spectra", "a & b", (3.0, 2.0), draw)
+CURVES = Drawing("training_loss", "curves", (6.9, 2.0), draw)
 
 
 def scores(nrmse: Interval, **others: Interval) -> Scores:
     by_step, compat = {"nrmse": [nrmse, nrmse]}, {"nrmse": nrmse.mean}
-    return Scores({"nrmse": nrmse, **others}, by_step, pdebench_compat=compat)
+    return Scores({"nrmse": nrmse, **others}, by_step, pdebench_compat=compat, about=ABOUT)
 
 
 def report() -> Report:
@@ -88,7 +96,9 @@ def test_report_stands_beside_the_files_of_its_figures(tmp_path: Path) -> None:
     write_report(tmp_path, report())
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert names == {f"{stem}.{suffix}" for stem in (SPECTRA.name, CURVES.name) for suffix in SPECTRA.files}
-    assert (tmp_path / "figures" / "training_loss.csv").read_text() == "loss\n0.1\n0.05\n"
+    assert (tmp_path / "figures" / "training_loss.csv").read_text() == (
+        "panel,line,x,y\n,operator,1.0,0.1\n,operator,2.0,\n"
+    )
     before = contents(tmp_path)
     write_report(tmp_path, report())
     assert contents(tmp_path) == before
@@ -163,8 +173,8 @@ def test_report_html_marks_the_best_row_that_is_not_the_floor() -> None:
 def test_report_html_takes_the_longest_correlation_for_the_best() -> None:
     long, short = Interval(2.0, 1.0, 3.0), Interval(1.0, 0.5, 1.5)
     rows = [
-        Row("fno", "FNO", Scores({"correlation_time": short})),
-        Row("unet", "U-Net", Scores({"correlation_time": long})),
+        Row("fno", "FNO", Scores({"correlation_time": short}, about=ABOUT)),
+        Row("unet", "U-Net", Scores({"correlation_time": long}, about=ABOUT)),
     ]
     page = to_html(Report("t", [TaskReport("burgers1d", "", rows)]))
     assert re.findall(r"<td class=best>([\d.]+)", page) == ["2"]
@@ -272,7 +282,8 @@ def test_evaluation_on_stdout_has_no_markup(capsys: pytest.CaptureFixture[str]) 
 
 def test_rows_of_the_same_value_are_best_together() -> None:
     rows = [
-        Row(name, name, Scores({"correlation_time": Interval(2.0, 2.0, 2.0)})) for name in ("fno", "unet")
+        Row(name, name, Scores({"correlation_time": Interval(2.0, 2.0, 2.0)}, about=ABOUT))
+        for name in ("fno", "unet")
     ]
     page = to_html(Report("t", [TaskReport("burgers1d", "", rows)]))
     assert page.count("<td class=best>") == 2

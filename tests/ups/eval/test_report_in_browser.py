@@ -16,7 +16,8 @@ from matplotlib.image import imread
 from small_simulators import configure, make_autoencoder, make_data, make_simulator
 
 from ups.eval.evaluate import evaluate
-from ups.eval.report_page import write_report
+from ups.eval.report import write_report
+from ups.eval.runs import Run
 
 torch.set_num_threads(1)
 
@@ -40,7 +41,7 @@ pytestmark = [
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = make_data(tmp_path_factory.mktemp("run"))
     config = configure(root)
-    report = evaluate(config, make_simulator(config, make_autoencoder(config)), phases={"data": 2.5})
+    report = evaluate(config, [Run(make_simulator(config, make_autoencoder(config)))], phases={"data": 2.5})
     return write_report(root / "report", report)["html"]
 
 

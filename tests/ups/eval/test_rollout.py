@@ -17,8 +17,14 @@ from ups.data.splits import open_fields, open_trajectories
 from ups.data.statistics import measure_statistics
 from ups.data.windows import Fields, Trajectories, parameter_table, times_of
 from ups.errors import ConfigError, ShapeError
-from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster, Persistence, Start, TrainingMean
-from ups.eval.rollout import roll_out
+from ups.eval.forecasters import (
+    AutoencoderFloor,
+    OperatorForecaster,
+    Persistence,
+    Start,
+    TrainingMean,
+    roll_out,
+)
 from ups.models.operator_size import OperatorSize
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.simulator import Simulator
@@ -226,7 +232,7 @@ def test_untrained_operator_on_fields_scores_as_persistence(root: Path) -> None:
     trajectories = open_split(root)
     operator = roll_out(OperatorForecaster(make_simulator(root)), trajectories, batch_size=1)
     persistence = roll_out(Persistence(), trajectories)
-    torch.testing.assert_close(operator.errors.nrmse, persistence.errors.nrmse, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(operator.errors["nrmse"], persistence.errors["nrmse"], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(operator.energy, persistence.energy, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(operator.true_energy, persistence.true_energy)
     assert operator.seconds > 0
@@ -248,9 +254,9 @@ def test_floor_sees_the_truth_of_every_frame(root: Path) -> None:
     trajectories = open_split(root)
     exact = roll_out(AutoencoderFloor(autoencoder), trajectories)
     rounded = roll_out(AutoencoderFloor(autoencoder, latent_dtype=torch.bfloat16), trajectories)
-    assert exact.errors.nrmse.shape == (2, 5, 1)
-    assert not torch.equal(exact.errors.nrmse, rounded.errors.nrmse)
-    torch.testing.assert_close(exact.errors.nrmse, rounded.errors.nrmse, rtol=0.05, atol=0.05)
+    assert exact.errors["nrmse"].shape == (2, 5, 1)
+    assert not torch.equal(exact.errors["nrmse"], rounded.errors["nrmse"])
+    torch.testing.assert_close(exact.errors["nrmse"], rounded.errors["nrmse"], rtol=0.05, atol=0.05)
 
 
 def test_forecaster_of_another_shape_is_named(root: Path) -> None:

@@ -11,10 +11,8 @@ from wandb_runs import Standin
 
 from ups.config.run import WandbConfig
 from ups.data.origins import Origin
-from ups.eval.report import Report
-from ups.eval.report_page import write_report
-from ups.train.send_report import send_report
-from ups.train.wandb_context import WandbContext, context_path
+from ups.eval.report import Report, write_report
+from ups.train.tracking import WandbContext, context_path, send_report
 
 ORIGIN = Origin("operator", "operator", "operator.safetensors", "weights", "ab12")
 

@@ -20,6 +20,7 @@ from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate
 from ups.eval.forecasters import Start
 from ups.eval.predict import PredictionRequest, predict_store
+from ups.eval.runs import Run
 from ups.eval.ttc import ConditionedForecaster, conditioned, corrected
 from ups.laws import Laws
 from ups.physics.task_physics import Step, TaskPhysics
@@ -163,7 +164,7 @@ def test_latents_go_on_as_they_were_and_their_fields_are_corrected(
 
 
 def test_evaluation_has_a_row_of_it(data: Path, simulator: Simulator) -> None:
-    report = evaluate(configure(data, corrections=4), simulator, split="val")
+    report = evaluate(configure(data, corrections=4), [Run(simulator)], split="val")
     rows = {row.name: row for row in report.tasks[0].rows}
     assert list(rows)[:2] == ["operator", "operator_ttc"]
     plain, conditioned = (rows[name].scores.metrics["nrmse"].mean for name in ("operator", "operator_ttc"))

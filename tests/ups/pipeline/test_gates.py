@@ -16,7 +16,7 @@ from command_line import run_ups
 from ups.config import RunConfig, load_config
 from ups.config.after_training import METRICS, GatesConfig
 from ups.errors import ConfigError, GateMissedError
-from ups.eval.scores import _ORDER, MORE_IS_BETTER
+from ups.eval.metrics import FIELD_METRICS
 from ups.pipeline.best import best_path, promote, read_provenance, rival_of
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.gates import judge
@@ -208,7 +208,8 @@ def test_gates_are_judged_by_what_an_earlier_training_left(
 
 
 def test_gates_know_the_metrics_of_reports() -> None:
-    assert {*METRICS} == {*_ORDER} - MORE_IS_BETTER
+    of_less = {metric.name for metric in FIELD_METRICS if metric.better != "more" and metric.over_steps}
+    assert {*METRICS} == of_less
 
 
 # --- the best operator --------------------------------------------------------------------------------------

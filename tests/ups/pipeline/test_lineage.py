@@ -23,8 +23,8 @@ from ups.data.identities import checkpoint_identity, file_identity, store_identi
 from ups.data.origins import origins_of_data
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
-from ups.eval.baseline_files import baseline_path
 from ups.eval.baseline_model import save_baseline
+from ups.eval.runs import baseline_path
 from ups.pipeline.metadata import FILE, KIND
 from ups.trained.autoencoder import save_autoencoder
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint

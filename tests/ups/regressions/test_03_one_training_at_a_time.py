@@ -73,7 +73,7 @@ def test_search_where_another_process_searches_is_refused() -> None:
 
 
 def test_report_that_another_process_writes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.eval.report_page._WRITING_S", 0.0)
+    monkeypatch.setattr("ups.eval.report._WRITING_S", 0.0)
     assert train("stages.operator.epochs=1").exit_code == 0
     words = [word for word in FIELDS if not word.startswith("stages.autoencoder")]
     with held_by_another("report/.lock"):

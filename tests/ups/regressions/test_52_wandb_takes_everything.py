@@ -8,10 +8,9 @@ import pytest
 from wandb_runs import Standin
 
 from ups.config.run import WandbConfig
-from ups.train.corrector import CorrectorStage
-from ups.train.distillation import StudentStage
-from ups.train.gated_export import GatedFile
-from ups.train.wandb_sink import WandbSink, open_wandb
+from ups.train.flow import CorrectorStage, GatedFile
+from ups.train.student import StudentStage
+from ups.train.tracking import WandbSink, open_wandb
 
 
 @pytest.fixture

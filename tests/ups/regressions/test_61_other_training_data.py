@@ -11,6 +11,7 @@ import ups
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.eval.evaluate import evaluate
+from ups.eval.runs import Run
 from ups.trained.simulator import save_simulator
 
 
@@ -25,6 +26,6 @@ def test_operator_of_other_training_data_is_named_in_warning_and_report(
     if is_rebuilt:
         (tmp_path / "data" / Path(trained_on.split()[1]).name).unlink()
         make_dataset("burgers1d", tmp_path / "data", num_samples=20, points=32, frames=6, nu=0.1, seed=1)
-    (task,) = evaluate(config, ups.load(path)).tasks
+    (task,) = evaluate(config, [Run(ups.load(path))]).tasks
     assert ("operator had other training data" in task.protocol) == is_rebuilt
     assert any(note.startswith("warning: burgers1d: operator had") for note in notes) == is_rebuilt

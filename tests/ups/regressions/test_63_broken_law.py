@@ -12,6 +12,7 @@ from ups.config import RunConfig, load_config
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate
+from ups.eval.runs import Run
 from ups.pipeline.data_checks import check_data
 from ups.train.physics_priors import check_floors
 
@@ -40,7 +41,7 @@ def test_floor_of_right_data_is_said_by_the_check_by_training_and_by_the_report(
     report = check_data(None, GIVEN)
     assert report.problems == ()
     check_floors(config, ["burgers1d"])
-    (task,) = evaluate(config, make_simulator(config)).tasks
+    (task,) = evaluate(config, [Run(make_simulator(config))]).tasks
     for text in (*(check.text for check in report.checks[-1:]), *notes, task.protocol):
         assert "True frames miss the equation by" in text
 

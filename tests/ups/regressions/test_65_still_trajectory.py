@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ups.eval.intervals import Resamples
+from ups.eval.metrics import measure
 from ups.eval.scores import Scores, score
-from ups.eval.trajectory_errors import measure
 
 
 def scores_of(factor: float, truth: torch.Tensor) -> Scores:

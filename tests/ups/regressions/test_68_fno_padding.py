@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ups.eval.baselines import FourierNeuralOperator, UNet
+from ups.models.grid_networks import FourierNeuralOperator, UNet
 
 
 def make(*, wall: bool, points: int = 32) -> tuple[FourierNeuralOperator, torch.Tensor]:

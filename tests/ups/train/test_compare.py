@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from operator_runs import configure, own_copy, shared_run
 
-from ups.eval.baseline_files import baseline_path
 from ups.eval.baseline_model import load_baseline
 from ups.eval.equal_budgets import used_stages
 from ups.eval.report import Report
+from ups.eval.runs import baseline_path
 from ups.eval.training_logs import read_stage_logs
 from ups.train.compare import compare_run
 from ups.train.run import run_stage

@@ -25,7 +25,7 @@ from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.errors import CheckpointError, ConfigError, GateMissedError, MissedGatesWarning
 from ups.pipeline.lineage import lineage_of
-from ups.train.corrector import CorrectorStage, make_corrector_stage
+from ups.train.flow import CorrectorStage, make_corrector_stage
 from ups.train.run import run_stage, train_unless_valid
 from ups.train.stage import StageStart
 from ups.train.trainer import Trainer

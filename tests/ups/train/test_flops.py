@@ -11,7 +11,7 @@ from small_simulators import configure, make_data, make_simulator
 from torch import Tensor
 from torch.nn import functional
 
-from ups.eval.baselines import FourierNeuralOperator, UNet
+from ups.models.grid_networks import FourierNeuralOperator, UNet
 from ups.train.flops import count_flops, fft_flops
 
 B, W, G = 3, 4, 16

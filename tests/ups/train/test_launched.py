@@ -20,7 +20,7 @@ from ups.train.launched import (
     with_stores,
 )
 from ups.train.meter import StartupClock
-from ups.train.numbers import CACHE_MINUTES, CACHE_REUSED, STARTUP_MINUTES
+from ups.train.tracking import CACHE_MINUTES, CACHE_REUSED, STARTUP_MINUTES
 
 
 def test_process_learns_of_the_launch_and_of_stores() -> None:

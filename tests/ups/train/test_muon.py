@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ups.config import OptimizerConfig
 from ups.config.checks import check_optimizer
 from ups.errors import ConfigError, OtherTensorsError
-from ups.eval.baselines import FourierNeuralOperator, UNet
+from ups.models.grid_networks import FourierNeuralOperator, UNet
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import OperatorSize, TokenAxis
 from ups.nn.layers import Condition

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 import os
@@ -19,8 +18,8 @@ from test_trainer import CPU, Regression, make_config, records, train
 from ups.errors import InterruptedTrainingError
 from ups.train.launched import process_began
 from ups.train.log import RunLog
-from ups.train.meter import StartupClock, StepClock, measuring, startup_phase
-from ups.train.sinks import GpuWatch, JsonLines
+from ups.train.meter import StartupClock, StepClock
+from ups.train.tracking import GpuWatch, JsonLines
 from ups.train.trainer import Trainer
 from ups.train.unused import unused_in_one_stage, unused_settings
 
@@ -61,11 +60,6 @@ def test_quiet_log_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         log.note("hello")
         log.record("start")
     assert capsys.readouterr() == ("", "")
-
-
-def test_note_before_there_are_sinks_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    RunLog(stage="operator", total_steps=10).note("hello")
-    assert capsys.readouterr().err == "hello\n"
 
 
 class Recorder:
@@ -111,12 +105,10 @@ def test_phases_have_their_own_time_without_that_of_inner_ones(monkeypatch: pyte
     time = Clock()
     monkeypatch.setattr("ups.train.meter.time", time)
     clock = StartupClock(began=time.time() - 7.0)
-    with measuring(clock), clock.phase("stage"):
+    with clock.phase("stage"):
         time.sleep(0.02)
-        with startup_phase("data_opening"):
+        with clock.phase("data_opening"):
             time.sleep(0.2)
-    with startup_phase("nobody measures this"):
-        pass
     clock.take({"startup/cache_sec": 3.0})
     metrics = clock.end()
     assert metrics["startup/imports_sec"] == pytest.approx(7.0)
@@ -124,7 +116,6 @@ def test_phases_have_their_own_time_without_that_of_inner_ones(monkeypatch: pyte
     assert metrics["startup/stage_sec"] == pytest.approx(0.02)
     assert metrics["startup/cache_sec"] == 3.0
     assert metrics["startup/total_startup_time_min"] == pytest.approx(7.22 / 60)
-    assert "startup/nobody measures this_sec" not in metrics
 
 
 def test_start_of_this_process_lies_in_the_past() -> None:
@@ -175,41 +166,29 @@ def test_training_is_the_same_with_and_without_batches_ahead(tmp_path: Path) -> 
 
 
 class FakeNvml:
-    """NVML of a GPU that is busy for 40 % and then 60 % of the time."""
+    """NVML of a GPU that is busy for 40 % and then 60 % of the time, and then isn't known any more."""
 
-    def __init__(self, status: int = 0) -> None:
-        self.status, self.loads = status, [40, 60]
-        self.asked = threading.Event()
+    def __init__(self) -> None:
+        self.loads, self.asked = [40, 60], threading.Event()
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any, out: Any) -> int:  # noqa: N802
-        out._obj.gpu = self.loads.pop(0)
-        if not self.loads or self.status:
+        if not self.loads:
             self.asked.set()
-            self.loads = [60]
-        return self.status
-
-
-def watch_with(library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> GpuWatch:
-    monkeypatch.setattr("ups.train.sinks._SECONDS_BETWEEN_LOOKS", 0.001)
-    monkeypatch.setattr("ups.train.sinks._open_library", lambda: library)
-    monkeypatch.setattr("ups.train.sinks._find_gpu", lambda *args: ctypes.c_void_p(1))
-    return GpuWatch(torch.device("cuda", 0))
+            return 3  # NVML_ERROR_NOT_SUPPORTED
+        out._obj.gpu = self.loads.pop(0)
+        return 0
 
 
 def test_gpu_load_is_the_mean_of_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml()
-    with watch_with(library, monkeypatch) as watch:
+    monkeypatch.setattr("ups.train.tracking._BETWEEN_LOOKS_S", 0.001)
+    monkeypatch.setattr("ups.train.tracking._open_nvml", lambda: library)
+    monkeypatch.setattr("ups.train.tracking._find_gpu", lambda *args: True)
+    with GpuWatch(torch.device("cuda", 0)) as watch:
         assert library.asked.wait(60)
-    seen = watch.read()["training/gpu_utilization_pct"]
-    assert 40 < seen < 60
+    assert watch.read() == {"training/gpu_utilization_pct": 50}
     assert watch.read() == {}
-
-
-def test_gpu_that_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = FakeNvml(status=3)  # NVML_ERROR_NOT_SUPPORTED
-    with watch_with(library, monkeypatch) as watch:
-        assert library.asked.wait(60)
-    assert watch.read() == {}
+    assert watch.end_epoch() == {"training/gpu_utilization_pct": 50}
 
 
 def test_cpu_has_no_gpu_load(tmp_path: Path) -> None:

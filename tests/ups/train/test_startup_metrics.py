@@ -53,7 +53,7 @@ def test_nobody_is_told_unless_it_is_switched_on(config: Path, override: str) ->
 
 
 def test_build_does_not_ask_for_wandb(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.train.wandb_sink.find_spec", lambda name: None)
+    monkeypatch.setattr("ups.train.tracking.find_spec", lambda name: None)
     tell = begin(config, [])
     assert tell is not None
     tell(REPORT)

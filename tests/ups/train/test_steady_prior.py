@@ -16,12 +16,12 @@ import ups
 import ups_store
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
+from ups.eval.evaluate import evaluate_run
 from ups.eval.predict import PredictionRequest, predict_store
-from ups.eval.runs import evaluate_run
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.nodes import training_nodes
+from ups.train.prior import make_steady_prior_stage
 from ups.train.run import run_stage
-from ups.train.steady_prior import make_steady_prior_stage
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
 from ups.trained.prior import SteadyPrior

@@ -26,18 +26,16 @@ from ups.data.cached import held_out
 from ups.data.solvers import make_dataset
 from ups.data.windows import TrajectoryBatch
 from ups.errors import CheckpointError, ConfigError, GateMissedError, MissedGatesWarning
-from ups.eval.ensemble_files import corrected_forecaster, find_corrected, kind_of
-from ups.eval.ensemble_scores import ensemble_numbers
-from ups.eval.ensembles import Climate, measure_ensemble
-from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
-from ups.eval.runs import evaluate_run
+from ups.eval.ensembles import Climate, ensemble_numbers, measure_ensemble
+from ups.eval.evaluate import evaluate_run
+from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster, kind_of
+from ups.eval.runs import find_corrected
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.nodes import training_nodes
-from ups.train.consistency import ConsistencyStage
-from ups.train.distillation import StudentStage, make_student_stage
-from ups.train.ensemble_validation import Measured
+from ups.train.flow import Measured
 from ups.train.run import run_stage, train_unless_valid
 from ups.train.stage import StageStart
+from ups.train.student import ConsistencyStage, StudentStage, make_student_stage
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
 from ups.trained.corrected import CorrectedSimulator
@@ -356,14 +354,12 @@ def test_collapsed_student_misses_the_gate_that_it_should(
     become, expected = STUDENTS[name]
     stage = make_stage("diffusion.export_anyway=false")
 
-    class Ensembles:
-        def members_of(self, forecaster: CorrectedForecaster) -> Measured:
-            return measured(DRAWN if forecaster.model is stage._teacher else become(DRAWN))
-
-        def forecasts_of(self, forecaster: OperatorForecaster) -> Measured:
+    def measure(forecaster: CorrectedForecaster | OperatorForecaster) -> Measured:
+        if isinstance(forecaster, OperatorForecaster):
             return measured(torch.zeros(NUM, STEPS, 1, POINTS, 1))
+        return measured(DRAWN if forecaster.model is stage._teacher else become(DRAWN))
 
-    monkeypatch.setattr(stage, "ensembles", Ensembles)
+    monkeypatch.setattr(stage, "measure", measure)
     stage.export({"score": 0.0}, stage.model.state_dict())
     if not expected:
         assert stage.finish()["gates_missed"] == []
@@ -418,7 +414,7 @@ def test_evaluation_says_which_gates_were_missed_and_that_there_is_only_a_candid
     notes.clear()
     _, student = find_corrected(OPERATOR_PATH, device="cpu")
     assert missed in notes[1]
-    assert missed in corrected_forecaster(student).note  # of its row in the report
+    assert missed in CorrectedForecaster(student).note  # of its row in the report
 
 
 def test_evaluation_of_a_correctors_file_names_its_operator(run: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,7 @@ from wandb_runs import read_offline
 
 from ups.config.run import WandbConfig
 from ups.data.origins import Origin
-from ups.train.wandb_context import WandbContext, context_path
-from ups.train.wandb_sink import is_wandb_there, open_wandb
+from ups.train.tracking import WandbContext, context_path, is_wandb_there, open_wandb
 
 pytestmark = [
     pytest.mark.multi_process,
@@ -27,7 +30,7 @@ def send(folder: Path, stage: str, losses: list[float]) -> None:
     settings = WandbConfig(enabled=True, project="waves", group="tests", timeout_s=150)
     with noted() as notes:
         _send(settings, folder, stage, losses)
-    assert not any(note.startswith("warning") for note in notes)
+    assert [note for note in notes if note.startswith("warning")] == []
 
 
 def _send(settings: WandbConfig, folder: Path, stage: str, losses: list[float]) -> None:
@@ -40,6 +43,15 @@ def _send(settings: WandbConfig, folder: Path, stage: str, losses: list[float]) 
     sink.log_files(stage, kind="model", files=[checkpoint], about={"identity": "ff"}, made_from=[ORIGIN])
     sink.log_table(f"{stage}/errors", columns=["task", "nrmse"], rows=[("waves", 0.25)])
     sink.close(has_failed=False)
+
+
+def whole(path: Path) -> list[Any]:
+    """The records of a run that is over: wandb's service still writes them when `finish` returns."""
+    records = read_offline(path)
+    while "exit" not in {record.WhichOneof("record_type") for record in records}:
+        time.sleep(0.1)
+        records = read_offline(path)
+    return records
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +68,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
             before = {*folder.glob("wandb/offline-run-*/*.wandb")}
             send(folder, stage, [0.5, 0.25])
             (path,) = {*folder.glob("wandb/offline-run-*/*.wandb")} - before
-            found[stage] = read_offline(path)
+            found[stage] = whole(path)
         context = WandbContext.read(context_path(folder))
     assert context is not None
     assert (context.project, context.group, context.mode) == ("waves", "tests", "offline")
@@ -112,3 +124,31 @@ def test_checkpoint_is_an_artifact_that_names_what_it_was_made_from(kept: dict[s
     (model,) = [artifact for artifact in artifacts if artifact.type == "model"]
     assert model.name == f"run_{context.run_id}_operator"
     assert json.loads(model.metadata) == {"identity": "ff", "made_from": [ORIGIN.to_json()]}
+
+
+HANGING = """
+import socket, sys, threading
+from pathlib import Path
+from ups.config.run import WandbConfig
+from ups.train.tracking import open_wandb
+
+server, connections = socket.create_server(("127.0.0.1", 0)), []
+threading.Thread(target=lambda: [connections.append(server.accept()) for _ in range(99)], daemon=True).start()
+import os
+os.environ |= {"WANDB_BASE_URL": "http://127.0.0.1:%d" % server.getsockname()[1], "WANDB_API_KEY": "a" * 40}
+sink = open_wandb(WandbConfig(enabled=True, timeout_s=2), Path("."), job="operator", run_config={})
+sink.write({"event": "step", "step": 1, "time": 0.0, "loss/error": 1.0})
+sink.close(has_failed=False)
+print("the command goes on")
+"""
+
+
+def test_endpoint_that_hangs_is_left_behind_and_the_process_ends(tmp_path: Path) -> None:
+    """It takes connections and never answers."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    command = [sys.executable, "-c", HANGING]
+    found = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert found.stdout.endswith("the command goes on\n")
+    assert "Weights & Biases" in found.stderr

@@ -117,7 +117,7 @@ def test_hash_and_document_need_no_torch(path: Path) -> None:
     code = (
         "import sys; from ups.trained.checkpoint import fill_weights, hash_tensors, read_document;"
         f"hash_tensors({str(path)!r}); read_document({str(path)!r}, kind='test');"
-        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

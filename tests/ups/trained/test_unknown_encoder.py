@@ -17,6 +17,7 @@ import ups_store
 from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate
 from ups.eval.predict import PredictionRequest, predict_store
+from ups.eval.runs import Run
 from ups.train.run import run_stage
 from ups.trained.specs import SimulatorSpec
 
@@ -89,7 +90,7 @@ def test_checkpoint_remembers_it_and_refuses_to_decode(folder: Path) -> None:
 
 def test_evaluation_without_the_flag_compares_latents(folder: Path) -> None:
     simulator = ups.load(folder / "checkpoints" / "operator.safetensors")
-    (task,) = evaluate(configure(folder, "data.tasks=[burgers1d]"), simulator).tasks
+    (task,) = evaluate(configure(folder, "data.tasks=[burgers1d]"), [Run(simulator)]).tasks
     assert task.space == "latent"
     assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
     assert "frmse_low" not in task.rows[0].scores.metrics

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ups.errors import ShapeError
 from ups.eval.intervals import Resamples
-from ups.eval.metrics import summary
-from ups.eval.scores import COMPAT_BATCH_SIZE, Scores, score
-from ups.eval.trajectory_errors import TrajectoryErrors, join, measure
+from ups.eval.metrics import FIELD_METRICS, Errors, join, measure, pdebench, pdebench_compat, summary
+from ups.eval.scores import Scores, score
 
 GRIDS = {1: (32,), 2: (8, 16)}
 
@@ -24,25 +23,23 @@ def make_pair(ndim: int, num: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
-def scores_of(errors: TrajectoryErrors) -> Scores:
-    steps = errors.rmse.shape[1]
-    return score([errors], t=torch.arange(1.0, steps + 1), resamples=Resamples(len(errors)))
+def scores_of(*errors: Errors, row: str = "") -> Scores:
+    return score(errors, FIELD_METRICS, resamples=Resamples(len(errors[0]["rmse"])), row=row)
 
 
 def test_batches_joined_are_the_whole() -> None:
     prediction, truth = make_pair(2)
     whole = measure(prediction, truth)
     parts = [measure(p, y) for p, y in zip(prediction.split(3), truth.split(3), strict=True)]
-    torch.testing.assert_close(join(parts).shells, whole.shells)
-    torch.testing.assert_close(join(parts).pdebench_compat(2), whole.pdebench_compat(2), equal_nan=True)
-    assert len(join(parts)) == len(whole) == 7
+    torch.testing.assert_close(join(parts), whole)
+    assert pdebench_compat(join(parts), 2) == pytest.approx(pdebench_compat(whole, 2), nan_ok=True)
 
 
 def test_drift_counts_from_the_given_state() -> None:
     given = torch.full((2, 8, 1), 2.0)
     truth = given[:, None].expand(-1, 3, -1, -1)
     prediction = truth + torch.tensor([0.0, 0.5, -1.0])[None, :, None, None]
-    drift = measure(prediction, truth, given=given).drift
+    drift = measure(prediction, truth, given=given)["drift"]
     torch.testing.assert_close(drift[0, :, 0], torch.tensor([0.0, 0.25, 0.5]).double())
 
 
@@ -58,7 +55,7 @@ def test_measure_refuses_another_shape() -> None:
 def test_scores_are_the_exact_metrics_with_intervals_around_them() -> None:
     prediction, truth = make_pair(1, num=40)
     scores = scores_of(measure(prediction, truth))
-    exact = summary(measure(prediction, truth).pdebench())
+    exact = summary(pdebench(measure(prediction, truth)))
     for name, value in exact.items():
         interval = scores.metrics[name]
         assert interval.mean == pytest.approx(value), name
@@ -70,8 +67,6 @@ def test_scores_are_the_exact_metrics_with_intervals_around_them() -> None:
     for name in ("nrmse", "crmse", "frmse_mid"):
         assert np.mean([step.mean for step in scores.by_step[name]]) == pytest.approx(exact[name]), name
         assert len(scores.by_step[name]) == 3
-    assert scores.pdebench_compat["nrmse"] == pytest.approx(exact["nrmse"])  # 40 fit in one batch
-    assert COMPAT_BATCH_SIZE >= 40
 
 
 def test_interval_of_a_root_is_resampled_inside_the_root() -> None:
@@ -89,7 +84,6 @@ def test_bands_without_wave_numbers_are_left_out() -> None:
     scores = scores_of(measure(prediction, truth))
     assert "frmse_mid" in scores.metrics  # wave number 4 of eight points
     assert "frmse_high" not in scores.metrics
-    assert "frmse_high" not in scores.pdebench_compat
 
 
 def test_prediction_that_blew_up_has_no_number() -> None:
@@ -102,16 +96,12 @@ def test_prediction_that_blew_up_has_no_number() -> None:
 
 def test_row_of_several_seeds_is_their_mean_and_has_each_of_them() -> None:
     errors = [measure(*make_pair(1, num=24, seed=seed)) for seed in range(3)]
-    t = torch.arange(1.0, 4.0)
-    resamples = Resamples(24)
-    together = score(errors, t=t, resamples=resamples, row="fno")
+    together = scores_of(*errors, row="fno")
     alone = [scores_of(each) for each in errors]
     for name, interval in together.metrics.items():
         each = [scores.metrics[name].mean for scores in alone]
         assert interval.mean == pytest.approx(np.mean(each)), name
         assert together.by_seed[name] == pytest.approx(each), name
-    expected = np.mean([scores.pdebench_compat["crmse"] for scores in alone])
-    assert together.pdebench_compat["crmse"] == pytest.approx(expected)
     steps = [scores.by_step["frmse_low"][1].mean for scores in alone]
     assert together.by_step["frmse_low"][1].mean == pytest.approx(np.mean(steps))
 

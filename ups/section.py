@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from ups.errors import needs
 from ups.parsing import Count as Count
@@ -13,12 +13,8 @@ from ups.parsing import NotNegative as NotNegative
 from ups.parsing import Positive as Positive
 
 with needs("train"):
-    from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+    from pydantic import BaseModel, ConfigDict, Field
     from pydantic.fields import FieldInfo
-
-    from ups_store.build import long_dtype
-
-LatentDtype = Annotated[Literal["float16", "bfloat16", "float32"], BeforeValidator(long_dtype)]
 
 
 # Which training a key changes: names of stages.
@@ -33,6 +29,7 @@ def key(
     affects_within: Mapping[str, Affects] | None = None,
     needs: str | None = None,
     read_by: tuple[str, ...] | None = None,
+    tune: tuple[int, ...] | None = None,
     **constraints: Any,
 ) -> Any:
     """Declare a key, or a section, of a configuration.
@@ -45,9 +42,11 @@ def key(
         affects_within: The same of keys of a section that is declared elsewhere.
         needs: The switch of the same section without which it has no effect.
         read_by: Names of the optimisers or schedules that read it; by default all.
+        tune: Of an operator's own section: values that `ups tune --stage operator` tries.
         **constraints: As `pydantic.Field` has them.
     """
-    facts = {"affects": affects, "affects_within": affects_within, "needs": needs, "read_by": read_by}
+    facts: dict[str, Any] = {"affects": affects, "affects_within": affects_within, "needs": needs}
+    facts |= {"read_by": read_by, "tune": tune}
     said: dict[str, Any] = {name: value for name, value in facts.items() if value is not None}
     return Field(default, description=doc, json_schema_extra=said, **constraints)
 

@@ -1,9 +1,11 @@
-"""Baselines that every table shows: FNO and U-Net, small, one step ahead on the fields themselves.
+"""Networks on the points of a grid: FNO, U-Net, and neuraloperator's FNO to check ours against.
 
-Our own short forms of Li et al. 2021 (Fourier neural operator, arXiv:2010.08895) and Ronneberger et al. 2015
-(U-Net, arXiv:1505.04597); `docs/guides/evaluate.md` says how they differ from PDEBench's. Both predict the
-change from one frame to the next, or of a steady task the whole solution, and start at zero. Letters: B
-batch, C channels of the field, W width, G the axes of the grid.
+They are the baselines of every table, there on the fields of one task, and operators under `operator.name`,
+on tokens of states. Our own short forms of Li et al. 2021 (Fourier neural operator, arXiv:2010.08895) and
+Ronneberger et al. 2015 (U-Net, arXiv:1505.04597); `docs/guides/evaluate.md` says how they differ from
+PDEBench's. They compute the change from one frame to the next, or of a steady task the whole solution, and
+start at zero. Letters: B batch, L tokens, D channels of a token, C channels of the field, W width, G the axes
+of the grid.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ups.errors import ConfigError
+from ups.errors import ConfigError, check_installed
+from ups.grid import PERIODIC
+from ups.models.operator_size import GROUPS, FnoConfig, UnetConfig, check_axes
+from ups.models.operators import States, Step, operators
 from ups.nn.activation_checkpointing import Recomputing, recomputed
 from ups.nn.layers import GridConv, pointwise
 from ups.nn.spectral import SpectralConv
-
-GROUPS = 4  # of the U-Net's group norm; they divide its width
 
 
 class FieldNetwork(Recomputing):
@@ -36,15 +39,37 @@ class FieldNetwork(Recomputing):
         ConfigError: For more than two axes.
     """
 
+    Config: type[FnoConfig | UnetConfig] = FnoConfig
+
     def __init__(
         self, channels: int, *, num_parameters: int, periodic: tuple[bool, ...], predicts_change: bool = True
     ) -> None:
         super().__init__()
         self.ndim = len(periodic)
-        if self.ndim not in (1, 2):
-            raise ConfigError("baselines are made for 1D and 2D fields", found=f"{self.ndim} axes")
+        check_axes(periodic)
         self.periodic, self.predicts_change = periodic, predicts_change
         self.num_given = channels + num_parameters + sum(not wraps for wraps in periodic)
+
+    @classmethod
+    def on_tokens(cls, config: FnoConfig | UnetConfig, states: States) -> OnTokens:
+        """The network on the token grids of states, as `operator.name` calls it.
+
+        Raises:
+            ConfigError: For grids that it isn't made for; kind "several_axes" for tasks of 1D and of 2D.
+        """
+        grids = list(states.tokens.values())
+        if len({len(grid) for grid in grids}) > 1:
+            found = " and ".join(" x ".join(map(str, grid)) for grid in grids)
+            raise ConfigError(
+                "operator.name", kind="several_axes", expected="tasks of as many axes", found=found
+            )
+        sizes = [config.on(grid, key="operator.config") for grid in grids]
+        size = {name: min(one[name] for one in sizes) for name in sizes[0]}
+        periodic = tuple(
+            all(kinds[axis] == PERIODIC for kinds in states.boundary.values())
+            for axis in range(len(grids[0]))
+        )
+        return OnTokens(cls(states.dim, num_parameters=len(states.ranges), periodic=periodic, **size))
 
     def forward(self, field_BCG: Tensor, parameters_BP: Tensor) -> Tensor:
         """The field one time step later, or the solution.
@@ -66,6 +91,26 @@ class FieldNetwork(Recomputing):
         raise NotImplementedError
 
 
+class OnTokens(nn.Module):
+    """A network of fields as an operator: the points of its grid are the tokens of a state.
+
+    Args:
+        network: Of D channels.
+    """
+
+    def __init__(self, network: FieldNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, state_BLD: Tensor, step: Step) -> Tensor:
+        """The change of the state, or the solution; same shape."""
+        field_BDG = state_BLD.transpose(1, 2).unflatten(2, step.grid)
+        coordinates = coordinates_of(step.grid, self.network.periodic).to(field_BDG)
+        beside = beside_fields(step.parameters.to(field_BDG), coordinates)
+        return self.network.compute(torch.cat([field_BDG, beside], dim=1)).flatten(2).transpose(1, 2)
+
+
+@operators("fno")
 class FourierNeuralOperator(FieldNetwork):
     """FNO: layers of spectral and pointwise convolution.
 
@@ -132,6 +177,7 @@ class ConvBlock(Recomputing):
         return out
 
 
+@operators("unet")
 class UNet(FieldNetwork):
     """U-Net: levels of half the resolution and twice the width, joined by skip connections.
 
@@ -141,6 +187,8 @@ class UNet(FieldNetwork):
         levels: Resolutions; the grid is a multiple of 2^(levels - 1) along every axis.
         shared: See `FieldNetwork`.
     """
+
+    Config = UnetConfig
 
     def __init__(self, channels: int, *, width: int = 24, levels: int = 4, **shared: Any) -> None:
         super().__init__(channels, **shared)
@@ -168,6 +216,69 @@ class UNet(FieldNetwork):
             x_BWG = block(torch.cat([skips.pop(), finer], dim=1))
         out: Tensor = self.out(x_BWG)
         return out
+
+
+@operators("fno_neuraloperator")
+class NeuraloperatorFNO(FieldNetwork):
+    """neuraloperator's FNO; axes that aren't periodic are treated as in our own.
+
+    On two axes version 2.0.0 moves the spectrum by one mode where the first has an odd length, the zeros
+    behind it counted (mended later: pull request 688 of neuraloperator), so grids should be even there.
+
+    Args:
+        channels: C.
+        width: W.
+        modes: Fourier modes along each axis, as in our own FNO.
+        depth: Layers.
+        shared: See `FieldNetwork`.
+
+    Raises:
+        MissingExtraError: If the package isn't installed.
+    """
+
+    def __init__(
+        self, channels: int, *, width: int = 32, modes: int = 16, depth: int = 4, **shared: Any
+    ) -> None:
+        super().__init__(channels, **shared)
+        check_installed("neuralop", extra="neuraloperator")
+        from neuralop.models import FNO
+
+        fno = FNO(
+            n_modes=neuraloperator_modes(modes, ndim=self.ndim),
+            in_channels=self.num_given,
+            out_channels=channels,
+            hidden_channels=width,
+            n_layers=depth,
+            positional_embedding=None,
+        )
+        # Its parts, not itself: the arguments of its constructor would be among the weights of a checkpoint.
+        self.lift, self.layers, self.out = fno.lifting, fno.fno_blocks, fno.projection
+        zeroed(self.out.fcs[-1])
+
+    def compute(self, given_BXG: Tensor) -> Tensor:
+        """See `FieldNetwork.compute`."""
+        x_BWG = padded(self.lift(given_BXG), self.periodic)
+        for number in range(self.layers.n_layers):
+            x_BWG = self._layer(x_BWG, number)
+        return self._output(cut_to(x_BWG, given_BXG.shape[2:]))
+
+    @recomputed
+    def _layer(self, x_BWG: Tensor, number: int) -> Tensor:
+        after: Tensor = self.layers(x_BWG, number)
+        return after
+
+    @recomputed
+    def _output(self, x_BWG: Tensor) -> Tensor:
+        out: Tensor = self.out(x_BWG)
+        return out
+
+
+def neuraloperator_modes(modes: int, *, ndim: int) -> tuple[int, ...]:
+    """`n_modes` of neuraloperator's layers that keep what `SpectralConv(modes=(modes,) * ndim)` keeps.
+
+    It counts modes of both signs; of the last axis, where one sign suffices, it keeps n // 2 + 1.
+    """
+    return (*(2 * modes,) * (ndim - 1), 2 * (modes - 1))
 
 
 def coordinates_of(grid: tuple[int, ...], periodic: tuple[bool, ...]) -> Tensor:

@@ -1,15 +1,19 @@
 """Write stores in every way, in processes that are interrupted, killed, or whose disk fails.
 
+    python tools/storm.py [--trouble interrupt|kill|fail|race] [--num 1000]
+
 After each trouble: what was committed is still there, each committed sample holds its own values, what a new
 store replaces is the old one or the new one. After some troubles in a row the same call has to end well, with
-every sample once, and nothing beside the store. Only public names are used, and calls of `os` fail: the storm
-doesn't know how a store is written. Results go to docs/results/reliability.md.
+every sample once, and nothing beside the store. In a `race` several processes fill a store, and one of them
+gets a signal: in the end they are byte for byte the undisturbed one. Only public names are used, and calls of
+`os` fail: the storm doesn't know how a store is written. Results go to docs/results/reliability.md.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -17,10 +21,13 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -31,15 +38,53 @@ import typer
 import ups_store
 
 N, OLD = 40, 7  # samples of the store, and of one that it replaces
-IDENTITY = {"name": "write storm"}
+IDENTITY = {"name": "storm"}
 BUFFER_BYTES = 40_000  # of ten samples
-WAYS: dict[str, Callable[[Path, Callable[[list[int]], None]], Any]] = {}
+Done = Callable[[list[int]], None]  # told which samples are committed
+WAYS: dict[str, Callable[[Path, Done], Any]] = {}
 TROUBLES = ("interrupt", "kill", "fail")
 FILE_CHANGES = ["pwrite", "fsync", "fdatasync", "ftruncate", "posix_fallocate", "copy_file_range"]
 CHANGES = [*FILE_CHANGES, "rename", "link", "unlink", "mkdir", "rmdir", "chmod"]
 READS = ["pread", "preadv", "open", "fstat", "fstatvfs"]
 MAX_IN_A_ROW = 3
 FINISHED, INTERRUPTED, TYPED, OTHER = 0, 130, 3, 4  # exit codes
+
+
+@dataclass
+class Outcome:
+    """What a storm did and found.
+
+    Attributes:
+        num_troubles: Interrupts, kills or failing calls that ended a call.
+        num_samples_checked: Committed samples that were compared after them.
+        num_stores_checked: Stores that were finished in spite of them, each compared as a whole.
+        num_lost: Samples, or stores that are to be replaced, that had been committed and were gone.
+        num_wrong: Samples or stores with other values, or of another number of samples.
+        num_blocked: Times that the same call, undisturbed, raised an error.
+        num_left: Stores beside which a file was left.
+        num_untyped: Troubles that ended in another error than one of ours, or were hidden by one.
+        kills_by_signal: Of a race, by name of the signal; SIGINT is Ctrl-C.
+        notes: What was found, with what `--only` takes to see it again.
+    """
+
+    num_troubles: int = 0
+    num_samples_checked: int = 0
+    num_stores_checked: int = 0
+    num_lost: int = 0
+    num_wrong: int = 0
+    num_blocked: int = 0
+    num_left: int = 0
+    num_untyped: int = 0
+    kills_by_signal: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, counter: str, where: str, sentence: str) -> None:
+        """Count a finding."""
+        setattr(self, counter, getattr(self, counter) + 1)
+        self.notes.append(f"{where}: {counter}: {sentence}")
+
+
+# --- ways of writing ----------------------------------------------------------------------------------
 
 
 def sample_of(i: int) -> dict[str, Any]:
@@ -82,7 +127,7 @@ def pattern_of(path: Path) -> Path:
     return path.with_name("x-*.zarr.zip")
 
 
-def way(function: Callable[[Path, Callable[[list[int]], None]], Any]) -> Callable[..., Any]:
+def way(function: Callable[[Path, Done], Any]) -> Callable[..., Any]:
     """Register a way of writing: given a path, and what is told which samples are committed."""
     WAYS[function.__name__] = function
     return function
@@ -95,22 +140,22 @@ def write(path: Path, samples: Any = None, **options: Any) -> None:
 
 
 @way
-def of_list(path: Path, done: Callable[[list[int]], None]) -> None:
+def of_list(path: Path, done: Done) -> None:
     write(path, Data(sample_of))
 
 
 @way
-def of_iterable(path: Path, done: Callable[[list[int]], None]) -> None:
+def of_iterable(path: Path, done: Done) -> None:
     write(path, map(sample_of, range(N)))
 
 
 @way
-def of_dataset(path: Path, done: Callable[[list[int]], None]) -> None:
+def of_dataset(path: Path, done: Done) -> None:
     write(path, Data(fixed_of))
 
 
 @way
-def of_arrays(path: Path, done: Callable[[list[int]], None]) -> None:
+def of_arrays(path: Path, done: Done) -> None:
     samples = [fixed_of(i) for i in range(N)]
     write(path, {name: np.stack([sample[name] for sample in samples]) for name in samples[0]})
 
@@ -122,12 +167,12 @@ def pair(i: int) -> Iterator[dict[str, Any]]:
 
 
 @way
-def of_map(path: Path, done: Callable[[list[int]], None]) -> None:
+def of_map(path: Path, done: Done) -> None:
     write(path, map=pair, inputs=range(N // 2), num_workers=0)
 
 
 @way
-def batched(path: Path, done: Callable[[list[int]], None]) -> None:
+def batched(path: Path, done: Done) -> None:
     with ups_store.create(path, specs(ragged=True), identity=IDENTITY) as writer:
         with writer.batched(buffer_bytes=BUFFER_BYTES, save_every_s=1e9) as batch:
             for i in writer.missing().tolist():
@@ -137,7 +182,7 @@ def batched(path: Path, done: Callable[[list[int]], None]) -> None:
 
 
 @way
-def commits(path: Path, done: Callable[[list[int]], None]) -> None:
+def commits(path: Path, done: Done) -> None:
     with ups_store.create(path, specs(ragged=False), identity=IDENTITY) as writer:
         missing = writer.missing().tolist()
         for i in missing[::2]:
@@ -152,14 +197,14 @@ def commits(path: Path, done: Callable[[list[int]], None]) -> None:
 
 
 @way
-def append(path: Path, done: Callable[[list[int]], None]) -> None:
+def append(path: Path, done: Done) -> None:
     options: dict[str, Any] = {"identity": IDENTITY, "buffer_bytes": BUFFER_BYTES, "progress": False}
     for key, samples in (("first", range(N // 2)), ("second", range(N // 2, N))):
         ups_store.append(pattern_of(path), map(sample_of, samples), key=key, **options).close()
 
 
 @way
-def save(path: Path, done: Callable[[list[int]], None]) -> None:
+def save(path: Path, done: Done) -> None:
     samples = [sample_of(i) for i in range(N)]
     ups_store.save(
         path, u=np.stack([s["u"] for s in samples]), r=[s["r"] for s in samples], t=[s["t"] for s in samples]
@@ -167,44 +212,12 @@ def save(path: Path, done: Callable[[list[int]], None]) -> None:
 
 
 @way
-def cached(path: Path, done: Callable[[list[int]], None]) -> None:
+def cached(path: Path, done: Done) -> None:
     options = {"buffer_bytes": BUFFER_BYTES, "progress": False}
     ups_store.cached(path, IDENTITY, lambda: map(sample_of, range(N)), **options).close()
 
 
 REPLACING = ("save", "cached")  # ways that replace a store
-
-
-@dataclass
-class Outcome:
-    """What a storm did and found.
-
-    Attributes:
-        num_troubles: Interrupts, kills or failing calls that ended a call.
-        num_samples_checked: Committed samples that were compared after them.
-        num_stores_checked: Stores that were finished in spite of them, each compared as a whole.
-        num_lost: Samples, or stores that are to be replaced, that had been committed and were gone.
-        num_wrong: Samples or stores with other values, or of another number of samples.
-        num_blocked: Times that the same call, undisturbed, raised an error.
-        num_left: Stores beside which a file was left.
-        num_untyped: Troubles that ended in another error than one of ours, or were hidden by one.
-        notes: What was found, with what `--only` takes to see it again.
-    """
-
-    num_troubles: int = 0
-    num_samples_checked: int = 0
-    num_stores_checked: int = 0
-    num_lost: int = 0
-    num_wrong: int = 0
-    num_blocked: int = 0
-    num_left: int = 0
-    num_untyped: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, counter: str, where: str, sentence: str) -> None:
-        """Count a finding."""
-        setattr(self, counter, getattr(self, counter) + 1)
-        self.notes.append(f"{where}: {counter}: {sentence}")
 
 
 # --- trouble ------------------------------------------------------------------------------------------
@@ -432,7 +445,6 @@ def storm(
 
     Goes on where the file `state` says that it was, with the seed that it had.
     """
-    warnings.simplefilter("ignore")
     outcome, number = Outcome(), 0
     if state and state.exists():
         saved = json.loads(state.read_text())
@@ -440,35 +452,165 @@ def storm(
     for name in ways:  # once here, so that no child imports anything
         WAYS[name](begin(folder, name), lambda samples: None)
     moments = {name: moments_of(folder, name, trouble) for name in ways}
-    print(
-        f"{trouble}: seed {seed}, from {outcome.num_troubles} of {num_troubles}", file=sys.stderr, flush=True
-    )
+    done = f"from {outcome.num_troubles} of {num_troubles}"
+    print(f"{trouble}: seed {seed}, {done}", file=sys.stderr, flush=True)
     while outcome.num_troubles < num_troubles:
         name = ways[number % len(ways)]
         chain(folder, name, trouble, number, seed, moments[name], outcome)
         number += 1
         if state:
             saved = {"outcome": asdict(outcome), "number": number, "seed": seed}
-            replace_text(state, json.dumps(saved))
+            state.with_suffix(".new").write_text(json.dumps(saved))
+            state.with_suffix(".new").replace(state)  # in one step
     return seed, outcome
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a small file in one step."""
-    path.with_suffix(".new").write_text(text)
-    path.with_suffix(".new").replace(path)
+# --- several processes that commit to one store -------------------------------------------------------
+
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)  # in turn
+RACERS_ARRAYS = {
+    "fields": ups_store.ArraySpec((N, 40, 512), "float32"),
+    "label": ups_store.ArraySpec((N, 5), "int16"),
+    "nu": ups_store.ArraySpec((N,), "float64"),
+}
+MAX_BATCH, MAX_BUFFER_BYTES = 6, 330_000  # of four samples
+DELAYS = 1.5  # signals come at most so many times later than a build takes on this machine now
+FORK = multiprocessing.get_context("fork")  # an imported interpreter: a round costs milliseconds
+
+
+def batch_of(samples: list[int]) -> dict[str, np.ndarray]:
+    """Arrays of samples with slots, a function of their numbers."""
+    numbers, grid = np.asarray(samples), np.arange(40 * 512, dtype="float32").reshape(40, 512)
+    return {
+        "fields": (grid + 1000 * numbers[:, None, None]).astype("float32"),
+        "label": (np.arange(5) + numbers[:, None]).astype("int16"),
+        "nu": numbers * 0.5,
+    }
+
+
+def commit_missing(path: Path, rank: int, seed: float, acknowledge: Connection | None) -> None:
+    """One process: commits random batches of what is missing; the first one also finishes."""
+    chance, code = random.Random(seed), FINISHED
+    opened = ups_store.create if rank == 0 else ups_store.join
+    options: dict[str, Any] = {"identity": IDENTITY, **({"arrays": RACERS_ARRAYS} if rank == 0 else {})}
+    done = acknowledge.send if acknowledge else lambda samples: None
+    try:
+        # A shell has its background jobs ignore Ctrl-C, and children inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with opened(path, **options) as writer:
+            missing = writer.missing().tolist()
+            chance.shuffle(missing)
+            while missing:
+                size = chance.randint(1, MAX_BATCH)
+                batch, missing = missing[:size], missing[size:]
+                values = batch_of(batch)
+                if chance.random() < 0.5:
+                    writer.commit_many(batch, values)
+                else:
+                    with writer.batched(buffer_bytes=chance.randint(1, MAX_BUFFER_BYTES)) as one_at_a_time:
+                        for i, sample in enumerate(batch):
+                            arrays = {name: value[i] for name, value in values.items()}
+                            done(one_at_a_time.commit(sample, arrays).tolist())
+                done(batch)
+            if rank == 0:
+                writer.finish()
+    except ups_store.StoreError:
+        code = TYPED  # another process was first
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if acknowledge:
+        os._exit(code)
+
+
+def start_racers(path: Path, num: int, chance: random.Random) -> list[tuple[Any, Connection]]:
+    """Start processes that commit to one store, each with the end of a pipe that says what it committed."""
+    racers = []
+    for rank in range(num):
+        receiving, sending = FORK.Pipe(duplex=False)
+        racer = FORK.Process(target=commit_missing, args=(path, rank, chance.random(), sending), daemon=True)
+        racer.start()
+        sending.close()
+        racers.append((racer, receiving))
+    return racers
+
+
+def race(folder: Path, *, num_kills: int, num_committers: int, seed: int) -> Outcome:
+    """Send signals to one of several committers until `num_kills` of them have ended one."""
+    chance, outcome, committed = random.Random(seed), Outcome(), set[int]()
+    expected, timed, path = (folder / f"{name}.zarr.zip" for name in ("expected", "timed", "race"))
+    commit_missing(expected, 0, 0.5, None)
+    began = time.monotonic()
+    for racer, _ in start_racers(timed, num_committers, chance):
+        racer.join()
+    max_delay_s = DELAYS * (time.monotonic() - began)
+    kills = Counter({number.name: 0 for number in SIGNALS})
+    while outcome.num_troubles < num_kills:
+        number = SIGNALS[outcome.num_troubles % len(SIGNALS)]
+        racers = start_racers(path, num_committers, chance)
+        time.sleep(chance.uniform(0, max_delay_s))
+        victim = chance.choice(racers)[0]
+        is_alive = victim.is_alive()
+        if is_alive and victim.pid:  # not waited for before the join below, so the number is still its own
+            os.kill(victim.pid, number)
+        for racer, _ in racers:
+            if racer is not victim:
+                racer.join(timeout=chance.uniform(0, max_delay_s))
+                racer.kill()
+            racer.join()
+        for _, pipe in racers:
+            try:
+                while True:
+                    committed.update(pipe.recv())
+            except (EOFError, OSError):  # a message cut by the kill was never acknowledged
+                pipe.close()
+        if is_alive and victim.exitcode in (-number, INTERRUPTED):  # it may have ended before the signal came
+            kills[number.name] += 1
+            outcome.num_troubles += 1
+        check_race(path, expected, committed, outcome)
+    commit_missing(path, 0, 0.5, None)
+    check_race(path, expected, committed, outcome)
+    outcome.kills_by_signal = dict(kills)
+    return outcome
+
+
+def check_race(path: Path, expected: Path, committed: set[int], outcome: Outcome) -> None:
+    """Compare what is left with what was acknowledged; a finished store is removed to begin again."""
+    building, where = path.with_name(path.name + ".building"), f"race {outcome.num_troubles}"
+    if building.exists():
+        with ups_store.open(building, partial=True) as store:
+            samples = np.flatnonzero(store.committed).tolist()
+            if lost := committed - set(samples):
+                outcome.note("num_lost", where, f"samples {sorted(lost)} are gone")
+            got, known = store.gather(samples), batch_of(samples)
+            for i, sample in enumerate(samples):
+                if any(got[name][i].tobytes() != known[name][i].tobytes() for name in known):
+                    outcome.note("num_wrong", where, f"sample {sample} is another")
+            outcome.num_samples_checked += len(samples)
+        return
+    if not path.exists() and committed:
+        outcome.note("num_lost", where, f"samples {sorted(committed)} are gone")
+    if path.exists():
+        outcome.num_stores_checked += 1
+        if path.read_bytes() != expected.read_bytes():
+            outcome.note("num_wrong", where, "the finished store has other bytes")
+        path.unlink()
+    committed.clear()
 
 
 def main(
-    troubles: Annotated[list[str] | None, typer.Option("--trouble", help=", ".join(TROUBLES))] = None,
+    troubles: Annotated[
+        list[str] | None, typer.Option("--trouble", help=f"{', '.join(TROUBLES)}, race")
+    ] = None,
     num: Annotated[int, typer.Option(help="of each trouble")] = 1000,
     seed: Annotated[int | None, typer.Option(help="of the moments; any by default")] = None,
     ways: Annotated[list[str] | None, typer.Option("--way", help=f"some of {', '.join(WAYS)}; all")] = None,
+    committers: Annotated[list[int] | None, typer.Option(help="processes of a race; 1 and 3")] = None,
     only: Annotated[str | None, typer.Option(help="TROUBLE/WAY/NUMBER of a note, to see it again")] = None,
     folder: Annotated[Path | None, typer.Option(help="where to write; a temporary folder by default")] = None,
     state: Annotated[Path | None, typer.Option(help="folder of what was done, to go on there")] = None,
 ) -> None:
     """Run the storm and print what it found as JSON; exit code 1 if anything was found."""
+    warnings.simplefilter("ignore")
     results, seed = {}, random.SystemRandom().randrange(1 << 31) if seed is None else seed
     with tempfile.TemporaryDirectory(dir=folder) as place:
         if only:
@@ -477,11 +619,18 @@ def main(
             WAYS[name](begin(Path(place), name), lambda samples: None)
             moments = moments_of(Path(place), name, trouble)
             chain(Path(place), name, trouble, int(number), seed, moments, results[only][1])
-        for trouble in [] if only else troubles or TROUBLES:
+        for trouble in [] if only else troubles or [*TROUBLES, "race"]:
+            if trouble == "race":
+                for count in committers or [1, 3]:
+                    inner = Path(place) / f"race-{count}"
+                    inner.mkdir()
+                    outcome = race(inner, num_kills=num, num_committers=count, seed=seed)
+                    results[inner.name] = (seed, outcome)
+                continue
             kept, chosen = state / f"{trouble}-{num}.json" if state else None, ways or list(WAYS)
             options: dict[str, Any] = {"num_troubles": num, "seed": seed, "ways": chosen, "state": kept}
             results[trouble] = storm(Path(place), trouble=trouble, **options)
-    shown = {key: {"seed": own, **asdict(each)} for key, (own, each) in results.items()}
+    shown = {key: {"seed": used, **asdict(each)} for key, (used, each) in results.items()}
     print(json.dumps(shown, indent=2))
     raise typer.Exit(int(any(each.notes for _, each in results.values())))
 
