@@ -25,10 +25,10 @@ from ups.train.launched import before_stage, launched_at, of_stores
 from ups.train.lost_export import LOST_WEIGHTS
 from ups.train.memory import saying_what_takes_memory
 from ups.train.meter import StartupClock
-from ups.train.numbers import CACHE_MINUTES
 from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import StageStart, make_stage
 from ups.train.switches import check_switches
+from ups.train.tracking import CACHE_MINUTES
 from ups.train.trainer import Trainer
 from ups.train.untrained import is_untrained, run_untrained
 from ups.train.unused import unused_settings

@@ -25,7 +25,7 @@ from ups_store.sources.contents import (
     fields_axes,
 )
 from ups_store.sources.tasks import Task
-from ups_store.sources.values import CastLoss, cast_into
+from ups_store.sources.values import CastLoss, cast_values
 
 if TYPE_CHECKING:
     from ups_store.sources.declaration import LayoutDeclaration
@@ -88,7 +88,7 @@ class StoreSource:
                 target, is_joined = out[name], array.axes[-1] == "c"
                 if is_joined:
                     target = target[..., channel : channel + values.shape[-1]]
-                made = cast_into(target, values, channel_axes=int(is_joined))
+                made = cast_values(target, values, channel_axes=int(is_joined))
                 loss += CastLoss(
                     made.num_zero, made.num_inf, made.low, made.high, (0,) * channel + made.num_flat
                 )
