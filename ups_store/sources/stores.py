@@ -240,7 +240,7 @@ class StoreSource:
             elif each.file_name is not None and (match := re.search(each.file_name, self._path.name)):
                 value = match[1]
             try:
-                numbers[name] = float(np.asarray(value, np.float64).item())
+                numbers[name] = float(value if np.ndim(value) == 0 else np.asarray(value).item())
             except (TypeError, ValueError):
                 self._fail(f"parameter {name!r}", None, "bad_parameter", "one number", repr(value))
         return numbers
