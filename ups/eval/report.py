@@ -28,6 +28,7 @@ from ups.eval.metrics import COMPAT_BATCH_SIZE
 from ups.eval.scores import Scores
 from ups.eval.training_logs import StageLog
 from ups.locks import locked
+from ups.log import quiet
 from ups.output import csv_text, json_document, with_nulls, write_together
 from ups_store.printable import counted, json_text, printable
 
@@ -377,7 +378,7 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
         if re.fullmatch(r"[\w-]+", name)
         for suffix in ("svg", "pdf", "csv")
     }
-    with locked(folder / ".lock", timeout_s=_WRITING_S):
+    with quiet(), locked(folder / ".lock", timeout_s=_WRITING_S):
         try:
             write_together(files)
             for path in old - files.keys():
