@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import ups_store
-from ups.data.windows import Fields, FieldsInfo
+from ups.data.fields import Fields, FieldsInfo
 
 
 def fields_of(info: FieldsInfo, arrays: Mapping[str, Any], *, times: Any = None) -> Fields:

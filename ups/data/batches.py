@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ups.data.augment import Draws, Symmetries, augment, augment_trajectories, shift_periodic
+from ups.data.fields import Fields, Items
 from ups.data.statistics import frame_items, spread_frames
 from ups.data.stores import Store
-from ups.data.windows import EncodedWindows, Fields, Items, Windows, parameter_table
+from ups.data.windows import EncodedWindows, Windows, parameter_table
 from ups.distributed.ranks import ALONE, Ranks
 from ups.laws import Laws, laws_of
 from ups.trained.specs import SimulatedTask

@@ -29,19 +29,12 @@ import ups_store
 from ups.config import RunConfig
 from ups.data.augment import shift_periodic
 from ups.data.batches import TaskBatch, TrainingData, random_order, seed_of
+from ups.data.fields import Array, Items, evenly_spread, times_of
 from ups.data.held_out import HeldOutPart, check_enough, check_lead_times, divided
 from ups.data.identities import hash_of
 from ups.data.splits import open_fields
 from ups.data.stores import Store, open_as
-from ups.data.windows import (
-    Array,
-    Items,
-    Trajectories,
-    TrajectoryBatch,
-    evenly_spread,
-    parameter_table,
-    times_of,
-)
+from ups.data.windows import Trajectories, TrajectoryBatch, parameter_table
 from ups.grid import FIELDS
 from ups.log import logger
 from ups.trained.corrected import CorrectedSimulator

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import ups_store
 from ups.conditions import condition_of, conditions_among
-from ups.data.windows import CONSTANT_FIELDS, STEP_TOLERANCE
+from ups.data.fields import CONSTANT_FIELDS, STEP_TOLERANCE
 from ups.errors import ConfigError
 from ups.grid import FIELDS, axis_names
 from ups.log import logger

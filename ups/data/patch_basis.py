@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ups.data.fields import Fields
 from ups.data.statistics import frame_items, spread_frames
-from ups.data.windows import Fields
 from ups.errors import ConfigError
 from ups.grid import GridSpec, token_counts
 from ups.nn.layers import cut_cells

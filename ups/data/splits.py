@@ -12,6 +12,7 @@ import numpy as np
 
 import ups_store
 from ups.config import RunConfig
+from ups.data.fields import Fields, FieldsInfo, info_of
 from ups.data.origins import identity_of_sources
 from ups.data.stores import (
     UNREADABLE,
@@ -23,7 +24,6 @@ from ups.data.stores import (
     place_of,
     store_path,
 )
-from ups.data.windows import Fields, FieldsInfo, Trajectories, info_of, times_of
 from ups.errors import ConfigError, UpsError
 from ups.grid import FIELDS, LATENT
 from ups.log import logger
@@ -257,35 +257,6 @@ def open_split(config: BuildConfig, task: str, split: str, **options: Any) -> Bu
     return build
 
 
-def open_trajectories(
-    config: BuildConfig,
-    task: str,
-    split: str,
-    *,
-    source: Any = "auto",
-    stride: int = 1,
-    horizon: int | None = None,
-    max_trajectories: int | None = None,
-) -> Trajectories:
-    """Open the trajectories of a task and split.
-
-    Args:
-        config: Which samples of which files, and where field stores lie.
-        split: "train", "val", "dev" or "test"; "val" and "dev" as in `part_of_split`.
-        source: As in `open_fields`.
-        stride: Stored time steps from one frame to the next.
-        horizon: Frames to be predicted.
-        max_trajectories: As `Trajectories`.
-
-    Raises:
-        ConfigError: As `open_fields` and `Trajectories`.
-        ups_store.StoreError: If the store or the HDF5 files can't be read.
-    """
-    fields = open_fields(config, task, split, source=source)
-    options: dict[str, Any] = {"stride": stride, "horizon": horizon, "max_trajectories": max_trajectories}
-    return Trajectories(fields, stored_t=times_of(fields), **options)
-
-
 def open_latent_fields(config: RunConfig, task: str, split: str) -> Fields:
     """Open latents of which nothing says what encoded them, such as those imported from `.pt` files.
 
@@ -313,9 +284,3 @@ def open_latent_fields(config: RunConfig, task: str, split: str) -> Fields:
         problem = f"{task} {split} has no latents to evaluate"
         raise ConfigError(problem, kind="empty_split", path=path, found=found)
     return part_of_split(Fields(store, info=info_of(store, task=task), limit=config.data.limit), split)
-
-
-def open_latent_trajectories(config: RunConfig, task: str, split: str, **options: Any) -> Trajectories:
-    """Open trajectories of latents, as `open_latent_fields`; options are those of `Trajectories`."""
-    fields = open_latent_fields(config, task, split)
-    return Trajectories(fields, stored_t=times_of(fields), **options)

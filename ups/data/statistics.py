@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.windows import EncodedWindows, Fields, Windows, evenly_spread
+from ups.data.fields import Fields, evenly_spread
+from ups.data.windows import EncodedWindows, Windows
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 

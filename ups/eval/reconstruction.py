@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ups.data.batches import FrameBatch, spread_batches
-from ups.data.windows import Fields
+from ups.data.fields import Fields
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import needs
 from ups.eval.metrics import DefinedErrors, mean_of_defined

@@ -17,9 +17,9 @@ from ups.config import RunConfig
 from ups.config.loading import Loaded, load_leniently
 from ups.config.operator_size import operator_size
 from ups.config.stages import BASELINES
+from ups.data.fields import laws_of_fields, too_short
 from ups.data.held_out import check_enough, check_lead_times
 from ups.data.splits import check_has_dev, check_room
-from ups.data.windows import laws_of_fields, too_short
 from ups.errors import ConfigWarning, UpsError
 from ups.grid import GridSpec
 from ups.laws import check_priors

@@ -12,9 +12,9 @@ from pathlib import Path
 import ups_store
 from ups.config import RunConfig
 from ups.config.loading import load_leniently
+from ups.data.fields import too_short
 from ups.data.splits import open_fields
 from ups.data.stores import Store, latent_folder, place_of, store_path
-from ups.data.windows import too_short
 from ups.errors import ConfigError, UpsError
 from ups.grid import FIELDS, LATENT
 from ups.pipeline.first_steps import FirstSteps, FirstStepsRequest, Values, by_channel, every, spread

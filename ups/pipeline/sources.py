@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ups.config import RunConfig
+from ups.data.fields import FieldsInfo, info_of
 from ups.data.splits import open_split, open_suitable
 from ups.data.stores import Store, latent_folder, place_of, store_path
-from ups.data.windows import FieldsInfo, info_of
 from ups.errors import UpsError
 from ups.grid import FIELDS
 from ups_store.build import Build, DigestCache, Readers

@@ -18,10 +18,10 @@ from torch import Tensor
 from ups.config import RunConfig
 from ups.data.augment import Symmetries
 from ups.data.batches import FrameBatch, augmented, batch_size_of, frame_data, spread_batches
+from ups.data.fields import Fields, parameter_names
 from ups.data.patch_basis import measure_bases
 from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
-from ups.data.windows import Fields, parameter_names
 from ups.distributed.ranks import ALONE, Ranks
 from ups.distributed.sharding import ShardedPart
 from ups.eval.reconstruction import (

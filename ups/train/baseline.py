@@ -18,8 +18,7 @@ from torch import Tensor
 from ups.config import RunConfig
 from ups.data.augment import Symmetries
 from ups.data.batches import WindowBatch, augment_windows, batch_size_of, window_data
-from ups.data.splits import open_trajectories
-from ups.data.windows import Trajectories, Windows
+from ups.data.windows import Trajectories, Windows, open_trajectories
 from ups.distributed.sharding import ShardedPart
 from ups.errors import ConfigError
 from ups.eval.baseline_model import BASELINE, Baseline, Effort, load_baseline, save_baseline

@@ -34,11 +34,12 @@ from ups.data.cached import (
     sigma_by_lead,
     wanted_residuals,
 )
+from ups.data.fields import evenly_spread, times_of
 from ups.data.held_out import HeldOutPart, Items
 from ups.data.identities import hash_of
 from ups.data.seams import measure_seams
 from ups.data.stores import Store
-from ups.data.windows import Trajectories, evenly_spread, times_of
+from ups.data.windows import Trajectories
 from ups.diffusion.paths import at_time, flow_matching_error
 from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.distributed.sharding import ShardedPart

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from ups.config import RunConfig
 from ups.config.checks import check_joint
 from ups.data.batches import WindowBatch, augment_windows_of, batch_size_of, window_data
+from ups.data.fields import Fields, evenly_spread
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import INPUT, Statistics, latent_statistics
-from ups.data.windows import Fields, Windows, evenly_spread
+from ups.data.windows import Windows
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster
 from ups.grid import FIELDS

@@ -19,11 +19,11 @@ from torch import Tensor
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
 from ups.data.batches import SolutionBatch, WindowBatch, augment_windows_of, batch_size_of, window_data
+from ups.data.fields import Fields, evenly_spread, parameter_names
 from ups.data.held_out import Items
 from ups.data.observations import check_observed, drawn_masks, masks_of_samples
-from ups.data.splits import open_trajectories
 from ups.data.statistics import latent_statistics, measure_statistics
-from ups.data.windows import Fields, Trajectories, Windows, evenly_spread, parameter_names, parameter_table
+from ups.data.windows import Trajectories, Windows, open_trajectories, parameter_table
 from ups.distributed.sharding import ShardedPart
 from ups.eval.ensembles import Climate, ensemble_numbers, roll_out_members
 from ups.eval.forecasters import PriorForecaster

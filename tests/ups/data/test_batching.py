@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ups.data.fields import evenly_spread
 from ups.data.statistics import frame_items, spread_frames
-from ups.data.windows import evenly_spread
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from ups.config import load_config
 from ups.data.augment import Draws, Symmetries, augment
 from ups.data.batches import WindowSource
 from ups.data.solvers import make_dataset
-from ups.data.splits import open_fields, open_trajectories
+from ups.data.splits import open_fields
 from ups.data.stores import store_path
-from ups.data.windows import Windows
+from ups.data.windows import Windows, open_trajectories
 from ups.laws import LAWS
 from ups.train.operator import make_operator_stage
 from ups_store.torch import new_tensor

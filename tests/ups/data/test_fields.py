@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 import ups_store
 from ups.data.augment import Draws, Symmetries, augment, shift_frames
 from ups.data.batches import FrameBatch, FrameSource, TrainingData, frame_data, spread_batches
+from ups.data.fields import Fields, parameter_names
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
-from ups.data.windows import Fields, parameter_names
 from ups.errors import ConfigError
 from ups.laws import LAWS
 from ups_store.build import BuildConfig, CacheConfig, DataConfig

@@ -10,8 +10,8 @@ from latent_runs import T, write_latent_run
 from operator_runs import build
 
 from ups.config import load_config
+from ups.data.fields import Fields
 from ups.data.splits import open_latent_fields
-from ups.data.windows import Fields
 from ups.errors import ConfigError
 from ups_store.errors import StoreNotFoundError
 

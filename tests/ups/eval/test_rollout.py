@@ -12,10 +12,11 @@ from memory_fields import fields_of
 from torch import Tensor
 from typer.testing import CliRunner
 
+from ups.data.fields import Fields, times_of
 from ups.data.solvers import make_dataset
-from ups.data.splits import open_fields, open_trajectories
+from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
-from ups.data.windows import Fields, Trajectories, parameter_table, times_of
+from ups.data.windows import Trajectories, open_trajectories, parameter_table
 from ups.errors import ConfigError, ShapeError
 from ups.eval.forecasters import (
     AutoencoderFloor,

@@ -11,7 +11,8 @@ from memory_fields import fields_of
 
 from ups.config import RunConfig
 from ups.data.batches import FrameBatch
-from ups.data.windows import Fields, FieldsInfo, Trajectories
+from ups.data.fields import Fields, FieldsInfo
+from ups.data.windows import Trajectories
 from ups.distributed.ranks import ALONE
 from ups.errors import ConfigError
 from ups.eval.forecasters import Persistence

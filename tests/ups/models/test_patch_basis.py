@@ -12,9 +12,9 @@ from memory_fields import fields_of
 from torch import Tensor
 
 import ups.data.patch_basis as measuring
+from ups.data.fields import Fields, FieldsInfo
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import measure_statistics
-from ups.data.windows import Fields, FieldsInfo
 from ups.errors import ConfigError
 from ups.grid import GridSpec
 from ups.models.any_point_decoder import grid_queries

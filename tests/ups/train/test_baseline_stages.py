@@ -16,7 +16,8 @@ from small_simulators import configure
 from trained_baselines import small_config, train
 
 from ups.data.solvers import make_dataset
-from ups.data.splits import open_fields, open_trajectories
+from ups.data.splits import open_fields
+from ups.data.windows import open_trajectories
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baseline_model import load_baseline
 from ups.eval.forecasters import Persistence, roll_out
