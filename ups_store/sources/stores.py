@@ -132,10 +132,10 @@ class StoreSource:
             fields.append(StoredDataset(each.dataset, each.letters))
             channels += names
         arrays = {"fields": StoredArray(fields_axes(len(layout.space)), tuple(fields))}
-        for name, each in layout.arrays.items():
-            self._spec(each.dataset, each.letters)
-            axes = "s" + "".join(axis for axis in "tzyxk" if axis in each.letters)
-            arrays[name] = StoredArray(axes, (StoredDataset(each.dataset, each.letters),))
+        for name, array in layout.arrays.items():
+            self._spec(array.dataset, array.letters)
+            axes = "s" + "".join(axis for axis in "tzyxk" if axis in array.letters)
+            arrays[name] = StoredArray(axes, (StoredDataset(array.dataset, array.letters),))
         for name, parameter in layout.parameters.items():
             if parameter.dataset is not None and parameter.dataset not in self._store.constants:
                 self._spec(parameter.dataset, "s")
