@@ -1,12 +1,12 @@
 """Where training data comes from, and what turns it into samples and batches.
 
-Each of these uses what stands behind it:
+Each of these uses what stands before it:
 
-- all: `stores` (where they lie), `splits` (opens them, or HDF5 into memory), `windows` (samples of a split).
-- training: `batches` (of frames and windows), which the loader of `ups_store.torch` makes; `augment`,
-  `statistics`; `latents` builds what an operator is trained on.
-- `ups predict`: `prediction_files`.
-- `solvers` make data sets in the layout of PDEBench.
+- `stores` (where they lie, whether they are those that are wanted), `fields` (samples of one), `splits` (opens
+  them, or HDF5 into one in memory), `windows` (what is trained on, and trajectories that are evaluated).
+- `batches`, which the loader of `ups_store.torch` makes; `augment`, `statistics`, `patch_basis`, `seams`.
+- `latents` builds what an operator is trained on, `cached` what generative models are.
+- `ups predict`: `given_states`, `prediction_files`. `solvers` make data sets in the layout of PDEBench.
 """
 
 from ups.errors import check_installed
