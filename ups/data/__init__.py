@@ -2,8 +2,8 @@
 
 Each of these uses what stands before it:
 
-- `stores` (where they lie, whether they are those that are wanted), `fields` (samples of one), `splits` (opens
-  them, or HDF5 into one in memory), `windows` (what is trained on, and trajectories that are evaluated).
+- `stores` (where they lie, whether they are the wanted ones), `fields` (samples of one), `splits` (opens them,
+  or HDF5 into one in memory), `windows` (what is trained on, and trajectories that are evaluated).
 - `batches`, which the loader of `ups_store.torch` makes; `augment`, `statistics`, `patch_basis`, `seams`.
 - `latents` builds what an operator is trained on, `cached` what generative models are.
 - `ups predict`: `given_states`, `prediction_files`. `solvers` make data sets in the layout of PDEBench.
