@@ -2,7 +2,7 @@
 
 Each of these uses what stands before it:
 
-- `stores` (where they lie, whether they are the wanted ones), `fields` (samples of one), `splits` (opens them,
+- `stores` (where they lie, if they are the wanted ones), `fields` (samples of one), `splits` (opens them,
   or HDF5 into one in memory), `windows` (what is trained on, and trajectories that are evaluated).
 - `batches`, which the loader of `ups_store.torch` makes; `augment`, `statistics`, `patch_basis`, `seams`.
 - `latents` builds what an operator is trained on, `cached` what generative models are.
