@@ -34,17 +34,11 @@ SLOT_DTYPES = ("bool", "bfloat16", "float32", "int64")  # one of each size: slot
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a golden store.
+    """One array of a golden store."""
 
-    Attributes:
-        shape: Whole shape, N first where there is a sample axis.
-        dtype: Zarr data type name.
-        dims: Dimension names; "sample" first where there is a sample axis.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    dims: tuple[str, ...]
+    shape: tuple[int, ...]  # whole shape, N first where there is a sample axis
+    dtype: str  # zarr data type name
+    dims: tuple[str, ...]  # dimension names; "sample" first where there is a sample axis
 
     @property
     def is_constant(self) -> bool:

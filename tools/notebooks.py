@@ -40,17 +40,11 @@ class Cell:
 
 @dataclass
 class Output:
-    """What a cell of code showed.
+    """What a cell of code showed."""
 
-    Attributes:
-        text: What was printed, and the repr of the last expression.
-        html: The last expression's own, where it has one.
-        images: Figures as base64 of PNG.
-    """
-
-    text: str = ""
-    html: str = ""
-    images: list[str] = field(default_factory=list)
+    text: str = ""  # what was printed, and the repr of the last expression
+    html: str = ""  # the last expression's own, where it has one
+    images: list[str] = field(default_factory=list)  # figures as base64 of PNG
 
 
 def read_cells(path: Path) -> list[Cell]:

@@ -52,31 +52,19 @@ FINISHED, INTERRUPTED, TYPED, OTHER = 0, 130, 3, 4  # exit codes
 
 @dataclass
 class Outcome:
-    """What a storm did and found.
+    """What a storm did and found."""
 
-    Attributes:
-        num_troubles: Interrupts, kills or failing calls that ended a call.
-        num_samples_checked: Committed samples that were compared after them.
-        num_stores_checked: Stores that were finished in spite of them, each compared as a whole.
-        num_lost: Samples, or stores that are to be replaced, that had been committed and were gone.
-        num_wrong: Samples or stores with other values, or of another number of samples.
-        num_blocked: Times that the same call, undisturbed, raised an error.
-        num_left: Stores beside which a file was left.
-        num_untyped: Troubles that ended in another error than one of ours, or were hidden by one.
-        kills_by_signal: Of a race, by name of the signal; SIGINT is Ctrl-C.
-        notes: What was found, with what `--only` takes to see it again.
-    """
-
-    num_troubles: int = 0
-    num_samples_checked: int = 0
-    num_stores_checked: int = 0
-    num_lost: int = 0
-    num_wrong: int = 0
-    num_blocked: int = 0
-    num_left: int = 0
-    num_untyped: int = 0
+    num_troubles: int = 0  # interrupts, kills or failing calls that ended a call
+    num_samples_checked: int = 0  # committed samples that were compared after them
+    num_stores_checked: int = 0  # stores that were finished in spite of them, each compared as a whole
+    num_lost: int = 0  # samples, or stores that are to be replaced, that had been committed and were gone
+    num_wrong: int = 0  # samples or stores with other values, or of another number of samples
+    num_blocked: int = 0  # times that the same call, undisturbed, raised an error
+    num_left: int = 0  # stores beside which a file was left
+    num_untyped: int = 0  # troubles that ended in another error than one of ours, or were hidden by one
+    # Of a race, by name of the signal; SIGINT is Ctrl-C.
     kills_by_signal: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was found, with what `--only` takes to see it again
 
     def note(self, counter: str, where: str, sentence: str) -> None:
         """Count a finding."""

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ups.eval.metrics import register_metric as register_metric
     from ups.losses import register_loss as register_loss
     from ups.models.operators import States as States
     from ups.models.operators import Step as Step
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "load": "ups.trained.loading",
     "register_loss": "ups.losses",
+    "register_metric": "ups.eval.metrics",
     "operator": "ups.models.operators",
     "register_operator": "ups.models.operators",
     "States": "ups.models.operators",
@@ -34,7 +36,10 @@ _HOMES = {
     "key": "ups.section",
     "__version__": "ups_store",
 }
-__all__ = ["Section", "States", "Step", "key", "load", "operator", "register_loss", "register_operator"]
+__all__ = [
+    *("Section", "States", "Step", "key", "load", "operator"),
+    *("register_loss", "register_metric", "register_operator"),
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -142,12 +142,14 @@ def array_place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
         first, count = 0, _whole(variables, ARRAY_SIZE_VARIABLE)
         last = count - 1
     if first not in (0, 1) or last - first + 1 != count or not first <= number <= last:
-        shown = ", ".join(f"{name}={variables.get(name, '')}" for name in (*names, ARRAY_SIZE_VARIABLE))
+        variables_text = ", ".join(
+            f"{name}={variables.get(name, '')}" for name in (*names, ARRAY_SIZE_VARIABLE)
+        )
         raise ConfigError(
             "job array whose jobs can't be counted",
             kind="array",
             expected="jobs 0..N-1 or 1..N, such as --array=0-15",
-            found=shown,
+            found=variables_text,
             hint=f"if these are some jobs of an array 0..N-1, set {ARRAY_SIZE_VARIABLE}=N; {ALL_OF_IT}",
         )
     return number - first, count
@@ -182,9 +184,9 @@ def run_id(variables: MutableMapping[str, str] = os.environ) -> str:
     of_torchrun = variables.get("TORCHELASTIC_RUN_ID")
     number = variables.get("SLURM_ARRAY_JOB_ID") or variables.get("SLURM_JOB_ID")
     of_slurm = ".".join(filter(None, (number, variables.get("SLURM_STEP_ID"))))
-    given = variables.get(RUN_VARIABLE) or (of_torchrun not in ("none", None) and of_torchrun) or of_slurm
-    if given:
-        return given
+    run = variables.get(RUN_VARIABLE) or (of_torchrun not in ("none", None) and of_torchrun) or of_slurm
+    if run:
+        return run
     if of_torchrun is None:
         made_up = os.urandom(8).hex()
     else:

@@ -22,7 +22,7 @@ from benchmarks.harness.commands import note, show_and_keep, show_progress
 from ups.config import load_config
 from ups.data.solvers import make_dataset
 from ups.data.windows import open_trajectories
-from ups.eval.ensembles import Climate, ensemble_numbers, roll_out_members, roll_out_point
+from ups.eval.ensembles import Climate, ensemble_numbers, roll_out_members
 from ups.eval.forecasters import PriorForecaster
 from ups.output import with_nulls, write_atomically
 from ups.train.run import run_stage
@@ -108,11 +108,8 @@ def train_and_score(
     model = ups.load(report["checkpoint"])
     trajectories = open_trajectories(config.build, TASK, SPLIT)
     climate, forecaster = Climate.of(trajectories), PriorForecaster(model, seed=0)  # type: ignore[arg-type]
-    rolled = (
-        roll_out_members(forecaster, trajectories, climate, members=MEMBERS, seed=0)
-        if method == "flow"
-        else roll_out_point(forecaster, trajectories, climate)
-    )
+    num = MEMBERS if method == "flow" else None
+    rolled = roll_out_members(forecaster, trajectories, climate, members=num, seed=0)
     return {
         **ensemble_numbers(rolled.errors),
         "parameters": report["parameters"],

@@ -33,7 +33,7 @@ from benchmarks.models.training import make_data, run_values
 from ups.config import load_config
 from ups.data.solvers.burgers1d import random_kicks, solve
 from ups.data.windows import Trajectories, open_trajectories
-from ups.eval.ensembles import Climate, EnsembleErrors, roll_out_members, roll_out_point
+from ups.eval.ensembles import Climate, EnsembleErrors, roll_out_members
 from ups.eval.forecasters import (
     CorrectedForecaster,
     Forecaster,
@@ -45,7 +45,7 @@ from ups.eval.forecasters import (
 from ups.output import appears_whole, write_atomically
 from ups.train.flops import count_flops
 from ups.train.run import run_stage
-from ups.trained.corrected_files import load_corrected
+from ups.trained.corrected import load_corrected
 from ups.trained.simulator import load_simulator
 
 
@@ -108,11 +108,9 @@ def _measured(seed: Trained, name: str) -> EnsembleErrors:
     if not path.exists():
         note(f"{seed.checkpoints.parent.name}: measures {name}")
         forecaster, climate = seed.makers[name](), Climate.of(seed.trajectories)
-        if has_members(forecaster):
-            options = {"members": MEMBERS, "seed": MEMBER_SEED}
-            errors = roll_out_members(forecaster, seed.trajectories, climate, **options).errors
-        else:
-            errors = roll_out_point(forecaster, seed.trajectories, climate).errors
+        num = MEMBERS if has_members(forecaster) else None
+        rolled = roll_out_members(forecaster, seed.trajectories, climate, members=num, seed=MEMBER_SEED)
+        errors = rolled.errors
         arrays = {key: value.numpy() for key, value in errors.tensors().items()}
         with appears_whole(path) as unfinished, unfinished.open("wb") as file:
             np.savez(file, num_members=errors.num_members, **arrays)

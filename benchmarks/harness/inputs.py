@@ -80,6 +80,17 @@ def make_store(path: Path, *, num_samples: int, sample_bytes: int) -> ups_store.
     return store
 
 
+def save_values(
+    path: Path, values: npt.NDArray[Any], *, dims: tuple[str, ...] | None = None
+) -> ups_store.Store:
+    """Make and open a store of one array of these values."""
+    spec, identity = ArraySpec(values.shape, values.dtype, dims=dims), {"made_for": "a benchmark"}
+    with ups_store.create(path, {NAME: spec}, identity=identity, durability="lazy") as writer:
+        writer.commit_many(range(len(values)), {NAME: values})
+        writer.finish()
+    return ups_store.open(path)
+
+
 def check(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
     """Fail before anything wrong is timed."""
     if not np.array_equal(found, expected):

@@ -32,23 +32,15 @@ def last_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours beside a reference.
+    """Ours beside a reference."""
 
-    Attributes:
-        time_ratio: Median of the pairwise ratios of ours to the reference, in time.
-        quartiles: First and third quartile of these ratios.
-        ours_s: Median seconds of ours.
-        reference_s: Median seconds of the reference.
-        nbytes: Bytes that each of them moves; 0 where that says nothing.
-        processor_ratio: As `time_ratio`, of the processor time of this process and its threads; None where
-            one of the two takes next to none, or works in other processes.
-    """
-
-    time_ratio: float
-    quartiles: tuple[float, float]
-    ours_s: float
-    reference_s: float
-    nbytes: int
+    time_ratio: float  # median of the pairwise ratios of ours to the reference, in time
+    quartiles: tuple[float, float]  # first and third quartile of these ratios
+    ours_s: float  # median seconds of ours
+    reference_s: float  # median seconds of the reference
+    nbytes: int  # bytes that each of them moves; 0 where that says nothing
+    # As `time_ratio`, of the processor time of this process and its threads; None where one of the two takes
+    # next to none, or works in other processes.
     processor_ratio: float | None = None
 
     @classmethod

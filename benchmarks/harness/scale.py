@@ -10,27 +10,16 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of inputs, numbers of repetitions.
+    """Sizes of inputs, numbers of repetitions."""
 
-    Attributes:
-        name: "quick" or "full".
-        store_mib: Size of the stores that are read; larger than any processor cache.
-        write_mib: Bytes that are written once per side of a pair.
-        read_pairs: Pairs of measurements where one takes less than 10 ms.
-        write_pairs: Pairs where one takes about a second.
-        process_pairs: Pairs where each starts processes.
-        method_sizes: Bytes per sample at which the methods of `gather` are compared.
-        batch_mib: Batch sizes of `commit_many`.
-    """
-
-    name: str
-    store_mib: int
-    write_mib: int
-    read_pairs: int
-    write_pairs: int
-    process_pairs: int
-    method_sizes: tuple[int, ...]
-    batch_mib: tuple[int, ...]
+    name: str  # "quick" or "full"
+    store_mib: int  # size of the stores that are read; larger than any processor cache
+    write_mib: int  # bytes that are written once per side of a pair
+    read_pairs: int  # pairs of measurements where one takes less than 10 ms
+    write_pairs: int  # pairs where one takes about a second
+    process_pairs: int  # pairs where each starts processes
+    method_sizes: tuple[int, ...]  # bytes per sample at which the methods of `gather` are compared
+    batch_mib: tuple[int, ...]  # batch sizes of `commit_many`
 
 
 QUICK = Scale("quick", 256, 256, 401, 5, 9, (4096, 16384, 102_400), (4, 64))

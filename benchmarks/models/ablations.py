@@ -53,22 +53,15 @@ LOSSY = ("shocks", "vorticity")  # where linear compression loses something
 
 @dataclass(frozen=True)
 class Ablation:
-    """One change.
+    """One change."""
 
-    Attributes:
-        title: For people.
-        overrides: `key=value` of the run, or what gives them for a question.
-        against: Name of what it stands beside.
-        questions: Names of the tasks.
-        model: The stage that is scored.
-        stages: What is trained, in this order, and the share of the processor time that each has.
-    """
-
-    title: str
+    title: str  # for people
+    # `key=value` of the run, or what gives them for a question.
     overrides: Callable[[Question], Sequence[str]] | Sequence[str] = ()
-    against: str = BASE
-    questions: Sequence[str] = USUAL
-    model: str = MODEL
+    against: str = BASE  # name of what it stands beside
+    questions: Sequence[str] = USUAL  # names of the tasks
+    model: str = MODEL  # the stage that is scored
+    # What is trained, in this order, and the share of the processor time that each has.
     stages: Mapping[str, float] = field(default_factory=lambda: {MODEL: 1.0})
 
     def of(self, question: Question) -> Question:

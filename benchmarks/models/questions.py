@@ -22,32 +22,20 @@ LONGER, TWICE, HALF = "twice as long", "twice the points", "half the points"
 
 @dataclass(frozen=True)
 class Question:
-    """One task, its training data and its test sets.
+    """One task, its training data and its test sets."""
 
-    Attributes:
-        name: Short, for folders and tables.
-        title: For people.
-        task: Of `ups make-data`.
-        settings: Of all its data sets.
-        shifts: Settings that other test sets change, by name; those with other `points` only are of another
-            resolution, those with other `frames` are longer.
-        num_samples: Of each training file.
-        num_held_out: Of each file of validation, and of test.
-        patch: Points of a patch of the operator, along each axis.
-        flops: Budget of each training, counted operations.
-        overrides: Further `key=value` of the run.
-    """
-
-    name: str
-    title: str
-    task: str
-    settings: Settings
+    name: str  # short, for folders and tables
+    title: str  # for people
+    task: str  # of `ups make-data`
+    settings: Settings  # of all its data sets
+    # Settings that other test sets change, by name; those with other `points` only are of another resolution,
+    # those with other `frames` are longer.
     shifts: Mapping[str, Settings]
-    num_samples: int
-    num_held_out: int
-    patch: int
-    flops: float
-    overrides: Sequence[str] = ()
+    num_samples: int  # of each training file
+    num_held_out: int  # of each file of validation, and of test
+    patch: int  # points of a patch of the operator, along each axis
+    flops: float  # budget of each training, counted operations
+    overrides: Sequence[str] = ()  # further `key=value` of the run
 
     @property
     def sets(self) -> dict[str, Settings]:

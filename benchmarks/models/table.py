@@ -22,27 +22,17 @@ BySeed = Mapping[int, Scores]
 
 @dataclass(frozen=True)
 class Row:
-    """One test set of one question.
+    """One test set of one question."""
 
-    Attributes:
-        question: Name of the question.
-        set: Name of the test set.
-        num_trajectories: Of the set.
-        seeds: Training seeds of the models.
-        nrmse: By model, mean over trajectories and seeds with its interval.
-        paired: The operator beside each peer, on the same trajectories.
-        degradation: By model, nRMSE over that of the test set of the training's distribution.
-        refused: By model that can't take the set, why.
-    """
-
-    question: str
-    set: str
-    num_trajectories: int
-    seeds: Sequence[int]
-    nrmse: Mapping[str, Interval]
-    paired: Mapping[str, Paired]
+    question: str  # name of the question
+    set: str  # name of the test set
+    num_trajectories: int  # of the set
+    seeds: Sequence[int]  # training seeds of the models
+    nrmse: Mapping[str, Interval]  # by model, mean over trajectories and seeds with its interval
+    paired: Mapping[str, Paired]  # the operator beside each peer, on the same trajectories
+    # By model, nRMSE over that of the test set of the training's distribution.
     degradation: Mapping[str, float]
-    refused: Mapping[str, str]
+    refused: Mapping[str, str]  # by model that can't take the set, why
 
 
 def rows_of(question: Question, scores: Mapping[str, BySeed]) -> Iterator[Row]:

@@ -222,7 +222,7 @@ def _scores_of_sets(
         if trajectories.info.steady and isinstance(forecaster, Persistence):
             continue
         try:
-            nrmse = roll_out(forecaster, trajectories).errors.nrmse
+            nrmse = roll_out(forecaster, trajectories).errors["nrmse"]
         except ShapeError as error:  # another grid than the model can take
             scores[name] = {"refused": str(error)}
             continue

@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,8 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.harness import machine
-from benchmarks.harness.report import write_docs
+from benchmarks.harness.report import RESULTS, describe, write_docs
 from benchmarks.peers.isolated import FailedError, isolated
 
 NUM = 4096
@@ -166,27 +164,17 @@ WAYS: dict[str, tuple[str, Callable[[Source, Path], None], Callable[[Path], int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found of one way.
+    """What was found of one way."""
 
-    Attributes:
-        name: Of the way.
-        version: Of its package.
-        lines: Statements of its function, imports left out.
-        per_second: Samples, without syncing: the median of three runs, each in a process of its own.
-        synced_per_second: The same, the files synced afterwards.
-        left: Samples that could be read after the kill; None if nothing could be opened.
-        taken_again: Samples that the same call took when it was run again.
-        reason: Why there are no figures.
-    """
-
-    name: str
-    version: str
-    lines: int = 0
+    name: str  # of the way
+    version: str  # of its package
+    lines: int = 0  # statements of its function, imports left out
+    # Samples, without syncing: the median of three runs, each in a process of its own.
     per_second: float | None = None
-    synced_per_second: float | None = None
-    left: int | None = None
-    taken_again: int | None = None
-    reason: str = ""
+    synced_per_second: float | None = None  # the same, the files synced afterwards
+    left: int | None = None  # samples that could be read after the kill; None if nothing could be opened
+    taken_again: int | None = None  # samples that the same call took when it was run again
+    reason: str = ""  # why there are no figures
 
 
 def main(
@@ -206,11 +194,10 @@ def main(
                     except FailedError as error:
                         reasons[name] = str(error)[:160]
     outcomes = [_outcome(name, runs[name], reasons.get(name, "")) for name in WAYS]
-    hardware = machine.describe(Path(tempfile.gettempdir()))
-    about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": hardware}
+    about = describe()
     text = markdown(outcomes, about)
     print(text)
-    path = _ROOT / "benchmarks" / "results" / f"{about['date']}-one-line.json"
+    path = RESULTS / f"{about['date']}-one-line.json"
     path.write_text(json.dumps({**about, "ways": [asdict(each) for each in outcomes]}, indent=1) + "\n")
     if docs:
         write_docs(_PAGE, text, begin=BEGIN, end=END)

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -24,9 +23,8 @@ import typer
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-from benchmarks.harness import machine
 from benchmarks.harness.inputs import NAME
-from benchmarks.harness.report import write_docs
+from benchmarks.harness.report import RESULTS, describe, write_docs
 from benchmarks.peers.formats import (
     Epochs,
     LitData,
@@ -179,11 +177,10 @@ def main(
     with tempfile.TemporaryDirectory() as folder, serving_s3(Path(folder), is_public=True) as variables:
         os.environ.update(variables)
         rows = _measured(Path(folder) / "here")
-    hardware = machine.describe(Path(tempfile.gettempdir()))
-    about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": hardware}
+    about = describe()
     text = markdown(rows, about)
     print(text)
-    path = _ROOT / "benchmarks" / "results" / f"{about['date']}-remote.json"
+    path = RESULTS / f"{about['date']}-remote.json"
     path.write_text(json.dumps({**about, "readers": rows}, indent=1) + "\n")
     if docs:
         write_docs(_PAGE, text, begin=BEGIN, end=END)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 import ups_store
-from benchmarks.harness.inputs import NAME, Bench, Memory, check, make_store, values_of
-from benchmarks.harness.measure import TIME, Comparison, Timed, compare, timed, tracked
+from benchmarks.harness.inputs import NAME, Bench, Memory, check, make_store, save_values, values_of
+from benchmarks.harness.measure import TIME, Comparison, compare, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store.format.metadata import dtype_of
 from ups_store.system import runs
@@ -146,13 +146,7 @@ class GatherWindows(Bench):
         num_samples = SCALE.store_mib * MIB // (self.num_steps * step_bytes)
         shape = (num_samples, self.num_steps, step_bytes // 4)
         values = values_of(np.arange(num_samples), self.num_steps * step_bytes).reshape(shape)
-        spec = ups_store.ArraySpec(shape, "float32", dims=("sample", "time", "x"))
-        path = self.folder.path / "store.zarr.zip"
-        identity = {"made_for": "a benchmark"}
-        with ups_store.create(path, {NAME: spec}, identity=identity, durability="lazy") as writer:
-            writer.commit_many(range(num_samples), {NAME: values})
-            writer.finish()
-        self.store = ups_store.open(path)
+        self.store = save_values(self.folder.path / "store.zarr.zip", values, dims=("sample", "time", "x"))
         check(self.store[NAME], values)
         rng = np.random.default_rng(0)
         self.batches = rng.integers(0, num_samples, (NUM_BATCHES, BATCH))
@@ -196,12 +190,7 @@ class GatherConverted(Bench):
         num_samples = SCALE.store_mib * MIB // (2 * self.num_values)
         shape = (num_samples, self.num_values)
         values = np.resize(np.linspace(-1, 1, 65_521), shape).astype(dtype_of(dtype))
-        path = self.folder.path / "store.zarr.zip"
-        spec, identity = ups_store.ArraySpec(shape, dtype), {"made_for": "a benchmark"}
-        with ups_store.create(path, {NAME: spec}, identity=identity, durability="lazy") as writer:
-            writer.commit_many(range(num_samples), {NAME: values})
-            writer.finish()
-        self.store = ups_store.open(path)
+        self.store = save_values(self.folder.path / "store.zarr.zip", values)
         self.batches = np.random.default_rng(0).integers(0, num_samples, (NUM_BATCHES, BATCH))
         self.out = {NAME: np.ones((BATCH, self.num_values), np.float32)}
         self.halves = self.store.gather(self.batches[0])
@@ -263,7 +252,7 @@ class GatherMethods(_Random):
         """By method, each over the memcpy of the same round."""
         batches = itertools.cycle(self.batches)
         methods = {"usual": self.usual, "numpy": self.numpy, "index": self.index, "loop": self.loop}
-        calls = {name: _timed_over(method, batches) for name, method in methods.items()}
+        calls = {name: timed(lambda i, m=method: m(next(batches))) for name, method in methods.items()}
         calls["memcpy"] = timed(self.memory.copy)
         rounds = [[call(i) for call in calls.values()] for i in range(SCALE.read_pairs)]
         seconds = dict(zip(calls, zip(*rounds, strict=True), strict=True))
@@ -285,10 +274,6 @@ class GatherMethods(_Random):
     @tracked("rejected: a loop of memoryview copies, which holds the GIL, over memcpy", TIME)
     def track_loop(self, sample_bytes: int) -> Comparison:
         return self.comparisons["loop"]
-
-
-def _timed_over(method: Callable[[Batch], None], batches: Iterator[Batch]) -> Timed:
-    return timed(lambda i: method(next(batches)))
 
 
 def _items(values: npt.NDArray[Any]) -> npt.NDArray[np.void]:

@@ -57,7 +57,9 @@ class OpenManyOverFew(Bench):
 
     @tracked(f"open {MANY:,} samples, over {FEW:,}; equal within 10 %", TIME, at_most=1.1)
     def track_open_many_over_few(self) -> Comparison:
-        few, many = (timed(partial(_open, path)) for path in (self.few, self.many))
+        few, many = (
+            timed(lambda i, path=path: ups_store.open(path).close()) for path in (self.few, self.many)
+        )
         return compare(many, few, pairs=SCALE.read_pairs)
 
 
@@ -82,10 +84,6 @@ class Import:
     @tracked("import ups_store and what opening needs, over import numpy", TIME)
     def track_reader_over_numpy(self) -> Comparison:
         return self.comparisons["reader"]
-
-
-def _open(path: Path, i: int) -> None:
-    ups_store.open(path).close()
 
 
 def _import_s(module: str, i: int) -> float:

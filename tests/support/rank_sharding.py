@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cache_runs
 import torch
+import torch.optim._muon as muon
 from rank_training import OPERATOR, Waves
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -166,9 +168,13 @@ def validate_copies(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
 
 
 def step_by_muon(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """How far steps of a sharded operator end from those of a whole one with the same gradients."""
+    """How far steps of a sharded operator end from those of a whole one with the same gradients.
+
+    And how many matrices this rank makes orthogonal in a step of each.
+    """
     config = OptimizerConfig(name="muon_hybrid", lr=0.01, weight_decay=0.1)
-    ends = []
+    ends, nums, steps = [], list[int](), 3
+    plain = muon._zeropower_via_newtonschulz
     for is_sharded in (False, True):
         torch.manual_seed(0)
         size = OperatorSize(width=8, depths=(1, 1), mixers=("hybrid",), num_heads=2)
@@ -179,15 +185,18 @@ def step_by_muon(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
         groups = parameter_groups(model, weight_decay=config.weight_decay)
         optimizer = make_optimizer(groups, config, hidden=hidden_matrices(model))
         generator = torch.Generator().manual_seed(1)
-        for _ in range(3):
-            for parameter in model.parameters():
-                parameter.grad = shared_out(torch.randn(parameter.shape, generator=generator), parameter)
-            optimizer.step()
+        with patch.object(muon, "_zeropower_via_newtonschulz", side_effect=plain) as orthogonal:
+            for _ in range(steps):
+                for parameter in model.parameters():
+                    parameter.grad = shared_out(torch.randn(parameter.shape, generator=generator), parameter)
+                optimizer.step()
+        nums.append(orthogonal.call_count // steps)
         tensors = StateTensors(model=model, optimizer=optimizer, averaged=None, stage={})
         ends.append(whole(tensors.now()))
     first, second = ends
     assert first.keys() == second.keys()
-    return {"difference": max((first[key] - second[key]).abs().max().item() for key in first)}
+    difference = max((first[key] - second[key]).abs().max().item() for key in first)
+    return {"difference": difference, "whole": nums[0], "sharded": nums[1]}
 
 
 CASES: dict[str, Callable[[str, Path, Ranks], dict[str, Any]]] = {

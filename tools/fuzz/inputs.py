@@ -270,11 +270,16 @@ class ModelKind(Kind):
         from ups.models.operator_size import OperatorSize
         from ups.trained.autoencoder import Autoencoder
         from ups.trained.checkpoint import hash_tensors
-        from ups.trained.corrected import CorrectedSimulator
-        from ups.trained.corrected_files import save_corrected
-        from ups.trained.corrector_spec import CorrectorSpec, Sampling
+        from ups.trained.corrected import CorrectedSimulator, save_corrected
         from ups.trained.simulator import Simulator, save_simulator
-        from ups.trained.specs import AutoencoderSpec, SimulatedTask, SimulatorSpec, TaskSpec
+        from ups.trained.specs import (
+            AutoencoderSpec,
+            CorrectorSpec,
+            Sampling,
+            SimulatedTask,
+            SimulatorSpec,
+            TaskSpec,
+        )
 
         grid = GridSpec((16,), (states == "latent",), (("fields", 1),))
         unit = {"fields": {"mean": [0.0], "std": [1.0]}}

@@ -34,13 +34,10 @@ class Kind(ABC):
 
     Args:
         folder: An empty folder, for files.
-    Attributes:
-        seeds: Good files.
-        aware: Changes that know the kind.
     """
 
-    seeds: Sequence[bytes]
-    aware: Sequence[Change]
+    seeds: Sequence[bytes]  # good files
+    aware: Sequence[Change]  # changes that know the kind
     block = 1000  # inputs that one process tries
 
     def __init__(self, folder: Path) -> None:

@@ -29,27 +29,16 @@ MAX_MEMORY_BYTES = 1 << 30  # of address space beyond what a process has when it
 
 @dataclass
 class Outcome:
-    """What the fuzzing did and found.
+    """What the fuzzing did and found."""
 
-    Attributes:
-        num_inputs: Inputs that were read.
-        num_opened: Inputs that opened.
-        num_sound: Inputs that opened and verified.
-        max_seconds: The longest that one input took.
-        peak_memory_mib: Largest resident memory of a process.
-        failures: What should not have happened, by input number.
-        kinds: Refusals by kind of error.
-        seconds: How long it took.
-    """
-
-    num_inputs: int = 0
-    num_opened: int = 0
-    num_sound: int = 0
-    max_seconds: float = 0.0
-    peak_memory_mib: float = 0.0
-    failures: dict[int, str] = field(default_factory=dict)
-    kinds: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
+    num_inputs: int = 0  # inputs that were read
+    num_opened: int = 0  # inputs that opened
+    num_sound: int = 0  # inputs that opened and verified
+    max_seconds: float = 0.0  # the longest that one input took
+    peak_memory_mib: float = 0.0  # largest resident memory of a process
+    failures: dict[int, str] = field(default_factory=dict)  # what should not have happened, by input number
+    kinds: Counter[str] = field(default_factory=Counter)  # refusals by kind of error
+    seconds: float = 0.0  # how long it took
 
     def add(self, other: Outcome) -> None:
         """Count another process's inputs too."""

@@ -76,7 +76,14 @@ def optimizations(
         raise typer.Exit(InterruptedTrainingError.exit_code) from None
     _publish(findings, out, as_json=as_json)
     if suggest:
-        text = suggested_yaml(findings, baseline, overrides=given, folder=out)
+        text = suggested_yaml(
+            findings,
+            baseline,
+            optimized or baseline,
+            overrides=given,
+            only_optimized=only_optimized or (),
+            folder=out,
+        )
         _write(out / "suggested.yaml", text, as_json=as_json)
     if not findings.is_complete:
         note("stopped: what was measured until then is shown, and decides nothing", is_last=True)

@@ -76,6 +76,11 @@ def _known(name: str, known: Collection[str], what: str) -> str:
     return name
 
 
+def _known_or_own(metric: str) -> None:
+    if ":" not in metric:
+        _known(metric, METRICS, "metric of which less is better")
+
+
 def _known_of_ensemble(name: str, metrics: Collection[str], what: str) -> None:
     before, _, metric = name.rpartition("/")
     _known(metric, metrics, what)
@@ -88,7 +93,7 @@ class GatesConfig(Section):
     ceilings: dict[str, Positive] = key(
         {},
         "largest allowed mean of a metric of the operator, such as nrmse, on every task; "
-        "burgers1d/nrmse is about one task",
+        "burgers1d/nrmse is about one task; a metric of your own as evaluation.metrics has it",
     )
     ensemble_ceilings: dict[str, Positive] = key(
         {},
@@ -110,7 +115,7 @@ class GatesConfig(Section):
     @model_validator(mode="after")
     def _are_known(self) -> GatesConfig:
         for name in self.ceilings:
-            _known(name.rpartition("/")[2], METRICS, "metric of which less is better")
+            _known_or_own(name.rpartition("/")[2])
         for name in self.ensemble_ceilings:
             _known_of_ensemble(name, ENSEMBLE_METRICS, "metric of ensembles of which less is better")
         for name, (low, high) in self.ensemble_ranges.items():
@@ -118,7 +123,7 @@ class GatesConfig(Section):
             if low > high:
                 raise ValueError(f"{name}: from {low:g} to {high:g} is no range")
         if self.improvement is not None:
-            _known(self.improvement, METRICS, "metric of which less is better")
+            _known_or_own(self.improvement)
         for name in self.throughput:
             _known(name, STAGE_NAMES, "stage")
         return self

@@ -38,9 +38,8 @@ from ups.data.windows import Trajectories, TrajectoryBatch, parameter_table
 from ups.grid import FIELDS
 from ups.log import logger
 from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrector_spec import Sampling
 from ups.trained.simulator import Simulator
-from ups.trained.specs import check_known_encoder
+from ups.trained.specs import Sampling, check_known_encoder
 from ups_store.torch import Allocate, new_tensor
 
 GIVEN, PREDICTED, RESIDUAL = "given", "predicted", "residual"

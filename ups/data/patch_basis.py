@@ -16,7 +16,7 @@ from ups.data.statistics import frame_items, spread_frames
 from ups.errors import ConfigError
 from ups.grid import GridSpec, token_counts
 from ups.nn.layers import cut_cells
-from ups.nn.patch_basis import PatchBasis, num_cell_values
+from ups.nn.patches import PatchBasis, num_cell_values
 from ups.trained.autoencoder import Autoencoder
 
 MAX_CELL_VALUES = 4096  # their covariance takes 128 MiB, its eigenvectors about a minute of a core

@@ -24,7 +24,7 @@ from ups.data.cached import OF_STATISTICS, PREDICTED, RESIDUAL
 from ups.data.fields import evenly_spread
 from ups.data.held_out import Items
 from ups.data.stores import Store
-from ups.nn.neighbours import NeighbourMap, with_neighbours
+from ups.nn.patches import NeighbourMap, with_neighbours
 from ups.trained.simulator import Simulator
 
 _AT_ONCE = 128  # residuals

@@ -22,9 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ups.diffusion.paths import along
+from ups.diffusion.paths import LAST_TIME, along, time_grid
 from ups.diffusion.samplers import Velocity
-from ups.diffusion.schedules import LAST_TIME, time_grid
 
 
 def student_times(num_steps: int) -> list[float]:

@@ -16,8 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ups.diffusion.paths import along, datum_of_velocity
-from ups.diffusion.schedules import LAST_TIME, time_grid
+from ups.diffusion.paths import LAST_TIME, along, datum_of_velocity, time_grid
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 Sampler = Literal["euler", "heun", "adaptive"]

@@ -9,7 +9,7 @@ from ups.data.fields import Fields, evenly_spread, laws_of_fields, times_of
 from ups.data.windows import Trajectories
 from ups.errors import ConfigError
 from ups.laws import laws_of, lengths_of
-from ups.physics.task_physics import Step, TaskPhysics
+from ups.physics.priors import Step, TaskPhysics
 from ups.trained.specs import SimulatorSpec
 
 MOST_FLOOR = 0.25  # of the change over a step, that true frames may miss an equation by

@@ -17,8 +17,7 @@ from ups.eval.forecasters import missed_by
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.log import logger, prefixed, quiet
 from ups.trained.checkpoint import hash_tensors, missing_checkpoint, read_document
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import candidate_of, load_corrected
+from ups.trained.corrected import CorrectedSimulator, candidate_of, load_corrected
 from ups.trained.prior import SteadyPrior, load_prior
 from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import CORRECTOR, OPERATOR, OPERATOR_FILE, PRIOR_FILE, STUDENT
@@ -211,10 +210,10 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, kind: str = OPERATO
         CheckpointError: If there is no such checkpoint, or it is damaged.
         ConfigError: If it is no configuration of today, or an override is wrong.
     """
-    document = read_document(checkpoint, kind=kind)
-    return load_config(
-        dict(document["config"]), overrides=overrides, name=f"the configuration in {checkpoint}"
-    )
+    values = dict(read_document(checkpoint, kind=kind)["config"])
+    if "evaluation" in values:  # metrics are code, which a file shall not import by itself
+        values["evaluation"] = {**values["evaluation"], "metrics": ()}
+    return load_config(values, overrides=overrides, name=f"the configuration in {checkpoint}")
 
 
 def _trained_with(path: Path) -> RunConfig | None:

@@ -26,8 +26,8 @@ from ups.eval.forecasters import Start
 from ups.eval.physics import physics_of
 from ups.grid import FIELDS
 from ups.laws import Prior
+from ups.physics.priors import Step, TaskPhysics
 from ups.physics.residual import LINE_EQUATIONS
-from ups.physics.task_physics import Step, TaskPhysics
 from ups.trained.rollout_inputs import (
     Numbers,
     check_room,
@@ -110,8 +110,10 @@ class ConditionedForecaster:
             step = Step(before_BXC, before_BXC, given_BXC, values, dt_B)
             state_BLD, after_BXC = _best(physics, candidates, step)
             corrected_BXC = self._corrected(physics, dataclasses.replace(step, after=after_BXC))
-            if simulator.spec.states == "fields":  # exact; encoding latents again would cost the floor
-                state_BLD = simulator.normalise(corrected_BXC, task=task, array=FIELDS)
+            # The next residual is of what this step became, so the state has to become it, too; of latents
+            # that costs the autoencoder's floor, which is less than what corrections gain.
+            if corrected_BXC is not after_BXC:
+                state_BLD = simulator.encode(corrected_BXC, parameters_BP, task=task, array=FIELDS)
             before_BXC = corrected_BXC
             frames.append(corrected_BXC)
         return torch.stack(frames, dim=1)

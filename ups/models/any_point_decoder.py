@@ -26,7 +26,7 @@ from ups.nn.layers import (
     pointwise,
     zero_init,
 )
-from ups.nn.patch_basis import Basis, ChannelMap, PatchBasis
+from ups.nn.patches import Basis, ChannelMap, PatchBasis
 
 _MAX_WAVES = 16
 _MOST_NEIGHBOURS = 1 << 18

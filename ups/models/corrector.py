@@ -3,8 +3,8 @@
 What flows from noise to data are states x, latents or patches of fields, in units in which data have a
 standard deviation of about 1. Given beside it are states on the same tokens, such as the state before and
 what the operator predicts, and the flow time, the physical time step, parameters, boundary types and task.
-The network is the operator's (`ups.models.u_shape`) and predicts the datum r, where the flow ends (Li and He
-2025, arXiv:2511.13720); the velocity is (r - x) / (1 - t), and it is the velocity that is trained. Its output
+The network is the operator's (`TokenUNet`) and predicts the datum r, where the flow ends (Li and He 2025,
+arXiv:2511.13720); the velocity is (r - x) / (1 - t), and it is the velocity that is trained. Its output
 starts at zero: a flow along an untrained velocity ends at 0 whatever the noise, so an untrained corrector
 corrects nothing.
 
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from ups.diffusion.paths import velocity_of_datum
+from ups.models.latent_operator import StepEmbedding, TokenUNet
+from ups.models.operator_blocks import TokenGeometry
 from ups.models.operator_size import OperatorSize, TokenAxis
-from ups.models.token_geometry import TokenGeometry
-from ups.models.u_shape import StepEmbedding, TokenUNet
 from ups.nn.layers import Condition, zero_init
 
 _TIME_WAVES = 6
@@ -120,7 +120,7 @@ class VelocityNetwork(TokenUNet):
 
         Args:
             x_BLD: States on their way from noise to data, shape (B, L, D).
-            t_B: Flow time, at most `ups.diffusion.schedules.LAST_TIME`, float32, shape (B,).
+            t_B: Flow time, at most `ups.diffusion.paths.LAST_TIME`, float32, shape (B,).
             given: S states, each of shape (B, L, D), normalised.
             conditions: As `conditions` gives them.
             geometry: Of the token grid, as `conditions` was given it.

@@ -22,7 +22,7 @@ from ups.nn.layers import (
     rms_norm,
     zero_init,
 )
-from ups.nn.patch_basis import Basis, ChannelMap, PatchBasis
+from ups.nn.patches import Basis, ChannelMap, PatchBasis
 
 
 class GridEncoder(nn.Module):

@@ -1,7 +1,9 @@
 """Blocks of the latent operator, by what mixes their tokens: Fourier modes, convolution, attention.
 
-A block is given the tokens, what the condition says to it and what is known of the grid, and keeps the shape.
-Letters: B batch, W width, A axes of the token grid.
+A block is given the tokens, what the condition says to it and what is known of the grid, and keeps the
+shape. `TokenGeometry` is what is known: boundary codes, walls, windows. All of it is a function of the grid,
+so it is made once for a task and no step makes it again; it isn't part of the weights. Letters: B batch, W
+width, A axes of the token grid.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ups.grid import PERIODIC, halved_axes
 from ups.models.operator_size import Mixer, OperatorSize, TokenAxis
-from ups.models.token_geometry import LevelGeometry
 from ups.nn.activation_checkpointing import Recomputing, recomputed
-from ups.nn.layers import pad_axis
-from ups.nn.shifted_window import ShiftedWindowAttention
+from ups.nn.layers import boundary_features, boundary_flags, pad_axis
+from ups.nn.shifted_window import ShiftedWindowAttention, Windows
 from ups.nn.spectral import SpectralConv, num_modes, padding_behind
 
 _KERNEL = 5  # tokens along an axis
@@ -224,3 +226,77 @@ def normed(tokens: Tensor) -> Tensor:
 def _num_groups(width: int, most: int) -> int:
     """The fewest groups of channels, each of at most so many."""
     return next(num for num in range(1, width + 1) if width % num == 0 and width // num <= most)
+
+
+Grid = tuple[int, ...]
+
+
+class LevelGeometry(nn.Module):
+    """A token grid at one level of the U.
+
+    Args:
+        grid: Tokens along each axis.
+        largest: Tokens of an attention window along an axis, at most; None without attention.
+
+    Attributes:
+        periodic: As given.
+        windows: Of attention; None without.
+    """
+
+    windows: Windows | None
+
+    def __init__(self, grid: Grid, periodic: tuple[bool, ...], *, largest: int | None) -> None:
+        super().__init__()
+        self.periodic = periodic
+        self.windows = None if largest is None else Windows(grid, periodic, largest=largest)
+
+
+class TokenGeometry(nn.Module):
+    """The token grid of a task.
+
+    Args:
+        grid: Tokens along each axis.
+        boundary: Boundary type of each axis as stores name it.
+        steady: Whether a step is from the input of a steady problem to its solution.
+        windows: Largest attention window of each level, finest first; None of a level without attention.
+
+    Attributes:
+        grid: As given.
+        boundary: As given.
+        steady: As given.
+        levels: The grid as it is at each level.
+    """
+
+    flags: Tensor  # boundary types, one-hot by axis, and steadiness; (1, A K + 1)
+
+    def __init__(
+        self, grid: Grid, boundary: Sequence[str], *, steady: bool, windows: Sequence[int | None]
+    ) -> None:
+        super().__init__()
+        self.grid, self.boundary, self.steady = grid, tuple(boundary), steady
+        self.register_buffer(
+            "flags", torch.tensor([[*boundary_flags(boundary), float(steady)]]), persistent=False
+        )
+        periodic = tuple(kind == PERIODIC for kind in boundary)
+        for axis, (length, wraps) in enumerate(zip(grid, periodic, strict=True)):
+            if not wraps:
+                self.register_buffer(_wall(axis), wall_features(length), persistent=False)
+        self.levels = nn.ModuleList()
+        for largest in windows:
+            self.levels.append(LevelGeometry(grid, periodic, largest=largest))
+            halved = halved_axes(grid)
+            grid = tuple(length // 2 if axis in halved else length for axis, length in enumerate(grid))
+
+    def walls(self, axis: int) -> Tensor | None:
+        """Features of the distance to both ends of an axis, shape (tokens along it, F); None if periodic."""
+        return self._buffers.get(_wall(axis))
+
+
+def wall_features(length: int) -> Tensor:
+    """Boundary features at the centres of the tokens of an axis, shape (length, F)."""
+    centres = torch.arange(length) + 0.5
+    return boundary_features(centres[:, None], cells=(length,), periodic=(False,))
+
+
+def _wall(axis: int) -> str:
+    return f"wall{axis}"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from ups.errors import ConfigError
-from ups.nn.token_axes import MAX_WINDOW, halved_axes
+from ups.grid import MAX_WINDOW, halved_axes
 from ups.parsing import Count, Fraction, NotNegative, Parsed, Positive, Window
 from ups.section import Section, key
 

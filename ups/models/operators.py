@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from ups.errors import ConfigError, did_you_mean
+from ups.models.operator_blocks import TokenGeometry
 from ups.models.operator_size import TOKEN_UNET
-from ups.models.token_geometry import TokenGeometry
 from ups.nn.activation_checkpointing import Recomputing, recomputed
 from ups.nn.layers import Condition
 from ups.registry import Registry

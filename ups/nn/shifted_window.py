@@ -1,26 +1,32 @@
 """Attention within windows of a token grid, shifted in every other block.
 
-Letters: B batch, N tokens of a window, H heads, D width, A axes of the grid.
-Sources: Liu et al. 2021 and 2022 (Swin, Swin v2: shifted windows, log-spaced continuous position bias, cosine
-attention); Holzschuh et al. 2025 (PDE-Transformer).
+By FlexAttention all windows of a grid stand one after the other in a sequence, in which a token sees those
+of its own window; blocks of pairs that no window holds aren't computed. PyTorch has no backward pass of it
+on a CPU.
+
+Letters: B batch, N tokens of a window, H heads, K channels of a head, D width, L tokens of the grid, A its
+axes.
+Sources: Liu et al. 2021 and 2022 (Swin, Swin v2: shifted windows, log-spaced continuous position bias,
+cosine attention); Holzschuh et al. 2025 (PDE-Transformer); Dong et al. 2024 (FlexAttention,
+arXiv:2412.05496).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from ups.errors import ShapeError
-from ups.nn.flex_attention import flex_window_attention, window_block_mask
+from ups.grid import MAX_WINDOW, window_size
 from ups.nn.layers import cut_cells, join_cells
-from ups.nn.token_axes import MAX_WINDOW, window_size
 
 Attention = Literal["sdpa", "flex"]
 
@@ -272,3 +278,53 @@ def biased_attention(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor)
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
     return (query @ key.transpose(-2, -1) + bias).softmax(dim=-1) @ value
+
+
+MIN_HEAD_CHANNELS = 16  # of the kernel on a GPU
+
+
+def window_block_mask(pieces_L: Tensor, size: int) -> BlockMask:
+    """Which tokens of the sequence see each other: those of one piece of one window.
+
+    Args:
+        pieces_L: Number of each token's piece in its window, in the order of the sequence, shape (L,); on the
+            device on which the mask is wanted.
+        size: N.
+    """
+
+    def sees(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query // size == key // size) & (pieces_L[query] == pieces_L[key])
+
+    num = len(pieces_L)
+    return create_block_mask(sees, None, None, num, num, device=str(pieces_L.device))
+
+
+def flex_window_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, bias_HNN: Tensor, mask: BlockMask
+) -> Tensor:
+    """Attention of every window by itself.
+
+    Args:
+        query: Already scaled, shape (B, H, L, K).
+        key: Same shape.
+        value: Same shape.
+        bias_HNN: Added to the scores of a window's pairs; it gets gradients.
+        mask: Of `window_block_mask`, on the same device.
+    Returns:
+        Same shape, a new tensor.
+    """
+    size = bias_HNN.shape[-1]
+
+    def biased(score: Tensor, b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + bias_HNN[head, query % size, key % size]
+
+    is_called_alone = query.is_cuda and not torch.compiler.is_compiling()
+    attend: Any = _kernel() if is_called_alone else flex_attention
+    mixed: Tensor = attend(query, key, value, score_mod=biased, block_mask=mask, scale=1.0)
+    return mixed
+
+
+@cache
+def _kernel() -> Callable[..., Any]:
+    """Compiled: uncompiled it would hold the scores of all pairs of the grid."""
+    return torch.compile(flex_attention, dynamic=False)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -80,18 +81,44 @@ class MuonHybrid(torch.optim.Optimizer):
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if _MOMENTUM not in state:
-                state[_MOMENTUM] = torch.zeros_like(parameter)
-            # Orthogonal is a property of the whole matrix, not of a rank's rows.
-            whole = [_whole(tensor) for tensor in (parameter, parameter.grad, state[_MOMENTUM])]
-            self._step_whole(group, *whole)
-            for tensor, own in zip((whole[0], whole[2]), (parameter, state[_MOMENTUM]), strict=True):
-                if isinstance(own, DTensor):
-                    own.copy_(shared_out(tensor, own))
+        ready = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in ready:
+            if _MOMENTUM not in self.state[parameter]:
+                self.state[parameter][_MOMENTUM] = torch.zeros_like(parameter)
+            if not isinstance(parameter, DTensor):
+                self._step_whole(group, *self._of_step(parameter))
+        sharded = [parameter for parameter in ready if isinstance(parameter, DTensor)]
+        num_ranks = dist.get_world_size() if sharded else 1
+        for first in range(0, len(sharded), num_ranks):
+            self._step_shared(group, sharded[first : first + num_ranks])
+
+    def _step_shared(self, group: dict[str, Any], parameters: Sequence[DTensor]) -> None:
+        """A step of at most as many sharded parameters as there are ranks, each of which moves one.
+
+        Orthogonal is a property of the whole matrix, not of a rank's rows. All are gathered before the first
+        one is moved, as no rank takes part in the next collective while it computes.
+        """
+        rank, mine = dist.get_rank(), list[Tensor]()
+        for owner, parameter in enumerate(parameters):
+            whole = [tensor.full_tensor() for tensor in self._of_step(parameter)]
+            if owner == rank:
+                mine = whole
+        if mine:
+            self._step_whole(group, *mine)
+        for owner, parameter in enumerate(parameters):
+            weight, _, momentum = self._of_step(parameter)
+            for number, shard in ((0, weight), (2, momentum)):
+                moved = (
+                    mine[number]
+                    if owner == rank
+                    else torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
+                )
+                dist.broadcast(moved, src=owner)
+                shard.copy_(shared_out(moved, shard))
+
+    def _of_step(self, parameter: Tensor) -> list[Any]:
+        assert parameter.grad is not None
+        return [parameter.detach(), parameter.grad, self.state[parameter][_MOMENTUM]]
 
     def _step_whole(self, group: dict[str, Any], parameter: Tensor, grad: Tensor, momentum: Tensor) -> None:
         """A step in place, of one parameter."""
@@ -105,7 +132,3 @@ class MuonHybrid(torch.optim.Optimizer):
         self._muon.step()
         self._muon.param_groups.clear()  # what it holds is as large as the parameter
         self._muon.state.clear()
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.after_training import ENSEMBLE_ROWS, GatesConfig
+from ups.config.after_training import ENSEMBLE_ROWS, GatesConfig, own_name
 from ups.config.stages import BASELINES
 from ups.errors import CheckpointError, ConfigError, GateMissedError, UpsError, did_you_mean
 from ups.eval.gate_verdicts import GateVerdict, check_gates, judge_number, shown_number
@@ -61,6 +61,12 @@ def check_judgeable(name: str, config: RunConfig, *, evaluated: RunConfig) -> No
     """
     gates: GatesConfig = getattr(config.pipeline, name).gates
     refused = [*_of_other_tasks(gates, evaluated), *_of_other_stages(gates, config)]
+    for gate in (*gates.ceilings, *filter(None, [gates.improvement])):
+        metric, measured = gate.rpartition("/")[2], evaluated.evaluation.metrics
+        if ":" in metric and metric not in measured:
+            refused.append(
+                (gate, metric, ", ".join(measured) or "none", f"say evaluation.metrics=[{metric}]")
+            )
     of_ensembles = (*gates.ensemble_ceilings, *gates.ensemble_ranges)
     if of_ensembles and evaluated.evaluation.members is None:
         refused.append((of_ensembles[0], "evaluation.members", "none", "say evaluation.members=64"))
@@ -172,7 +178,7 @@ def _ceilings(gates: GatesConfig, report: Mapping[str, Any]) -> Iterator[GateVer
     for name, limit in gates.ceilings.items():
         one, _, metric = name.rpartition("/")
         for task in [one] if one else list(report["tasks"]):
-            number = metric_of(report, task, metric) if task in report["tasks"] else None
+            number = metric_of(report, task, own_name(metric)) if task in report["tasks"] else None
             yield judge_number("ceiling", f"{metric} of {task}", number, "at most", limit)
 
 
@@ -197,9 +203,9 @@ def _ensemble_numbers(name: str, report: Mapping[str, Any]) -> Iterator[tuple[st
 
 def _improvements(gates: GatesConfig, report: Mapping[str, Any]) -> Iterator[GateVerdict]:
     """One verdict: on no task worse than the best so far, and on one better, intervals included."""
-    metric = gates.improvement
-    if metric is None:
+    if gates.improvement is None:
         return
+    metric = own_name(gates.improvement)
     rows = {task: found["rows"].get("best") for task, found in report["tasks"].items()}
     if not any(rows.values()):
         says = "there is no best operator yet, or it is this one"

@@ -15,9 +15,8 @@ from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size, student_size
 from ups.config.operator_size import operator_size
 from ups.config.stages import BASELINES
-from ups.grid import FIELDS, GridSpec, TokenGrid, cut_grid
+from ups.grid import FIELDS, GridSpec, TokenGrid, cut_grid, halved_axes, window_size
 from ups.models.operator_size import NORMALISED, OperatorSize
-from ups.nn.token_axes import halved_axes, window_size
 from ups.pipeline.planned_ranks import PlannedRanks
 
 _FLOAT = 4  # bytes; autocast keeps some in 2, which isn't counted on

@@ -50,8 +50,8 @@ _REPORT = ("json", "csv", "html")
 # What of a configuration decides an evaluation, besides the files that it reads.
 _OF_EVALUATION = (
     *("data.", "tasks.", "laws.", "ttc.", "evaluation.horizon", "evaluation.max_trajectories"),
-    *("evaluation.members", "evaluation.split", "training.field_source", "training.latent_cache_dtype"),
-    "seed",
+    *("evaluation.members", "evaluation.metrics", "evaluation.split", "training.field_source"),
+    *("training.latent_cache_dtype", "seed"),
 )
 
 

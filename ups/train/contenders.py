@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ups.data.batches import batch_size_of
 from ups.device import matmul_precision
 from ups.errors import DivergedError
 from ups.log import quiet
@@ -66,12 +67,17 @@ class Measured:
 class Contender:
     """A variant in training; a context manager that ends what it opened.
 
+    Args:
+        steps: Optimiser steps in all.
+
     Attributes:
         measured: So far.
+        rows: Samples of an optimiser step.
     """
 
     def __init__(self, variant: Variant, *, stage: str, steps: int, device: torch.device) -> None:
         self.variant, self.measured = variant, Measured()
+        self.rows = rows_of_step(variant, stage)
         self._config = with_steps(variant.config, stage, steps)
         self._device, self._stage_name = device, stage
         self._gpus = [device] if device.type == "cuda" else []
@@ -170,6 +176,11 @@ class Contender:
                 torch.cuda.set_rng_state(state, gpu)
             yield
             self._random = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in self._gpus]
+
+
+def rows_of_step(variant: Variant, stage: str) -> int:
+    """Samples of an optimiser step."""
+    return batch_size_of(variant.config.stage(stage)) * variant.config.training.accum_steps
 
 
 def peak_nbytes(work: Callable[[], object], device: torch.device) -> int:

@@ -5,16 +5,20 @@ as nothing or too little: an FFT of n points takes 5 n log2 n operations (the ra
 benchmarks use, see fftw.org/speed), and half of that from or to real numbers; a complex multiply-add is four
 real ones; attention takes its matrix products, whichever kernel computes it. Elementwise operations, norms
 and optimisers aren't counted, as is usual; nor is what activation checkpointing computes once more. So the
-count depends on shapes alone, on no machine, and a budget is as many steps with every such switch.
+count depends on shapes alone, on no machine, and a budget is as many steps with every such switch. What a
+device could make at most, `peak_flops` says.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +31,42 @@ from ups.nn.shifted_window import with_sdpa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ups.config import StageConfig
     from ups.train.stage import Stage
 
 Found = TypeVar("Found")
+Precision = Literal["float32", "tf32", "float16", "bfloat16"]
 
 _FFT = 5.0  # operations of a complex transform for each point and factor 2 of its length
 _COMPLEX = 4  # real multiply-adds of a complex one
 _PRODUCTS = 2  # matrix products of attention, of one size: scores, and their mean of the values
 _aten = torch.ops.aten
+
+# By the name that CUDA gives: 10^12 operations a second in float32, in TF32 and in 16 bits, without sparsity.
+# From NVIDIA's data sheets: "HGX B200", "H200 Tensor Core GPU", "H100 Tensor Core GPU", "A100 Tensor Core
+# GPU", "L40S", "L4", "A40", "A10", "RTX A6000", "V100", "T4", which name tensor rates with sparsity from H100
+# on (halved here); RTX cards: appendices A of the "Ada" and "GA102" architecture papers; AMD's "MI300X".
+_GPUS: Mapping[str, tuple[float, float, float]] = {
+    r"B200": (75, 1100, 2250),
+    r"H200": (67, 494.7, 989.5),
+    r"H100 PCIe": (51, 378, 756),
+    r"H100 NVL": (60, 417.5, 835.5),
+    r"H100": (67, 494.7, 989.5),
+    r"A100": (19.5, 156, 312),
+    r"L40S": (91.6, 183, 362),
+    r"L4$": (30.3, 60, 121),
+    r"A40$": (37.4, 74.8, 149.7),
+    r"A10$": (31.2, 62.5, 125),
+    r"RTX A6000": (38.7, 77.4, 154.8),
+    r"V100": (15.7, 15.7, 125),
+    r"T4$": (8.1, 8.1, 65),
+    r"RTX 4090$": (82.6, 82.6, 165.2),
+    r"RTX 3090$": (35.6, 35.6, 71),
+    r"MI300X": (163.4, 653.7, 1307.4),
+}
+_COLUMN = {"float32": 0, "tf32": 1, "float16": 2, "bfloat16": 2}
+_SIZE = 768  # of the matrices that a device is measured with, 0.9 GFLOP a product; on a GPU 8 times that
+_REPEATS = 8
 
 
 def fft_flops(shape: Sequence[int], axes: Sequence[int], *, is_real: bool) -> int:
@@ -97,8 +129,7 @@ def of_step(
 ) -> Found:
     """What is measured of computing a stage's losses of a batch and their gradients.
 
-    It computes them once more, uncompiled, and leaves weights, buffers, gradients and random numbers as
-    they were.
+    It computes them once more, uncompiled, and leaves weights, gradients and random numbers as they were.
 
     Args:
         stage: With its model in training mode, not sharded (`ShapesOf.in_place_of`).
@@ -115,12 +146,53 @@ def of_step(
         torch.autograd.grad(total, trained, allow_unused=True)
 
     random_numbers_kept = _random_numbers_kept(batch.draws.generator, trained[0].device)
-    buffers = [(buffer, buffer.clone()) for buffer in stage.model.buffers()]  # such as running means
     with without_recomputation(stage.model), with_sdpa(stage.model), random_numbers_kept:
-        measured = measure(work)
-    for buffer, before in buffers:
-        buffer.copy_(before)
-    return measured
+        return measure(work)
+
+
+def precision_of(stage: StageConfig, *, matmul_precision: str) -> Precision:
+    """What a stage's matrix products are made in.
+
+    Args:
+        stage: With what it takes from `training`, as `RunConfig.stage` gives it.
+        matmul_precision: Of `training`.
+    """
+    if stage.amp:
+        return stage.amp_dtype or "bfloat16"
+    by_name: dict[str, Precision] = {"highest": "float32", "high": "tf32", "medium": "bfloat16"}
+    return by_name[matmul_precision]
+
+
+def peak_flops(device: torch.device, precision: Precision) -> float:
+    """Most operations of matrix products a second: of known GPUs as their maker says, of others measured.
+
+    Measuring takes a tenth of a second, once in a process, with its present number of threads.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return known_peak(name, precision) or _measured_peak(device, precision, torch.get_num_threads())
+
+
+def known_peak(name: str, precision: Precision) -> float | None:
+    """Of a GPU by its name; None of one that isn't in the table, and of a part of one (MIG)."""
+    rates = (rates for pattern, rates in _GPUS.items() if "MIG" not in name and re.search(pattern, name))
+    return next((1e12 * each[_COLUMN[precision]] for each in rates), None)
+
+
+@lru_cache
+@torch.no_grad()
+def _measured_peak(device: torch.device, precision: Precision, num_threads: int) -> float:
+    """By a matrix product: the best of several, as whatever else runs only slows them."""
+    is_gpu = device.type == "cuda"
+    dtype = torch.float32 if precision in ("float32", "tf32") else getattr(torch, precision)
+    size, seconds = _SIZE * (8 if is_gpu else 1), list[float]()
+    one, other, out = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(3))
+    for _ in range(1 + _REPEATS):
+        began = time.perf_counter()
+        torch.mm(one, other, out=out)
+        if is_gpu:
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds[1:])
 
 
 def shape_of(batch: Any) -> tuple[object, ...]:

@@ -40,12 +40,11 @@ from ups.data.identities import hash_of
 from ups.data.seams import measure_seams
 from ups.data.stores import Store
 from ups.data.windows import Trajectories
-from ups.diffusion.paths import at_time, flow_matching_error
-from ups.diffusion.schedules import FlowTimes, flow_time
+from ups.diffusion.paths import FlowTimes, at_time, flow_matching_error, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.errors import CheckpointError, GateMissedError
 from ups.eval.ensembles import Climate, EnsembleErrors, ensemble_numbers, roll_out_members
-from ups.eval.forecasters import CorrectedForecaster, EnsembleForecaster, Forecaster, OperatorForecaster
+from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.gate_verdicts import GateVerdict, check_gates
 from ups.eval.generative_gates import corrector_gates
 from ups.log import logger
@@ -64,12 +63,10 @@ from ups.trained.checkpoint import (
     read_document,
     save_checkpoint,
 )
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import candidate_of, load_corrected, save_corrected
-from ups.trained.corrector_spec import CorrectorSpec, Sampling
+from ups.trained.corrected import CorrectedSimulator, candidate_of, load_corrected, save_corrected
 from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator, load_simulator
-from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, GATES, check_simulated_task
+from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, GATES, CorrectorSpec, Sampling, check_simulated_task
 
 STAGE = "diff_residual"
 VAL_PAIRS = 512  # residuals, or pairs of a teacher, of a task that validation looks at
@@ -158,7 +155,7 @@ class FlowStage(Stage):
         return torch.stack(errors).mean(dim=0)
 
     def _state_shape(self, task: str) -> torch.Size:
-        return torch.Size((math.prod(self.model.spec.tasks[task].tokens), self.model.spec.state_dim))
+        return torch.Size((math.prod(self._states.spec.tasks[task].tokens), self._states.spec.state_dim))
 
     def _moved(self, *tensors: Tensor) -> list[Tensor]:
         return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
@@ -349,7 +346,7 @@ class CorrectorStage(FlowStage):
         report = {**self._facts_of(model), **_columns(rows), "ensembles": by_task}
         return self.file.publish(report, verdicts, stage=self)
 
-    def rows_of(self, model: CorrectedSimulator) -> dict[str, EnsembleForecaster | Forecaster]:
+    def rows_of(self, model: CorrectedSimulator) -> dict[str, CorrectedForecaster | OperatorForecaster]:
         """What is measured: first what was trained, the operator last."""
         return {"corrected": CorrectedForecaster(model), "operator": OperatorForecaster(model.simulator)}
 
@@ -358,7 +355,7 @@ class CorrectorStage(FlowStage):
         corrected, operator = (rows[name].errors[task] for name in ("corrected", "operator"))
         return list(corrector_gates(corrected, operator, what=f"the corrector on {task}"))
 
-    def measure(self, forecaster: EnsembleForecaster | Forecaster) -> Measured:
+    def measure(self, forecaster: CorrectedForecaster | OperatorForecaster) -> Measured:
         """Ensembles of the trajectories that are kept for measuring, or single forecasts of an operator.
 
         All that are measured get the same noise; `ms_per_step` is of one member. A collective.

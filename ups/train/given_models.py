@@ -11,7 +11,6 @@ from ups.config import RunConfig
 from ups.errors import ConfigError
 from ups.train.saved_state import state_path
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing, read_document
-from ups.trained.corrector_spec import parse_specs
 from ups.trained.specs import (
     CORRECTOR,
     CORRECTOR_FILE,
@@ -20,6 +19,7 @@ from ups.trained.specs import (
     SimulatorSpec,
     check_simulated_task,
     parse_simulator_spec,
+    parse_specs,
 )
 
 OTHER_OPERATOR = "other_operator"

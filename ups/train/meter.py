@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from torch import Tensor
 
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import DivergedError
-from ups.train.flops import ShapesOf, of_step, shape_of
-from ups.train.roofline import Cost, Limits, cost_of
+from ups.train.flops import ShapesOf, count_step, shape_of
 from ups.train.stage import Stage
 from ups.train.tracking import STARTUP_MINUTES
 
@@ -28,7 +26,7 @@ _NEVER = 2**62
 _SECONDS_END = "_sec"
 _SECONDS = "startup/{}" + _SECONDS_END
 FLOPS, PROCESSOR_S = "training/flops", "training/processor_s"
-MFU, BANDWIDTH_BOUND = "training/mfu", "training/bandwidth_bound_share"
+MFU = "training/mfu"
 
 
 @dataclass
@@ -110,7 +108,7 @@ class Work:
     Args:
         stage: Whose steps they are.
         autocast: Precision of its forward passes.
-        limits: Gives the most that this rank's device can do, when it is first needed.
+        peak: Gives the most operations a second of this rank's device, when it is first needed.
         shapes: Of the model, if that is sharded.
     """
 
@@ -119,14 +117,14 @@ class Work:
         stage: Stage,
         *,
         autocast: Callable[[], AbstractContextManager[Any]],
-        limits: Callable[[], Limits],
+        peak: Callable[[], float],
         ranks: Ranks = ALONE,
         shapes: ShapesOf | None = None,
     ) -> None:
-        self._stage, self._autocast, self._limits, self._ranks = stage, autocast, limits, ranks
+        self._stage, self._autocast, self._peak, self._ranks = stage, autocast, peak, ranks
         self._shapes = shapes
-        self._cost_of: dict[tuple[object, ...], Cost] = {}
-        self._recent = Cost()  # of this rank's steps since the last look
+        self._flops_of: dict[tuple[object, ...], int] = {}
+        self._recent = 0  # of this rank's steps since the last look
         self._flops = self._processor_s = 0.0  # of this rank
         self._before = torch.zeros(2, dtype=torch.float64)
 
@@ -140,27 +138,17 @@ class Work:
     def add(self, batch: Any) -> None:
         """Count a batch that is trained on; the first one of a shape is computed once more for that."""
         began, shape = time.process_time(), shape_of(batch)
-        if shape not in self._cost_of:
-            measure = partial(cost_of, limits=self._limits())
+        if shape not in self._flops_of:
             with self._shapes.in_place_of(self._stage) if self._shapes is not None else nullcontext():
-                self._cost_of[shape] = of_step(self._stage, batch, measure, autocast=self._autocast)
-        self._recent += self._cost_of[shape]
-        self._flops += self._cost_of[shape].flops
+                self._flops_of[shape] = count_step(self._stage, batch, autocast=self._autocast)
+        self._recent += self._flops_of[shape]
+        self._flops += self._flops_of[shape]
         self._processor_s -= time.process_time() - began
 
     def utilization(self, seconds: float) -> dict[str, float]:
-        """How close this rank's steps came to the limits of its device since the last call.
-
-        Returns:
-            Model FLOPs utilisation: counted operations over those that the device could have made. And the
-            share that bandwidth bounds: of the least time in which the operations could be made one by one,
-            those that move bytes for longer than they compute. Empty where no step was made.
-        """
-        recent, self._recent = self._recent, Cost()
-        if not recent.least_s:
-            return {}
-        mfu = recent.flops / self._limits().flops_per_s / max(seconds, 1e-9)
-        return {MFU: mfu, BANDWIDTH_BOUND: recent.bandwidth_bound_s / recent.least_s}
+        """Model FLOPs utilisation of this rank since the last call: counted operations over possible ones."""
+        recent, self._recent = self._recent, 0
+        return {MFU: recent / self._peak() / max(seconds, 1e-9)} if recent else {}
 
     def read(self) -> dict[str, float]:
         """Totals since the beginning of the stage, over all ranks; a collective."""

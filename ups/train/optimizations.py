@@ -1,12 +1,14 @@
 """`ups validate optimizations`: do switches pay on this machine, and what do they cost in accuracy?
 
 A baseline and its variants train beside each other in one process, in turns of a few steps: the same seed,
-the same batches, and whatever else the machine does meets all of them alike. Compared are the median of the
-paired times, the loss at the same step, the validation error at the end, and memory; gates decide.
+the same data, and whatever else the machine does meets all of them alike. Where batches differ, turns are of
+as many samples. Compared are the median of the paired times of a sample, the loss after as many samples, the
+time until the baseline's last loss is reached, the validation error at the end, and memory; gates decide.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,12 +27,12 @@ from ups.errors import ConfigError, needs
 from ups.log import logger
 from ups.output import progress_bar
 from ups.train.budget import within_budget
-from ups.train.contenders import Contender
+from ups.train.contenders import Contender, rows_of_step
 from ups.train.interrupt import StopRequest, stop_on_signals
 from ups.train.schedules import Schedule
 from ups.train.stage import make_stage
 from ups.train.switches import check_switches
-from ups.train.variants import BASELINE, Variant, as_overrides, make_variants
+from ups.train.variants import BASELINE, OPTIMIZED, Variant, as_overrides, make_variants
 
 with needs("train"):
     import yaml
@@ -44,7 +46,7 @@ class Gates:
     """What the optimised configuration has to keep; each is compared with the baseline.
 
     Attributes:
-        min_speedup: Baseline's time of a step over its own, at least.
+        min_speedup: Baseline's time of a sample over its own, at least.
         max_loss_difference: Difference of the losses at the end, at most.
         max_nrmse_increase: By what share its validation error may be larger; smaller is no fault.
         max_memory_gb: Memory at the fullest moment of a step, at most, in 10^9 bytes.
@@ -73,9 +75,12 @@ class Row:
     Attributes:
         name: Of the variant.
         switches: Keys and values that differ from the baseline.
+        rows: Samples of an optimiser step.
         step_s: Median wall time of a step.
         processor_s: Median processor time of a step.
-        speedup: Median over the rounds of the baseline's time over its own.
+        speedup: Median over the rounds of the baseline's time of a sample over its own.
+        loss_speedup: The baseline's time of all its timed steps over its own until its loss was as low; None
+            where it never was, or losses aren't of one kind.
         quartiles: First and third, of the same.
         warm_up_s: Wall time of the first steps, compilation in it.
         first_step_s: Of the very first one.
@@ -92,9 +97,11 @@ class Row:
 
     name: str
     switches: Mapping[str, Any]
+    rows: int
     step_s: float | None
     processor_s: float | None
     speedup: float | None
+    loss_speedup: float | None
     quartiles: tuple[float, float] | None
     warm_up_s: float
     first_step_s: float
@@ -196,7 +203,15 @@ def validate_optimizations(
     about |= {"steps": steps, "warm_up_steps": warm_up, "memory": _memory_of(device), "gates": asdict(gates)}
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
-        contenders = [Contender(some, stage=stage, steps=steps, device=device) for some in variants]
+        sizes = [rows_of_step(variant, stage) for variant in variants]
+        lengths = [warm_up + round((steps - warm_up) * sizes[0] / own) for own in sizes]
+        if least := [n for n in lengths if n <= warm_up]:
+            found, expected = f"{least[0]} of the largest batch", f"more than {warm_up} of warm-up"
+            raise ConfigError("steps of the comparison", kind="steps", expected=expected, found=found)
+        contenders = [
+            Contender(variant, stage=stage, steps=length, device=device)
+            for variant, length in zip(variants, lengths, strict=True)
+        ]
         is_complete = _train(contenders, stack, stop, steps=steps, warm_up=warm_up)
         for contender in contenders if is_complete else ():
             if contender.is_running:
@@ -214,30 +229,42 @@ def _train(
     warm_up: int,
 ) -> bool:
     """All steps of all contenders, in turns; whether none of them was left out."""
-    with progress_bar("comparing", total=len(contenders) * steps) as show:
+    rounds = list(_rounds(contenders, steps=steps, warm_up=warm_up))
+    with progress_bar("comparing", total=sum(len(turns) for turns in rounds)) as show:
         done = 0
-        for num, turns in _rounds(contenders, steps=steps, warm_up=warm_up):
-            for contender in turns:
+        for turns in rounds:
+            for contender, num in turns:
                 if stop.number:
                     return False
-                if done < len(contenders) * warm_up:
+                if turns is rounds[0]:
                     stack.enter_context(contender)
                     logger.info(f"warming up: {contender.variant.name}")
                     contender.warm_up(num)
                 elif contender.is_running:
                     contender.round(num)
-                show(done := done + num)
+                show(done := done + 1)
     return not stop.number
 
 
 def _rounds(
     contenders: Sequence[Contender], *, steps: int, warm_up: int
-) -> Iterator[tuple[int, list[Contender]]]:
-    """How many steps each makes, and in which order: whose batches are prepared meanwhile disturbs others."""
-    yield warm_up, list(contenders)
-    for number, begin in enumerate(range(warm_up, steps, ROUND_STEPS)):
-        first = number % len(contenders)
-        yield min(ROUND_STEPS, steps - begin), [*contenders[first:], *contenders[:first]]
+) -> Iterator[list[tuple[Contender, int]]]:
+    """Turns of each round, and their steps, which take as many samples: at least a step of each.
+
+    Another one begins each round, as whose batches are prepared meanwhile disturbs others.
+    """
+    yield [(contender, warm_up) for contender in contenders]
+    ratios = [contenders[0].rows / contender.rows for contender in contenders]
+    size, done = max(ROUND_STEPS, math.ceil(1 / min(ratios))), [warm_up] * len(contenders)
+    for number, begin in enumerate(range(warm_up, steps, size)):
+        # From the warm-up on, of which all make as many steps.
+        ends = [round((min(begin + size, steps) - warm_up) * ratio) + warm_up for ratio in ratios]
+        turns = [
+            (each, end - made) for each, end, made in zip(contenders, ends, done, strict=True) if end > made
+        ]
+        first = number % len(turns)
+        done = ends
+        yield [*turns[first:], *turns[:first]]
 
 
 def _num_steps(
@@ -268,18 +295,25 @@ def _memory_of(device: torch.device) -> str:
 def _row(contender: Contender, baseline: Contender, gates: Gates) -> Row:
     """What was measured, beside the baseline."""
     own, other = contender.measured, baseline.measured
-    ratios = [b / a for a, b in zip(own.step_s, other.step_s, strict=False)]
-    away = [abs(a - b) for a, b in zip(own.losses, other.losses, strict=False)]
+    size = baseline.rows / contender.rows  # of a batch: times are of as many samples
+    ratios = [b / (a * size) for a, b in zip(own.step_s, other.step_s, strict=False)]
+    has_same_loss = contender.variant.has_same_loss
+    losses = own.losses if has_same_loss else []
+    away = [abs(a - b) for a, b in zip(losses, other.losses, strict=False)]
+    as_low = [number for number, loss in enumerate(losses, 1) if loss <= (other.loss or -math.inf)]
+    spent_s = sum(own.step_s[: as_low[0]]) * size if as_low else math.inf
     quartiles = tuple(np.percentile(ratios, (25, 75)).tolist()) if ratios else None
     values: dict[str, Any] = {
         "speedup": _median(ratios),
         "peak_gb": None if own.peak_nbytes is None else own.peak_nbytes / _GB,
-        "loss_difference": _difference(own.loss, other.loss),
+        "loss_difference": _difference(own.loss, other.loss) if has_same_loss else None,
         "nrmse_change": _relative(own.nrmse, other.nrmse),
     }
     return Row(
         name=contender.variant.name,
         switches=contender.variant.switches,
+        rows=contender.rows,
+        loss_speedup=sum(other.step_s) / spent_s if as_low else None,
         step_s=_median(own.step_s),
         processor_s=_median(own.processor_s),
         quartiles=quartiles,
@@ -290,7 +324,11 @@ def _row(contender: Contender, baseline: Contender, gates: Gates) -> Row:
         largest_loss_difference=max(away, default=None),
         nrmse=own.nrmse,
         failure=own.failure,
-        gates=list(_judge(gates, values, failure=own.failure)) if contender is not baseline else [],
+        gates=[
+            verdict
+            for verdict in _judge(gates, values, failure=own.failure)
+            if contender is not baseline and (has_same_loss or verdict.gate != "loss_difference")
+        ],
         **values,
     )
 
@@ -314,23 +352,33 @@ def winner_of(rows: Sequence[Row]) -> str:
 
 
 def suggested_yaml(
-    findings: Findings, baseline: Path | None, *, overrides: Sequence[str], folder: Path
+    findings: Findings,
+    baseline: Path | None,
+    optimized: Path | None = None,
+    *,
+    overrides: Sequence[str],
+    only_optimized: Sequence[str] = (),
+    folder: Path,
 ) -> str:
-    """The configuration that won, as a file that includes the baseline's.
+    """The configuration that won, as a file that includes the baseline's, or the other one itself.
 
     Args:
         findings: Of the comparison.
         baseline: As it was given.
+        optimized: As it was given.
         overrides: `key=value` of both configurations.
+        only_optimized: `key=value` of the other one alone.
         folder: Where the file is to lie, which `include` is relative to.
     """
     row = next(row for row in findings.rows if row.name == findings.winner)
     why = f"{row.speedup:.3g} times as fast" if row.switches else "no switch made it faster"
     lines = [f"# {why}: `ups validate optimizations`, {findings.about['date']}, {findings.about['machine']}"]
-    said = (override.partition("=") for override in (*overrides, *as_overrides(row.switches)))
+    is_whole = row.name == OPTIMIZED
+    own, included = (only_optimized, optimized) if is_whole else (as_overrides(row.switches), baseline)
+    said = (override.partition("=") for override in (*overrides, *own))
     given = nested_keys({key: yaml.safe_load(value) for key, _, value in said})
-    if baseline is not None:
-        name = os.path.relpath(baseline, folder) if baseline.exists() else str(baseline)
+    if included is not None:
+        name = os.path.relpath(included, folder) if included.exists() else str(included)
         given = {"include": name, **given}
     return "\n".join([*lines, yaml.safe_dump(given, sort_keys=False)])
 

@@ -10,7 +10,10 @@ from rich.text import Text
 
 from ups.train.optimizations import Findings, Row, Verdict
 
-_COLUMNS = ("variant", "ms a step", "speed-up", "quartiles", "warm-up", "memory", "loss", "nRMSE", "gates")
+_COLUMNS = (
+    *("variant", "samples a step", "ms a step", "speed-up", "quartiles", "to equal loss"),
+    *("warm-up", "memory", "loss", "nRMSE", "gates"),
+)
 _WORDS = {"speedup": "speed-up", "loss_difference": "loss", "nrmse_change": "nRMSE", "peak_gb": "memory"}
 
 
@@ -39,9 +42,11 @@ def _cells(row: Row) -> tuple[str, ...]:
     missed = [_WORDS.get(verdict.gate, verdict.gate) for verdict in row.gates if not verdict.is_passed]
     return (
         row.name,
+        str(row.rows),
         _shown(row.step_s and 1e3 * row.step_s, "{:.4g}"),
         _shown(row.speedup, "{:.3g}"),
         quartiles,
+        _shown(row.loss_speedup if row.gates else None, "{:.3g}"),
         f"{row.warm_up_s:.3g} s",
         _shown(row.peak_gb, "{:.3g} GB"),
         loss,

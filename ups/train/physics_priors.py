@@ -23,8 +23,7 @@ from ups.grid import FIELDS, directed_lengths
 from ups.laws import PRIORS, check_priors
 from ups.log import logger
 from ups.nn.layers import without_autocast
-from ups.physics.priors import prior_losses
-from ups.physics.task_physics import TaskPhysics
+from ups.physics.priors import TaskPhysics, prior_losses
 from ups.trained.simulator import Simulator
 from ups.trained.specs import SimulatorSpec
 

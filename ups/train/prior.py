@@ -37,8 +37,7 @@ from ups.train.stage import QUIET_START, StageStart
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.checkpoint import hash_tensors
 from ups.trained.prior import SteadyPrior, load_prior, save_prior
-from ups.trained.prior_spec import PriorSpec
-from ups.trained.specs import PRIOR, PRIOR_FILE, SimulatedTask, SimulatorSpec
+from ups.trained.specs import PRIOR, PRIOR_FILE, PriorSpec, SimulatedTask, SimulatorSpec
 
 STAGE = "steady_prior"
 _MAX_ENCODED = 4096  # samples of a task whose latents are measured, evenly spread

@@ -23,8 +23,7 @@ from ups.distributed.sharding import ShardedPart, blocks_of, is_sharded, shard_p
 from ups.errors import ConfigError, did_you_mean
 from ups.log import logger
 from ups.nn.activation_checkpointing import set_activation_checkpointing
-from ups.nn.flex_attention import MIN_HEAD_CHANNELS
-from ups.nn.shifted_window import Attention, ShiftedWindowAttention, set_attention
+from ups.nn.shifted_window import MIN_HEAD_CHANNELS, Attention, ShiftedWindowAttention, set_attention
 from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter_groups
 from ups.train.rollout_batches import Curriculum
 from ups.trained.checkpoint import check_whole

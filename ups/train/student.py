@@ -40,14 +40,11 @@ from ups.diffusion.distillation import (
     consistency_target,
     own_times,
 )
-from ups.diffusion.paths import at_time
+from ups.diffusion.paths import LAST_TIME, at_time, flow_time
 from ups.diffusion.samplers import Velocity
-from ups.diffusion.schedules import LAST_TIME, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import (
     CorrectedForecaster,
-    EnsembleForecaster,
-    Forecaster,
     OperatorForecaster,
 )
 from ups.eval.gate_verdicts import GateVerdict
@@ -66,11 +63,9 @@ from ups.train.flow import (
 from ups.train.given_models import HOW_TO_HAVE_TEACHER, check_same_operator
 from ups.train.stage import QUIET_START, Losses, StageStart
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import load_corrected
-from ups.trained.corrector_spec import CorrectorSpec, Sampling, Taught
+from ups.trained.corrected import CorrectedSimulator, load_corrected
 from ups.trained.simulator import Simulator
-from ups.trained.specs import STUDENT, STUDENT_FILE, check_simulated_task
+from ups.trained.specs import STUDENT, STUDENT_FILE, CorrectorSpec, Sampling, Taught, check_simulated_task
 
 STAGE = "consistency_distill"
 _TARGET = "target."  # beginning of the names of the target's weights
@@ -205,7 +200,7 @@ class StudentStage(CorrectorStage):
         """Hashes of what decides the pairs, teacher included, by task and part."""
         return identity_of(self._lesson.wanted_pairs)
 
-    def rows_of(self, model: CorrectedSimulator) -> dict[str, EnsembleForecaster | Forecaster]:
+    def rows_of(self, model: CorrectedSimulator) -> dict[str, CorrectedForecaster | OperatorForecaster]:
         """The student beside its teacher, with the same noise, and the operator."""
         return {
             "student": CorrectedForecaster(model),
@@ -224,6 +219,7 @@ class StudentStage(CorrectorStage):
     def checked_errors(self, task: str, numbers: Items) -> Tensor:
         """Distances of the student's residuals from the teacher's, from the same noise, shape (B,)."""
         batch = self._checked.read(task, numbers)
+        assert isinstance(batch, PairBatch)
         states, noise, parameters, dt = self._moved(batch.states, batch.noise, batch.parameters, batch.dt)
         given_BLD, predicted_BLD, taught_BLD = states.unbind(1)
         spec, given = self.model.corrector_spec, (given_BLD, predicted_BLD)

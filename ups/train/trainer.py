@@ -22,13 +22,13 @@ from ups.errors import GateMissedError, InterruptedTrainingError
 from ups.optim import AveragedWeights, LearningRate, set_learning_rate
 from ups.train.best import BestWeights
 from ups.train.distributed import Agreement, ParallelLosses, share_out
+from ups.train.flops import peak_flops, precision_of
 from ups.train.interrupt import SAME_COMMAND, StopRequest, stop_on_signals
 from ups.train.log import RunLog
 from ups.train.lost_export import restore_export
 from ups.train.memory import PeakMemory, memory_of
 from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
 from ups.train.profile import StepProfile
-from ups.train.roofline import limits_of, precision_of
 from ups.train.saved_state import SavedState, check_same, state_path
 from ups.train.schedules import Schedule
 from ups.train.stage import Stage, forward_of
@@ -101,10 +101,9 @@ class Trainer:
         self.meter, self.stopwatch, self.gpu = LossMeter(ranks), StepClock(), GpuWatch(device)
         self.peak = PeakMemory(device)
         self._autocast = autocast_of(config, stage.name, device)
-        limits = partial(
-            limits_of, device, precision_of(self.settings, matmul_precision=config.training.matmul_precision)
-        )
-        self.work = Work(stage, autocast=self._autocast, limits=limits, ranks=ranks, shapes=shapes)
+        precision = precision_of(self.settings, matmul_precision=config.training.matmul_precision)
+        peak = partial(peak_flops, device, precision)
+        self.work = Work(stage, autocast=self._autocast, peak=peak, ranks=ranks, shapes=shapes)
         self.startup, self.startup_metrics = startup or StartupClock(), dict[str, float]()
         self.step, self.gradient_norm = 0, torch.zeros(())
         self.wandb_id: str | None = None

@@ -1,7 +1,8 @@
 """What an A/B comparison compares: a configuration, and it with switches of another, one by one and all.
 
-A switch changes how a step is computed, not what is learnt from which data. Switches that mean something
-together only, such as `training.amp` and its dtype, are one.
+A switch changes how a step is computed, not what is learnt. Switches that mean something together only, such
+as `training.amp` and its dtype, are one. Whatever else differs, such as batches or losses, is in the last
+variant, the other configuration itself; data and validation have to be the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ups.config.stage_keys import flat_keys
 from ups.errors import ConfigError
 from ups.log import quiet
 
-BASELINE, TOGETHER = "baseline", "together"
+BASELINE, TOGETHER, OPTIMIZED = "baseline", "together", "optimized"
 _MOST_SHOWN = 8  # refused keys in one message
 
 # Keys that an A/B comparison switches, and the first of those that go together with each; "*" is any stage.
@@ -56,6 +57,14 @@ _IRRELEVANT = (
     *("training.rank_timeout_s", "training.stall_timeout_s", "training.latent_cache_dir", "cache."),
     *("training.compile_cache", "training.async_checkpoint"),
 )
+# What all are trained and validated on.
+_SAME = ("data.", "training.stride", "training.max_val_frames", "operator.val_trajectories")
+# What the loss is of: it isn't compared where one of these differs.
+_OF_LOSS = (
+    *("training.losses", "training.rollout_loss", "training.reconstruction_loss", "training.lambda_"),
+    *("training.physics_priors", "training.use_inverse_losses", "training.inverse_loss"),
+    *("training.horizon", "training.pushforward", "operator.state", "encoder.", "latent."),
+)
 # Of a stage: how long it is trained, which the comparison says itself.
 _LENGTH = ("epochs", "steps_per_epoch", "steps", "budget", "patience")
 # Switches that a stage takes from `training` where it says nothing itself.
@@ -67,7 +76,7 @@ class Variant:
     """One configuration of a comparison.
 
     Attributes:
-        name: "baseline", "together", or what is switched.
+        name: "baseline", "together", "optimized", or what is switched.
         switches: Keys with values that differ from the baseline's.
         config: The run's configuration.
     """
@@ -75,6 +84,11 @@ class Variant:
     name: str
     switches: Mapping[str, Any]
     config: RunConfig
+
+    @property
+    def has_same_loss(self) -> bool:
+        """Whether its loss is a number of the same kind as the baseline's."""
+        return not any(key.startswith(_OF_LOSS) and _unit(key) is None for key in self.switches)
 
 
 def make_variants(
@@ -95,50 +109,62 @@ def make_variants(
         stage: Whose steps are compared.
 
     Raises:
-        ConfigError: Kind "not_comparable" names keys that differ and are no switches, kind "no_difference"
-            if none do; and those of `load_config`.
+        ConfigError: Kind "not_comparable" names what differs of data and validation, kind "no_difference" if
+            nothing does; and those of `load_config`.
     """
     first = load_config(baseline, overrides=overrides)
     second = load_config(optimized, overrides=[*overrides, *only_optimized])
-    units = differing_switches(first, second, stage=stage)
+    units, others = differences(first, second, stage=stage)
     together = {key: value for unit in units.values() for key, value in unit.items()}
     variants = {BASELINE: dict[str, Any]()}
-    if len(units) > 1:
+    if len(units) > 1 or others:
         variants |= {name_of(unit): unit for unit in units.values()}
-    variants[TOGETHER if len(units) > 1 else name_of(together)] = together
-    return [
+    if not others:
+        variants[TOGETHER if len(units) > 1 else name_of(together)] = together
+    made = [
         Variant(name, switches, _load(baseline, [*overrides, *as_overrides(switches)]))
         for name, switches in variants.items()
     ]
+    if others:
+        folders = {"cache.dir": str(first.cache.dir), "checkpoint.dir": str(first.checkpoint.dir)}
+        latents = first.training.latent_cache_dir
+        own = {**folders, "training.latent_cache_dir": latents and str(latents), "seed": first.seed}
+        config = _load(optimized, [*overrides, *only_optimized, *as_overrides(own)])
+        made.append(Variant(OPTIMIZED, together | others, config))
+    return made
 
 
-def differing_switches(first: RunConfig, second: RunConfig, *, stage: str) -> dict[str, dict[str, Any]]:
-    """Switches of the second configuration that the first one has otherwise: keys and values by unit.
+def differences(
+    first: RunConfig, second: RunConfig, *, stage: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """What the second configuration has otherwise: keys and values of switches by unit, and of the rest.
 
     Raises:
         ConfigError: As `make_variants`.
     """
     before, now = (dict(_relevant(config, stage)) for config in (first, second))
     differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    refused = [key for key in differing if _unit(key) is None]
+    refused = [key for key in differing if key.startswith(_SAME)]
     if refused:
         shown = "; ".join(f"{key} is {before.get(key)} and {now.get(key)}" for key in refused[:_MOST_SHOWN])
         more = f"; and {len(refused) - _MOST_SHOWN} more" if len(refused) > _MOST_SHOWN else ""
         raise ConfigError(
-            f"the configurations differ in more than switches: {shown}{more}",
+            f"the configurations differ in data or validation: {shown}{more}",
             kind="not_comparable",
-            hint="make these equal, on the command line for both; data, model and losses have to be the same",
+            hint="make these equal, on the command line for both",
         )
     units: dict[str, dict[str, Any]] = {}
+    others = {key: now.get(key) for key in differing if _unit(key) is None}
     for key in differing:
-        units.setdefault(_unit(key) or key, {})[key] = now[key]
-    if not units:
+        if (unit := _unit(key)) is not None:
+            units.setdefault(unit, {})[key] = now[key]
+    if not differing:
         raise ConfigError(
-            f"the configurations don't differ in a switch that stage {stage} has",
+            f"the configurations don't differ in what stage {stage} does",
             kind="no_difference",
             hint="give another --optimized, or --set such as training.compile=true",
         )
-    return units
+    return units, others
 
 
 def name_of(switches: Mapping[str, Any]) -> str:

@@ -11,28 +11,41 @@ parameters, N = B M rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Unpack
 
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ups.diffusion.noise import member_generators, member_noise
+from ups.diffusion.paths import member_generators, member_noise
 from ups.diffusion.samplers import sample
+from ups.errors import CheckpointError
 from ups.models.corrector import FlowConditions, VelocityNetwork
 from ups.models.operator_size import OperatorSize, token_axes
 from ups.nn.layers import Condition
-from ups.nn.neighbours import NeighbourMap
-from ups.trained.corrector_spec import CorrectorSpec, Sampler, Sampling, checked_sampling
-from ups.trained.model_files import TrainedModel
+from ups.nn.patches import NeighbourMap
+from ups.trained.autoencoder import Autoencoder, spec_of_autoencoder, spec_within
+from ups.trained.checkpoint import hash_tensors, load_checkpoint
+from ups.trained.model_files import OfTraining, TrainedModel, filled, save_model
 from ups.trained.rollout_inputs import Numbers, RolloutStart, check_members, check_seed
 from ups.trained.simulator import Simulator
-from ups.trained.specs import SimulatorSpec
+from ups.trained.specs import (
+    CORRECTOR,
+    STUDENT,
+    CorrectorSpec,
+    Sampler,
+    Sampling,
+    SimulatorSpec,
+    checked_sampling,
+    parse_specs,
+)
 from ups.trained.state_space import Geometries
 
+_OPERATOR = "simulator."  # beginning of the names of the operator's tensors
 _GIVEN = 2  # states beside the one that flows: z and p
 _ROWS = 256  # members, of all samples, that are advanced at once
 
@@ -165,7 +178,7 @@ class CorrectedSimulator(TrainedModel):
         given = (given[0], given[1] + offset_BLD)
         conditions = self.conditions(parameters_BP, task=task, dt_B=dt_B)
         drawn = sample(
-            partial(self._velocity_at, given=given, conditions=conditions, task=task),
+            lambda x, t: self.velocity(x, t, given, conditions, task=task),
             noise_BLD,
             **vars(sampling),
         )
@@ -203,62 +216,34 @@ class CorrectedSimulator(TrainedModel):
                 `rollout_steps` may do with less.
             ShapeError: As `Simulator.rollout`.
         """
-        num = check_members(1 if members is None else members)
-        frames = list(
-            self._frames(
-                fields,
-                steps,
-                members=num,
-                is_streamed=False,
-                seed=seed,
-                sampling=self._sampling(sampler, num_sampler_steps),
-                conditions={
-                    "task": task,
-                    "parameters": parameters,
-                    "dt": dt,
-                    "resample": resample,
-                    "extrapolate": extrapolate,
-                },
-            )
+        frames = self._frames(
+            fields,
+            steps,
+            members=1 if members is None else members,
+            is_streamed=False,
+            seed=seed,
+            sampler=sampler,
+            num_sampler_steps=num_sampler_steps,
+            task=task,
+            parameters=parameters,
+            dt=dt,
+            resample=resample,
+            extrapolate=extrapolate,
         )
-        stacked = torch.stack(frames, dim=2)
+        stacked = torch.stack(list(frames), dim=2)
         return stacked[:, 0] if members is None else stacked
 
     def rollout_steps(
-        self,
-        fields: Tensor | npt.NDArray[Any],
-        steps: int,
-        *,
-        members: int,
-        seed: int = 0,
-        sampler: Sampler | None = None,
-        num_sampler_steps: int | None = None,
-        task: str | None = None,
-        parameters: Mapping[str, Numbers] | None = None,
-        dt: Numbers | None = None,
-        resample: bool = False,
-        extrapolate: bool = False,
+        self, fields: Tensor | npt.NDArray[Any], steps: int, *, members: int, **options: Any
     ) -> Iterator[Tensor]:
         """As `rollout`, one time step after the other: only one of them is held.
 
+        Args:
+            fields: As of `rollout`, like `steps`, `members` and the other options.
         Returns:
             An iterator over K tensors of shape (B, M, X..., C); what is wrong is raised before the first.
         """
-        return self._frames(
-            fields,
-            steps,
-            members=check_members(members),
-            is_streamed=True,
-            seed=seed,
-            sampling=self._sampling(sampler, num_sampler_steps),
-            conditions={
-                "task": task,
-                "parameters": parameters,
-                "dt": dt,
-                "resample": resample,
-                "extrapolate": extrapolate,
-            },
-        )
+        return self._frames(fields, steps, members=members, is_streamed=True, **options)
 
     def _frames(
         self,
@@ -267,11 +252,20 @@ class CorrectedSimulator(TrainedModel):
         *,
         members: int,
         is_streamed: bool,
-        seed: int,
-        sampling: Sampling,
-        conditions: Mapping[str, Any],
+        seed: int = 0,
+        sampler: Sampler | None = None,
+        num_sampler_steps: int | None = None,
+        **conditions: Any,
     ) -> Iterator[Tensor]:
         """Frames of all members, one time step after the other; what is given is checked at once."""
+        members, own = check_members(members), self.corrector_spec.sampling
+        sampling = checked_sampling(
+            replace(
+                own,
+                sampler=own.sampler if sampler is None else sampler,
+                num_steps=own.num_steps if num_sampler_steps is None else num_sampler_steps,
+            )
+        )
         with torch.no_grad():
             start = self.simulator.begin(
                 fields, steps, members=members, is_streamed=is_streamed, **conditions
@@ -288,44 +282,75 @@ class CorrectedSimulator(TrainedModel):
         for dt_B in start.dt_BK.unbind(1):
             noise_NLD = member_noise(generators, start.state_BLD)
             dt_N = dt_B.repeat_interleave(members)
+            states, frames = [], []
             with torch.no_grad():
-                parts = [
-                    self._step(
-                        start, sampling, state_NLD[some], parameters_NP[some], dt_N[some], noise_NLD[some]
-                    )
-                    for some in rows
-                ]
-                state_NLD = torch.cat([state for state, _ in parts])
-                frames = torch.cat([frame for _, frame in parts]).unflatten(0, (num, members))
-            yield frames
+                for some in rows:
+                    own: dict[str, Any] = {"task": start.task, "dt_B": dt_N[some]}
+                    given_NP, before_NLD = parameters_NP[some], state_NLD[some]
+                    predicted_NLD = self.simulator.step(before_NLD, given_NP, **own)
+                    given = (before_NLD, predicted_NLD)
+                    drawn_NLD = self.residual(noise_NLD[some], given, given_NP, sampling=sampling, **own)
+                    states.append(predicted_NLD + drawn_NLD)
+                    frames.append(self.simulator.frame(states[-1], given_NP, start))
+                state_NLD = torch.cat(states)
+            yield torch.cat(frames).unflatten(0, (num, members))
 
-    def _step(
-        self,
-        start: RolloutStart,
-        sampling: Sampling,
-        state_NLD: Tensor,
-        parameters_NP: Tensor,
-        dt_N: Tensor,
-        noise_NLD: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """States after a step, and their fields."""
-        own: dict[str, Any] = {"task": start.task, "dt_B": dt_N}
-        predicted_NLD = self.simulator.step(state_NLD, parameters_NP, **own)
-        given = (state_NLD, predicted_NLD)
-        corrected = predicted_NLD + self.residual(noise_NLD, given, parameters_NP, sampling=sampling, **own)
-        return corrected, self.simulator.frame(corrected, parameters_NP, start)
 
-    def _velocity_at(
-        self, x: Tensor, t: Tensor, *, given: Sequence[Tensor], conditions: FlowConditions, task: str
-    ) -> Tensor:
-        return self.velocity(x, t, given, conditions, task=task)
+def candidate_of(path: Path) -> Path:
+    """What has not passed its gates yet, and so hasn't the name of a checkpoint."""
+    return path.with_name(f"{path.stem}.candidate{path.suffix}")
 
-    def _sampling(self, sampler: Sampler | None, num_steps: int | None) -> Sampling:
-        own = self.corrector_spec.sampling
-        return checked_sampling(
-            replace(
-                own,
-                sampler=own.sampler if sampler is None else sampler,
-                num_steps=own.num_steps if num_steps is None else num_steps,
-            )
+
+def save_corrected(
+    path: str | os.PathLike[str], model: CorrectedSimulator, **training: Unpack[OfTraining]
+) -> None:
+    """Write weights of corrector, operator and autoencoder, and their specifications.
+
+    The file of a corrector that was taught by another is of the kind "student", else "corrector". Arguments
+    and errors are those of `save_model`.
+    """
+    inner = spec_within(model.simulator.autoencoder)
+    spec = {**model.spec.to_json(), CORRECTOR: model.corrector_spec.to_json()}
+    kind = CORRECTOR if model.corrector_spec.taught is None else STUDENT
+    save_model(path, model, kind=kind, spec=spec, training=training, autoencoder=inner)
+
+
+def load_corrected(
+    path: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    kind: str = CORRECTOR,
+    allow_code: str | Iterable[str] = (),
+) -> CorrectedSimulator:
+    """Read a corrected simulator, in evaluation mode; the one file is enough.
+
+    Args:
+        kind: "corrector" or "student".
+        allow_code: As of `ups.load`.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together;
+            kind "other_operator", if the operator in it isn't the one that it was trained for.
+    """
+    tensors, document = load_checkpoint(path, kind=kind, device=device)
+    spec, corrector = parse_specs(document, path)
+    _check_bound(path, found=hash_tensors(path, prefix=_OPERATOR), corrector=corrector)
+    inner = spec_of_autoencoder(document, path)
+
+    def build() -> CorrectedSimulator:
+        autoencoder = Autoencoder(inner) if inner else None
+        return CorrectedSimulator(Simulator(spec, autoencoder, allow_code=allow_code), corrector)
+
+    return filled(build, tensors, path=path, device=device, is_trusted="name" in spec.operator)
+
+
+def _check_bound(path: str | os.PathLike[str], *, found: str, corrector: CorrectorSpec) -> None:
+    if found != corrector.operator_sha256:
+        raise CheckpointError(
+            "a corrector of another operator, whose residuals are others",
+            kind="other_operator",
+            path=path,
+            expected=f"the operator {corrector.operator_sha256[:12]}",
+            found=found[:12],
+            hint="train the corrector again: `ups train --stage diff_residual`",
         )

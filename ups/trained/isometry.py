@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ups.distributed.ranks import ALONE, Ranks
-from ups.nn.patch_basis import ChannelMap
+from ups.nn.patches import ChannelMap
 from ups.trained.autoencoder import Autoencoder
 
 # Singular values below this share of the largest count as this: what has no effect isn't blown up.

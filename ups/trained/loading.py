@@ -10,8 +10,7 @@ from typing import Any
 
 from ups.errors import CheckpointError, MissedGatesWarning
 from ups.trained.checkpoint import read_any_document
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import load_corrected
+from ups.trained.corrected import CorrectedSimulator, load_corrected
 from ups.trained.prior import SteadyPrior, load_prior
 from ups.trained.simulator import Simulator, load_simulator
 from ups.trained.specs import CORRECTOR, GATES, OPERATOR, PRIOR, STUDENT

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ups.diffusion.noise import member_generators, member_noise
+from ups.diffusion.paths import member_generators, member_noise
 from ups.diffusion.samplers import sample
 from ups.errors import ConfigError, ShapeError
 from ups.models.corrector import FlowConditions, VelocityNetwork
@@ -28,9 +28,7 @@ from ups.models.operator_size import OperatorSize, token_axes
 from ups.nn.layers import Condition, cut_cells
 from ups.trained.autoencoder import Autoencoder, Normalizer, spec_of_autoencoder, spec_within
 from ups.trained.checkpoint import load_checkpoint
-from ups.trained.corrector_spec import Sampling
 from ups.trained.model_files import OfTraining, filled, save_model
-from ups.trained.prior_spec import PriorSpec
 from ups.trained.rollout_inputs import (
     Numbers,
     check_members,
@@ -43,6 +41,8 @@ from ups.trained.rollout_inputs import (
 )
 from ups.trained.specs import (
     PRIOR,
+    PriorSpec,
+    Sampling,
     SimulatedTask,
     SimulatorSpec,
     check_simulated_task,

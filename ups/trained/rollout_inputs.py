@@ -18,7 +18,7 @@ from torch import Tensor
 from ups.device import free_bytes
 from ups.errors import ConfigError, ShapeError
 from ups.grid import FIELDS
-from ups.trained.specs import SimulatedTask
+from ups.trained.specs import SimulatedTask, whole_number
 from ups_store.printable import counted
 
 _FLOAT32_BYTES = 4
@@ -52,36 +52,21 @@ def check_steps(steps: object, task: SimulatedTask) -> int:
     Raises:
         ConfigError: Kind "steps", unless they are at least 1, and of a steady task just that.
     """
-    is_count = isinstance(steps, (int, np.integer)) and not isinstance(steps, bool) and steps >= 1
-    if not is_count or (task.steady and steps != 1):
-        expected = "1 of a steady task" if task.steady else "a whole number, at least 1"
+    number = whole_number(steps, "steps of the rollout", kind="steps")
+    if task.steady and number != 1:
+        expected = "1 of a steady task"
         raise ConfigError("steps of the rollout", kind="steps", expected=expected, found=repr(steps))
-    return int(steps)  # type: ignore[call-overload]  # NumPy's overflow
+    return number
 
 
 def check_members(members: object) -> int:
-    """The members of an ensemble as a number.
-
-    Raises:
-        ConfigError: Kind "members", unless they are at least 1.
-    """
-    if not isinstance(members, (int, np.integer)) or isinstance(members, bool) or members < 1:
-        expected = "a whole number, at least 1"
-        raise ConfigError("members of the ensemble", kind="members", expected=expected, found=repr(members))
-    return int(members)
+    """The members of an ensemble as a number; ConfigError, kind "members", unless they are at least 1."""
+    return whole_number(members, "members of the ensemble", kind="members")
 
 
 def check_seed(seed: object) -> int:
-    """The seed of an ensemble as a number.
-
-    Raises:
-        ConfigError: Kind "seed", unless it is a whole number, 0 or more.
-    """
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(
-            "seed of the ensemble", kind="seed", expected="a whole number, 0 or more", found=repr(seed)
-        )
-    return int(seed)
+    """The seed of an ensemble as a number; ConfigError, kind "seed", unless it is 0 or more."""
+    return whole_number(seed, "seed of the ensemble", kind="seed", least=0)
 
 
 def frames_of(

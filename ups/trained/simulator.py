@@ -18,8 +18,8 @@ from ups.errors import ConfigError
 from ups.models.latent_operator import LatentOperator, StepConditions
 from ups.models.operator_size import OperatorSize, token_axes
 from ups.models.operators import NamedOperator, States, Step
-from ups.nn.interpolation import resampled
 from ups.nn.layers import Condition
+from ups.nn.patches import resampled
 from ups.trained.autoencoder import Autoencoder, spec_of_autoencoder, spec_within
 from ups.trained.checkpoint import load_checkpoint
 from ups.trained.model_files import OfTraining, filled, save_model
@@ -187,11 +187,11 @@ class Simulator(StateSpace):
         fields: Tensor | npt.NDArray[Any],
         steps: int,
         *,
-        task: str | None,
-        parameters: Mapping[str, Numbers] | None,
-        dt: Numbers | None,
-        resample: bool,
-        extrapolate: bool,
+        task: str | None = None,
+        parameters: Mapping[str, Numbers] | None = None,
+        dt: Numbers | None = None,
+        resample: bool = False,
+        extrapolate: bool = False,
         members: int | None = None,
         is_streamed: bool = False,
     ) -> RolloutStart:

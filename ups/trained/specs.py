@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+from operator import index
+from typing import Annotated, Any, Literal, NotRequired, TypeVar, get_args
 
 from ups.errors import CheckpointError, ConfigError, UpsError, needs
 from ups.grid import FIELDS, PERIODIC, Grid, GridSpec, TokenGrid, cut_grid
 from ups.models.operator_size import OperatorSize
-from ups.parsing import Count, Finite, Length, Parsed, Positive, Statistics, Window
+from ups.parsing import Count, Finite, Length, NotNegative, Parsed, Positive, Statistics, Window
 
 with needs("train"):
     from pydantic import AfterValidator
@@ -350,3 +353,146 @@ def check_simulated_task(spec: SimulatorSpec, task: str | None) -> str:
         ConfigError: Kind "other_task".
     """
     return _one_of(spec.tasks, task, "task of the simulator")
+
+
+Sampler = Literal["euler", "heun", "adaptive"]  # as `ups.diffusion.samplers` has them
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How residuals are drawn.
+
+    Attributes:
+        sampler: "euler", "heun" or "adaptive".
+        num_steps: Of Euler's and Heun's method.
+        tolerance: Of the adaptive one: largest error of a step.
+        max_evaluations: Of the adaptive one, at most.
+    """
+
+    sampler: Sampler = "euler"
+    num_steps: Count = 32
+    tolerance: Positive = 1e-2
+    max_evaluations: Count = 200
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Of a student, where it comes from.
+
+    Attributes:
+        teacher_sha256: Of the corrector's file, as `ups.trained.checkpoint.hash_tensors` gives it.
+        method: "reflow" or "consistency".
+    """
+
+    teacher_sha256: str
+    method: str
+
+
+@dataclass(frozen=True)
+class CorrectorSpec(Parsed):
+    """What a corrector is, besides its weights.
+
+    Attributes:
+        operator_sha256: Of the operator's file, as `ups.trained.checkpoint.hash_tensors` gives it.
+        size: Fields of `ups.models.operator_size.OperatorSize`.
+        sigma: sigma_c by task: root mean square of the operator's residual, in normalised units.
+        lead_times: Steps of the operator's own rollouts that residuals were taken from.
+        sampling: How residuals are drawn where nothing else is asked for.
+        taught: Of a student of another corrector; None of one that was trained on residuals.
+        takes_seams: Whether a linear map takes the operator's seams off before residuals are drawn.
+    """
+
+    operator_sha256: str
+    size: Mapping[str, Any]
+    sigma: Mapping[str, NotNegative]
+    lead_times: Count
+    sampling: Sampling = Sampling()
+    taught: Taught | None = None
+    takes_seams: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for `from_json`."""
+        return asdict(self)
+
+
+def parse_specs(
+    document: Mapping[str, Any], path: str | os.PathLike[str]
+) -> tuple[SimulatorSpec, CorrectorSpec]:
+    """The specifications in a corrector's or a student's document: of the operator in it, and its own.
+
+    Raises:
+        CheckpointError: As `parse_joined_specs`.
+    """
+    spec, corrector = parse_joined_specs(document, path, name=CORRECTOR, parse=CorrectorSpec.from_json)
+    try:
+        OperatorSize.from_json(corrector.size)
+        if missing := spec.tasks.keys() - corrector.sigma.keys():
+            raise ValueError(f"sigma: none of {', '.join(sorted(missing))}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise incomplete_spec(error, path, what=CORRECTOR) from error
+    return spec, corrector
+
+
+def checked_sampling(sampling: Sampling) -> Sampling:
+    """The same, if it can be.
+
+    Raises:
+        ConfigError: Kind "sampler", for an unknown one or no steps.
+    """
+    if sampling.sampler not in get_args(Sampler):
+        expected = ", ".join(get_args(Sampler))
+        raise ConfigError("sampler", kind="sampler", expected=expected, found=repr(sampling.sampler))
+    whole_number(sampling.num_steps, "num_sampler_steps", kind="sampler")
+    return sampling
+
+
+def whole_number(value: object, what: str, *, kind: str, least: int = 1) -> int:
+    """What a caller gives as a number of steps or members, or as a seed; NumPy's integers, too.
+
+    Raises:
+        ConfigError: Of this kind, unless it is a whole number from `least` on.
+    """
+    with suppress(TypeError):
+        number = index(value)  # type: ignore[arg-type]
+        if number >= least and not isinstance(value, bool):
+            return number
+    expected = f"a whole number, {'at least 1' if least else '0 or more'}"
+    raise ConfigError(what, kind=kind, expected=expected, found=repr(value))
+
+
+Method = Literal["flow", "regression"]
+
+
+@dataclass(frozen=True)
+class PriorSpec(Parsed):
+    """What a prior of steady solutions is, besides its weights and its states.
+
+    Attributes:
+        method: "flow", a generative model; or "regression" by the same network, the mean of solutions.
+        observed_points: Points at which it was trained to be given the input; None for all of them.
+        sampling: How solutions are drawn where nothing else is asked for.
+    """
+
+    method: Method
+    observed_points: Count | None
+    sampling: Sampling
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for `from_json`."""
+        return asdict(self)
+
+    def num_given(self, spec: SimulatorSpec) -> int:
+        """States of D channels that the input of a task fills, with its mask where it has one, at most."""
+        if self.is_encoded(spec):
+            return 1
+        has_mask = self.observed_points is not None
+        most = 1
+        for task in spec.tasks.values():
+            num_points = math.prod(task.grid.points) // math.prod(task.tokens)
+            num_values = num_points * (dict(task.grid.channels)[task.input_array] + has_mask)
+            most = max(most, math.ceil(num_values / spec.state_dim))
+        return most
+
+    def is_encoded(self, spec: SimulatorSpec) -> bool:
+        """Whether the input is given as latents; one that is known at some points is given as its values."""
+        return spec.states == "latent" and self.observed_points is None

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from ups.grid import FIELDS
 from ups.models.any_point_decoder import grid_queries
+from ups.models.latent_operator import TokenUNet
+from ups.models.operator_blocks import TokenGeometry
 from ups.models.operators import NamedOperator
-from ups.models.token_geometry import TokenGeometry
-from ups.models.u_shape import TokenUNet
-from ups.nn.interpolation import resampled
 from ups.nn.layers import patchify, unpatchify
+from ups.nn.patches import resampled
 from ups.trained.autoencoder import Autoencoder, Normalizer
 from ups.trained.model_files import TrainedModel
 from ups.trained.rollout_inputs import RolloutStart

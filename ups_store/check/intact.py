@@ -182,8 +182,8 @@ def _offsets_of(fd: int, layout: RaggedLayout) -> Offsets | None:
 
 def _with_elements(layout: Layout) -> list[ArrayLayout]:
     """The arrays whose samples have elements; ragged ones too, whose samples have lengths."""
-    shown = (array for array in layout.per_sample if not array.meta.is_companion)
-    return [array for array in shown if array.entry or array.meta.is_ragged]
+    listed = (array for array in layout.per_sample if not array.meta.is_companion)
+    return [array for array in listed if array.entry or array.meta.is_ragged]
 
 
 def _empty(layout: Layout) -> tuple[str, ...]:

@@ -232,9 +232,9 @@ def _inputs(store: AnyStore, arrays: Arrays, lengths: Mapping[str, int], others:
     points = {dim: num for dim, num in lengths.items() if dim in _SPACE}
     on_points = []
     for key in arrays.keys() - others:  # coordinates are among them, each sample may have its own
-        own = dict(zip(_dims(store, key), arrays[key].shape, strict=True))
-        own.pop("channel", None)
-        on_points += [key] if own == points else []
+        sizes = dict(zip(_dims(store, key), arrays[key].shape, strict=True))
+        sizes.pop("channel", None)
+        on_points += [key] if sizes == points else []
     return sorted(on_points)
 
 
@@ -286,8 +286,8 @@ def _draw_picture(pixels: npt.NDArray[Any], title: str) -> Figure:
     width = 4.8 * min(1.0, ratio) ** 0.5
     figure = _new_figure(width, 0.6 + width / ratio, title)
     axes = figure.subplots()
-    shown = pixels[:: _stride(num_rows), :: _stride(num_columns), 0 if num_channels == 1 else slice(None)]
-    axes.imshow(shown, cmap="gray", vmin=0, vmax=255)
+    picture = pixels[:: _stride(num_rows), :: _stride(num_columns), 0 if num_channels == 1 else slice(None)]
+    axes.imshow(picture, cmap="gray", vmin=0, vmax=255)
     axes.set_axis_off()
     return figure
 

@@ -46,8 +46,8 @@ class Statistics:
 
     def join(self, other: Statistics) -> None:
         """Take in what another one found of other samples."""
-        for name, found in other._arrays.items():
-            self._take(name, *found)
+        for name, array in other._arrays.items():
+            self._take(name, *array)
 
     def _take(self, name: str, values: ValueRange, num: int, total: float) -> None:
         before, num_before, total_before = self._arrays.get(name, (ValueRange(), 0, 0.0))

@@ -21,12 +21,12 @@ class _StoreVerbs(Verbs):
     """Imports `build`, which takes longer than all others together, where it is what was asked for."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, words = super().resolve_command(ctx, args)
         if name == "build":
             from ups_store.building.command import app as building
 
             command = typer.main.get_command(building)
-        return name, command, rest
+        return name, command, words
 
 
 app = make_app(

@@ -89,7 +89,7 @@ def _repair(words: list[Path], config: Path) -> None:
 
 def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
     """Check one store and say what was found; returns the exit code."""
-    started, shown = time.perf_counter(), shown_url(path) if is_remote(path) else str(path)
+    started, label = time.perf_counter(), shown_url(path) if is_remote(path) else str(path)
     try:
         with (
             open_any(path) as store,
@@ -99,7 +99,7 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
     except (StoreError, OSError) as error:  # damage that opening finds; the other stores are still checked
         if as_json:
             kind = error.kind if isinstance(error, StoreError) else "os"
-            print_json({"path": shown, "ok": False, "error": {"kind": kind, "message": str(error)}})
+            print_json({"path": label, "ok": False, "error": {"kind": kind, "message": str(error)}})
         files: list[Path] = []  # of a pattern that can't be opened as a whole: they are checked one by one
         if is_pattern(path.absolute()):
             with contextlib.suppress(StoreError):  # which opening has said already
@@ -110,16 +110,16 @@ def _verify(path: Path, as_json: bool, num_threads: int | None) -> int:
         return max([exit_code_of(error), *(_verify(file, as_json, num_threads) for file in files)])
     seconds = time.perf_counter() - started
     if as_json:
-        print_json({**_report_to_json(checked), "path": shown, "seconds": round(seconds, 4)})
+        print_json({**_report_to_json(checked), "path": label, "seconds": round(seconds, 4)})
         return 0 if checked.ok else DAMAGED
-    _show_problems(checked.problems, MAX_PROBLEMS_OF_VERIFY, prefix=f"{shown}: ")
+    _show_problems(checked.problems, MAX_PROBLEMS_OF_VERIFY, prefix=f"{label}: ")
     for name, samples in checked.damaged.items():
         which = counted(len(samples), "damaged sample") if samples else "damage, of no sample alone,"
-        print_lines(f"{shown}: {which} in array {name!r}")
+        print_lines(f"{label}: {which} in array {name!r}")
     verdict = "ok" if checked.ok else f"DAMAGED, {counted(len(checked.problems), 'problem')}"
     rate = checked.nbytes / max(seconds, 1e-9) / 1e9
     print_lines(
-        f"{shown}: {verdict} · {format_nbytes(checked.nbytes)} and {counted(checked.num_chunks, 'checksum')}"
+        f"{label}: {verdict} · {format_nbytes(checked.nbytes)} and {counted(checked.num_chunks, 'checksum')}"
         f" in {seconds:.2f} s · {rate:.2f} GB/s"
     )
     return 0 if checked.ok else DAMAGED
@@ -131,11 +131,11 @@ def _report_to_json(checked: Report) -> dict[str, Any]:
 
 
 def _show_problems(problems: Sequence[object], most: int, *, prefix: str) -> None:
-    shown = problems if is_verbose() else problems[:most]
-    for problem in shown:
+    listed = problems if is_verbose() else problems[:most]
+    for problem in listed:
         print_lines(f"{prefix}{problem}")
-    if len(shown) < len(problems):
-        print_lines(f"{prefix}and {counted(len(problems) - len(shown), 'more problem')}; -v shows all")
+    if len(listed) < len(problems):
+        print_lines(f"{prefix}and {counted(len(problems) - len(listed), 'more problem')}; -v shows all")
 
 
 def doctor(
@@ -248,10 +248,10 @@ def gc(
     if not folder.is_dir():
         raise StoreNotFoundError("no such folder", path=folder, hint="check the path")
     kinds = REMOVABLE if unfinished else REMOVABLE - {"unfinished", "pull"}
-    left = find_garbage(folder)
-    if not left:
+    entries = find_garbage(folder)
+    if not entries:
         log(f"{one_line(str(folder))}: nothing that a dead builder left")
-    for garbage in left:
+    for garbage in entries:
         is_removed = delete and garbage.kind in kinds and remove_garbage(garbage)
         if as_json:
             print_json({**asdict(garbage), "removed": is_removed})

@@ -81,13 +81,15 @@ def diff(
 
     Exit code 0 if their identities and numbers of samples are the same, 1 if they differ.
     """
-    with open_any(a, partial=True) as left, open_any(b, partial=True) as right:
-        differing = differences(dict(left.identity_document), dict(right.identity_document))
-        attrs = differences(dict(left.attrs), dict(right.attrs))
-        num_samples = [len(left), len(right)]
-        is_finished = not (left.is_partial or right.is_partial)
-        is_alike = is_finished and _num_files(left) == _num_files(right)  # each file has checksums of its own
-        same_content = left.fingerprint == right.fingerprint if is_alike else None
+    with open_any(a, partial=True) as first, open_any(b, partial=True) as second:
+        differing = differences(dict(first.identity_document), dict(second.identity_document))
+        attrs = differences(dict(first.attrs), dict(second.attrs))
+        num_samples = [len(first), len(second)]
+        is_finished = not (first.is_partial or second.is_partial)
+        is_alike = is_finished and _num_files(first) == _num_files(
+            second
+        )  # each file has checksums of its own
+        same_content = first.fingerprint == second.fingerprint if is_alike else None
     if as_json:
         print_json(
             {

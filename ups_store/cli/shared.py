@@ -124,10 +124,10 @@ def gc_remote(
     from ups_store.remote.transfer import find_remote_garbage
 
     cache = _open(place, timeout)
-    left = find_remote_garbage(cache, older_than_s=None if older_than is None else 86400 * older_than)
-    if not left:
+    entries = find_remote_garbage(cache, older_than_s=None if older_than is None else 86400 * older_than)
+    if not entries:
         log(f"{one_line(cache.location)}: nothing that can go")
-    for garbage in left:
+    for garbage in entries:
         is_removed = delete and garbage.is_removable and (unfinished or garbage.kind != "incomplete")
         if is_removed:
             cache.remove(garbage.key)
@@ -144,8 +144,8 @@ def gc_remote(
         size = f"{format_nbytes(garbage.nbytes)}, " if garbage.nbytes else ""
         age = f"written {format_age(garbage.age_s)}{', removed' if is_removed else ''}"
         print_lines(f"{cache.location}/{garbage.key}: {title}, {size}{age}")
-    if left and not delete:
-        log(f"{counted(len(left), 'file')}; --delete removes what isn't left alone")
+    if entries and not delete:
+        log(f"{counted(len(entries), 'file')}; --delete removes what isn't left alone")
 
 
 def _open(place: str, timeout: float) -> SharedCache:

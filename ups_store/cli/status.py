@@ -34,8 +34,8 @@ def status(
     processes = _read(paths)
     if as_json:
         machines: dict[Any, list[Any]] = {}
-        for each in processes:
-            machines.setdefault((each["run"], each["host"]), []).append(each)
+        for process in processes:
+            machines.setdefault((process["run"], process["host"]), []).append(process)
         print_json({"machines": [{"host": h, "run": r, "processes": of} for (r, h), of in machines.items()]})
     elif not watch:
         print_lines(*_lines(processes))
@@ -44,7 +44,7 @@ def status(
         from rich.text import Text
 
         with Live(Text("\n".join(_lines(processes))), console=results(), auto_refresh=False) as live:
-            while any(each["state"] == "running" for each in processes):
+            while any(process["state"] == "running" for process in processes):
                 time.sleep(_REFRESH_S)
                 processes = _read(paths)
                 live.update(Text("\n".join(_lines(processes))), refresh=True)
@@ -56,11 +56,11 @@ def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     for log in (log for path in paths for log in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])):
         latest: dict[Any, list[dict[str, Any]]] = {}
         for event in _events(log):
-            place = event["host"], event["rank"]
+            rank_key = event["host"], event["rank"]
             if event["event"] == "start":
-                latest[place] = [event]
-            elif place in latest and latest[place][0]["pid"] == event["pid"]:
-                latest[place].append(event)
+                latest[rank_key] = [event]
+            elif rank_key in latest and latest[rank_key][0]["pid"] == event["pid"]:
+                latest[rank_key].append(event)
         processes += [_summary(log, events) for events in latest.values()]
     if not processes:
         where, hint = ", ".join(map(str, paths)), "give what `--log-json` names"
@@ -91,35 +91,51 @@ def _summary(log: Path, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     since = max((number for number, event in enumerate(events) if event is stage), default=0)
     progress = [event for event in events[since:] if event["event"] == "progress"]
     notes = [str(event.get("message")) for event in events if event["event"] in ("note", "stalled")]
-    shown = {name: events[0][name] for name in ("run", "host", "rank", "pid")}
+    document = {name: events[0][name] for name in ("run", "host", "rank", "pid")}
     silent_s = max(0.0, time.time() - events[-1]["time_s"])
     if "end" in last:
         ended = error.get("kind") if error.get("kind") in ("interrupted", "stalled") else "failed"
         state = "finished" if last["end"].get("is_done") else ended
-    elif shown["host"] == os.uname().nodename:
-        state = "running" if os.path.exists(f"/proc/{shown['pid']}") else "killed"
+    elif document["host"] == os.uname().nodename:
+        state = "running" if os.path.exists(f"/proc/{document['pid']}") else "killed"
     else:
         state = "running" if silent_s < _SILENT_S else "unknown"
     done, total, rate = progress[-1]["done"] if progress else 0, stage.get("total"), 0.0
     if progress and (seconds := progress[-1]["time_s"] - progress[0]["time_s"]) > 0:
         rate = round((done - progress[0]["done"]) / seconds, 3)
     left_s = round((total - done) / rate, 1) if rate > 0 and total and state == "running" else None
-    shown |= {"log": str(log), "state": state, "silent_s": round(silent_s, 1), "error": error.get("message")}
-    shown |= {"stage": stage.get("name"), "done": done, "total": total, "unit": stage.get("unit")}
+    document |= {
+        "log": str(log),
+        "state": state,
+        "silent_s": round(silent_s, 1),
+        "error": error.get("message"),
+    }
+    document |= {"stage": stage.get("name"), "done": done, "total": total, "unit": stage.get("unit")}
     waits_for, warning = progress[-1].get("waits_for") if progress else None, notes[-1] if notes else None
-    return shown | {"per_second": rate, "seconds_left": left_s, "waits_for": waits_for, "warning": warning}
+    return document | {"per_second": rate, "seconds_left": left_s, "waits_for": waits_for, "warning": warning}
 
 
 def _lines(processes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for each in processes:
-        amount = format_nbytes if each["unit"] == "bytes" else "{:,}".format
-        facts = [each["state"]]
-        if each["stage"]:
-            facts.append(f"{each['stage']} {amount(each['done'])} of {amount(each['total'])} {each['unit']}")
-        facts += [f"{amount(round(each['per_second']))}/s"] if each["per_second"] else []
-        facts += [f"{format_duration(each['seconds_left'])} left"] if each["seconds_left"] is not None else []
-        facts += [f"waits for {each['waits_for']}"] if each["waits_for"] and not each["error"] else []
-        facts.append(f"last line {format_duration(each['silent_s'])} ago")
-        name = f"{each['host']} (run {each['run']}), rank {each['rank']}, pid {each['pid']}"
-        yield f"{name} in {Path(each['log']).name}: {', '.join(facts)}"
-        yield from (f"  {kind}: {each[kind]}".split("\n")[0] for kind in ("warning", "error") if each[kind])
+    for process in processes:
+        amount = format_nbytes if process["unit"] == "bytes" else "{:,}".format
+        facts = [process["state"]]
+        if process["stage"]:
+            facts.append(
+                f"{process['stage']} {amount(process['done'])} of "
+                f"{amount(process['total'])} {process['unit']}"
+            )
+        facts += [f"{amount(round(process['per_second']))}/s"] if process["per_second"] else []
+        facts += (
+            [f"{format_duration(process['seconds_left'])} left"]
+            if process["seconds_left"] is not None
+            else []
+        )
+        facts += (
+            [f"waits for {process['waits_for']}"] if process["waits_for"] and not process["error"] else []
+        )
+        facts.append(f"last line {format_duration(process['silent_s'])} ago")
+        name = f"{process['host']} (run {process['run']}), rank {process['rank']}, pid {process['pid']}"
+        yield f"{name} in {Path(process['log']).name}: {', '.join(facts)}"
+        yield from (
+            f"  {kind}: {process[kind]}".split("\n")[0] for kind in ("warning", "error") if process[kind]
+        )

@@ -145,9 +145,9 @@ def _without_digits(token: re.Match[str]) -> str:
 def member_text(text: str, *keys: str) -> str:
     """Cut the value at a path of keys, which are there, out of a canonical text of objects."""
     first, end = 0, len(text)
-    for wanted in keys:
+    for key_text in keys:
         key, end = None, first
-        while key != wanted:  # values one behind the other, after "{" or ","
+        while key != key_text:  # values one behind the other, after "{" or ","
             key, colon = _PLAIN_DECODER.raw_decode(text, end + 1)
             first = colon + 1
             _, end = _PLAIN_DECODER.raw_decode(text, first)

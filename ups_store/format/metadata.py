@@ -275,11 +275,11 @@ def with_companions_marked(metas: Sequence[ArrayMeta], *, path: object) -> list[
         for companion in companions_of(rows, num_samples):
             present = arrays.get(companion.name)
             if present is None or replace(present, part=companion.part) != companion:
-                expected, found = _shown(companion), "none" if present is None else _shown(present)
+                expected, actual = _shown(companion), "none" if present is None else _shown(present)
                 hint = "its metadata was edited or written by another program: rebuild it"
                 values: dict[str, Any] = {"kind": "ragged", "clause": "14.1", "array": rows.name}
                 raise FormatError(
-                    "ragged array", path=path, **values, expected=expected, found=found, hint=hint
+                    "ragged array", path=path, **values, expected=expected, found=actual, hint=hint
                 )
             arrays[companion.name] = companion
     return list(arrays.values())

@@ -232,8 +232,8 @@ def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[A
         return result
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         result = {}
-        for i, (left, right) in enumerate(zip(found, expected, strict=True)):
-            result |= differences(left, right, f"{where}[{i}]")
+        for i, (first, second) in enumerate(zip(found, expected, strict=True)):
+            result |= differences(first, second, f"{where}[{i}]")
         return result
     return {} if found == expected else {where: (found, expected)}
 
@@ -241,14 +241,14 @@ def differences(found: Any, expected: Any, where: str = "") -> dict[str, tuple[A
 def describe_differences(differing: Mapping[str, tuple[Any, Any]], *, limit: int = 8) -> str:
     """Write a line for each difference, `key: found -> expected`, at most `limit`; of lists the odd items."""
     lines = []
-    for key, (found, expected) in differing.items():
-        text = f"{found!r} -> {expected!r}"
-        lists = [each for each in (found, expected) if isinstance(each, list)]
+    for key, (actual, expected) in differing.items():
+        text = f"{actual!r} -> {expected!r}"
+        lists = [values for values in (actual, expected) if isinstance(values, list)]
         if len(lists) == 2 and any(isinstance(item, dict) for item in itertools.chain(*lists)):
-            left, right = ({json.dumps(item, sort_keys=True) for item in each} for each in lists)
-            odd = [f", without {item}" for item in sorted(left - right)]
-            odd += [f", also {item}" for item in sorted(right - left)]
-            text = f"{len(found)} -> {len(expected)} items{''.join(odd)}"
+            items, others = ({json.dumps(item, sort_keys=True) for item in values} for values in lists)
+            odd = [f", without {item}" for item in sorted(items - others)]
+            odd += [f", also {item}" for item in sorted(others - items)]
+            text = f"{len(actual)} -> {len(expected)} items{''.join(odd)}"
         lines.append(one_line(f"{key}: {text}"))
     more = [f"and {len(lines) - limit} more"] if len(lines) > limit else []
     return "\n".join(lines[:limit] + more)

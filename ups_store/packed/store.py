@@ -302,7 +302,7 @@ class PackedStore(ChunkedStore):
         return PreloadReport(self.path, "copy", f"copy: {budget}", nbytes, seconds)
 
     def residency(self) -> float:
-        """Share of the file that lies in the page cache, 0 to 1; 1 once all is decoded in memory."""
+        """Give the share of the file that lies in the page cache, 0 to 1; 1 once all is decoded in memory."""
         self.check_open()
         if self._is_copy():
             return 1.0

@@ -157,11 +157,14 @@ class AnyStore(ABC):
 
     @abstractmethod
     def whole(self, name: str) -> Any:
-        """The whole array, read-only, where it is one piece of memory.
+        """Give the whole array, read-only, where it is one piece of memory.
 
         Raises:
             ArrayNotFoundError: If there is none of that name; also a KeyError.
             SpecError: Kind "unsupported", if samples of this kind of store are no single array.
+            NotCommittedError: For an array of a store under construction.
+            TruncatedError: If another program cut the file.
+            CorruptChunkError: If a chunk is damaged, which `verify="touch"` looks for.
         """
 
     def gather(
@@ -262,14 +265,19 @@ class AnyStore(ABC):
     def _views_of(
         self, name: str, samples: Samples, *, decode: bool, num_threads: int | None = None
     ) -> list[Any]:
-        """Samples of a ragged array, all valid; only kinds of store that may have one are asked."""
+        """Give views of a ragged array's samples, all valid; only kinds of store that may have one do."""
         raise NotImplementedError
 
     def sample(self, index: int) -> dict[str, Any]:
-        """All arrays of one sample by name, read-only; shape () for a number. Negative: from the end.
+        """Give all arrays of one sample by name, read-only; shape () for a number. Negative: from the end.
+
+        Of a ragged array shape (rows, ...); text is `str`.
 
         Raises:
             SampleIndexError: Unless -N <= index < N; also an IndexError.
+            NotCommittedError: If the store is under construction and the sample isn't there yet.
+            TruncatedError: If another program cut the file.
+            CorruptChunkError: If a chunk is damaged.
         """
         batch = self.gather([index])
         sample = {}
@@ -282,7 +290,7 @@ class AnyStore(ABC):
         return sample
 
     def lengths(self, name: str) -> Samples:
-        """Number of rows of every sample of a ragged array, shape (N,), all checked.
+        """Give the number of rows of every sample of a ragged array, shape (N,), all checked.
 
         Raises:
             ArrayNotFoundError: Also a KeyError.
@@ -298,7 +306,7 @@ class AnyStore(ABC):
         raise NotImplementedError
 
     def to_xarray(self, names: Iterable[str] | None = None) -> Dataset:
-        """The store as an xarray data set; nothing is read until values are asked for.
+        """Give the store as an xarray data set; nothing is read until values are asked for.
 
         Values of a mapped store are views of it, read-only; of other kinds samples are gathered when they are
         asked for, and of windows over time whole. Of a ragged array the rows of all samples are a variable,
@@ -427,7 +435,7 @@ class AnyStore(ABC):
         self.close()
 
     def __repr__(self) -> str:
-        """Several lines: what it is, a line for each array, and what it was made from."""
+        """Show in several lines: what it is, a line for each array, and what it was made from."""
         rows, lines = self._shown()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         arrays = (
@@ -437,7 +445,7 @@ class AnyStore(ABC):
         return "\n".join([title, *(f"    {line}".rstrip() for line in arrays), *lines])
 
     def _repr_html_(self) -> str:
-        """The same as a table, for notebooks, without scripts and styles."""
+        """Give the same as a table, for notebooks, without scripts and styles."""
         from html import escape
 
         rows, lines = self._shown()
@@ -473,7 +481,7 @@ class AnyStore(ABC):
         return []
 
     def _meta(self, name: str) -> ArrayMeta:
-        """Metadata of an array; `ArrayNotFoundError` if there is none of that name."""
+        """Give the metadata of an array; `ArrayNotFoundError` if there is none of that name."""
         try:
             return self.metas[name]
         except (KeyError, TypeError):
@@ -481,14 +489,14 @@ class AnyStore(ABC):
             raise ArrayNotFoundError(f"no array {name!r}", path=self.path, expected=expected) from None
 
     def _sampled_meta(self, name: str) -> ArrayMeta:
-        """Metadata of an array with a sample axis."""
+        """Give the metadata of an array with a sample axis."""
         meta = self._meta(name)
         if meta.is_constant:
             raise SpecError("it has no sample axis", path=self.path, array=name, hint="use store[name]")
         return meta
 
     def _unsupported(self, problem: str, hint: str, *, array: str | None = None) -> SpecError:
-        """The error for what this kind of store can't do."""
+        """Make the error for what this kind of store can't do."""
         return SpecError(problem, kind="unsupported", path=self.path, array=array, hint=hint)
 
 

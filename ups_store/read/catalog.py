@@ -314,7 +314,7 @@ class Directory:
         return entry, crc
 
     def array_names(self) -> list[str]:
-        """Names of the arrays by the records alone, where the root's document can't be read."""
+        """Give the names of the arrays by the records alone, where the root's document can't be read."""
         suffix = f"/{ROOT_NAME}"
         return [name.removesuffix(suffix) for name, _ in self._records() if name.endswith(suffix)]
 

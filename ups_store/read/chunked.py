@@ -25,9 +25,9 @@ from ups_store.read.gather import (
     BatchArguments,
     Samples,
     TimeWindow,
+    batch_memory,
     batch_shape,
     pick,
-    target_of,
     window_of,
 )
 from ups_store.read.ragged import check_offsets, decoded
@@ -86,7 +86,7 @@ class ChunkedStore(AnyStore):
         """Have every chunk taken once it is checked; in any order, from several threads."""
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        """A constant, read once, read-only; also another array where it was preloaded as a copy."""
+        """Give a constant, read once, read-only; also another array where it was preloaded as a copy."""
         meta = self._meta(name)
         self.check_open()
         if meta.is_constant or (name in self._wholes and self._is_copy()):
@@ -105,7 +105,7 @@ class ChunkedStore(AnyStore):
         wholes = self._wholes  # which `close` in another thread replaces
         for meta in metas:
             array, times = self._layout.arrays[meta.name], window_of(meta, len(samples), arguments)
-            target = target_of(meta, batch_shape(meta, len(samples), times), arguments.out)
+            target = batch_memory(meta, batch_shape(meta, len(samples), times), arguments.out)
             batch[meta.name] = target
             if not target.size:
                 continue

@@ -41,7 +41,7 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 def names_of(names: Sequence[str] | bytes) -> tuple[str, ...]:
-    """Names of arrays; SpecError for one that isn't in a list: it would be taken for its letters."""
+    """Give the names of arrays; SpecError for one that isn't in a list: it would be taken for its letters."""
     if isinstance(names, str | bytes):
         name = names.decode(errors="replace") if isinstance(names, bytes) else str(names)
         hint = f"write [{name!r}]"
@@ -59,7 +59,7 @@ class TimeWindow:
     stride: int  # time steps from one to the next; 1 where there is no next
 
     def of(self, rows: slice) -> TimeWindow:
-        """The window for some of the samples."""
+        """Give the window for some of the samples."""
         return replace(self, start=self.start[rows])
 
     def steps(self, row: int) -> tuple[slice, ...]:
@@ -100,7 +100,9 @@ def window_of(meta: ArrayMeta, num: int, arguments: BatchArguments) -> TimeWindo
         raise SpecError(
             "window", kind="window", array=meta.name, expected="length and stride >= 1", found=actual
         )
-    steps, last = _extent(num_steps, largest(first if first.ndim else first.reshape(1)), length, stride)
+    steps, last = _extent(
+        num_steps, largest_unsigned(first if first.ndim else first.reshape(1)), length, stride
+    )
     if not steps or last >= num_steps:
         exact = [int(value) for value in np.asarray(first if start is None else start, object).reshape(-1)]
         _, last = _extent(num_steps, max(exact), length, stride)
@@ -116,7 +118,7 @@ def window_of(meta: ArrayMeta, num: int, arguments: BatchArguments) -> TimeWindo
 
 
 def _extent(num_steps: int, first: int, length: int | None, stride: int) -> tuple[int, int]:
-    """Number of time steps of a window, and its last one."""
+    """Give the number of time steps of a window, and its last one."""
     steps = max(0, -(-(num_steps - first) // int(stride))) if length is None else int(length)
     return steps, first + (steps - 1) * int(stride)
 
@@ -140,7 +142,7 @@ def _is_count(value: object) -> bool:
 
 
 def batch_shape(meta: ArrayMeta, num: int, window: TimeWindow | None) -> tuple[int, ...]:
-    """Shape of a batch of `num` samples or windows."""
+    """Compute the shape of a batch of `num` samples or windows."""
     shape = meta.sample_shape
     if window is None:
         return (num, *shape)
@@ -159,7 +161,7 @@ class Pattern:
 
 
 def window_pattern(meta: ArrayMeta, length: int, stride: int) -> Pattern:
-    """The pattern of windows over time."""
+    """Give the pattern of windows over time."""
     shape, axis = meta.sample_shape, meta.dims.index(TIME_DIM) - 1
     num_before, num_steps = math.prod(shape[:axis]), shape[axis]
     step_nbytes = math.prod(shape[axis + 1 :]) * dtype_of(meta.dtype).itemsize
@@ -222,7 +224,7 @@ def check_indices(indices: Indices | slice, num_samples: int, *, path: Path) -> 
         hint = "of a mask np.flatnonzero(mask)" if array.dtype == bool else None
         expected = "integers, shape (B,)"
         raise SpecError("indices", kind="index", path=path, expected=expected, found=actual, hint=hint)
-    if not samples.size or largest(samples) < num_samples:
+    if not samples.size or largest_unsigned(samples) < num_samples:
         return samples
     outside = np.flatnonzero((samples < -num_samples) | (samples >= num_samples))
     if outside.size:
@@ -248,7 +250,7 @@ def int64_of(values: Any) -> npt.NDArray[np.int64] | None:
     return np.where((exact >= -_LARGEST) & (exact <= _LARGEST), exact, _LARGEST).astype(np.int64)
 
 
-def largest(values: npt.NDArray[np.int64]) -> int:
+def largest_unsigned(values: npt.NDArray[np.int64]) -> int:
     """The largest value of shape (B,), 0 of none; 2**63 and more if one is negative: one pass tells both."""
     if not values.size:
         return 0
@@ -274,7 +276,7 @@ def pick(whole: npt.NDArray[Any], samples: Samples, window: TimeWindow | None, o
         cast_into(values if window is None else values[window.steps(row)], out[row, ...])
 
 
-def target_of(
+def batch_memory(
     meta: ArrayMeta, shape: tuple[int, ...], out: Mapping[str, npt.NDArray[Any]] | None
 ) -> npt.NDArray[Any]:
     """Find the memory for the batch of one array: what of `out` is meant for it, checked, else new."""
@@ -315,7 +317,7 @@ class SampledArray:
         out: npt.NDArray[Any] | None,
         checked: npt.NDArray[np.bool_] | None = None,
     ) -> npt.NDArray[Any] | None:
-        """The usual `gather`, checked and copied by one call of compiled code.
+        """Do the usual `gather`, checked and copied by one call of compiled code.
 
         With small samples the checks in Python would take longer than the copy.
         """
@@ -346,7 +348,7 @@ class SampledArray:
         return out if is_copied else None
 
     def _pattern(self, length: int | None, stride: int) -> Pattern | None:
-        """The pattern of whole samples or windows; None where no window is that long."""
+        """Give the pattern of whole samples or windows; None where no window is that long."""
         if length is None:
             return self._whole
         known = self._patterns.get((length, stride))
@@ -366,7 +368,7 @@ class SampledArray:
     ) -> npt.NDArray[Any]:
         """Copy samples, or windows of them, into what is meant for them, else new memory."""
         meta, num_threads = self.layout.meta, arguments.num_threads
-        out = target_of(meta, batch_shape(meta, len(samples), window), arguments.out)
+        out = batch_memory(meta, batch_shape(meta, len(samples), window), arguments.out)
         if not out.size:
             return out
         if self._is_read:

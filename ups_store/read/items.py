@@ -99,16 +99,9 @@ class NumberedSources(ShowsFacts):
         if len(present) == 1:
             return self._fetch_source(present[0], items - self._firsts[present[0]], epoch, allocate)
         first = self.sources[present[0]]
-        for source in (self.sources[number] for number in present):
-            if source.signature != first.signature:
-                raise SpecError(
-                    f"samples of {first.task!r} and {source.task!r} don't fit into one batch",
-                    kind="mixed",
-                    path=source.store.path,
-                    expected=first.signature,
-                    found=source.signature,
-                    hint="use make_loader, or make_batch_sampler with a DataLoader: they keep stores apart",
-                )
+        hint = "use make_loader, or make_batch_sampler with a DataLoader: they keep stores apart"
+        for number in present:
+            self.sources[number].check_fits(first, hint=hint)
         rows = [np.flatnonzero(numbers == number) for number in present]
         batches = [
             self._fetch_source(number, items[mine] - self._firsts[number], epoch, scratch)
@@ -222,7 +215,7 @@ class StoreItems(NumberedSources):
         return values
 
     def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """Path of a source's store, and the samples there that its items are of: for messages."""
+        """Give the path of a source's store, and the samples there that its items are of: for messages."""
         return self.sources[number].where(items, epoch=epoch)
 
     def check(self, indices: Sequence[int] | Samples) -> Samples:
@@ -305,6 +298,18 @@ class StoreSource:
             **{name: (self.row_shape(name), self.dtype_of(name).name) for name in self.ragged},
         }
 
+    def check_fits(self, other: StoreSource, *, hint: str) -> None:
+        """Refuse samples that don't share a batch with those of another store."""
+        if self.signature != other.signature:
+            raise SpecError(
+                f"samples of {other.task!r} and {self.task!r} don't fit into one batch",
+                kind="mixed",
+                path=self.store.path,
+                expected=other.signature,
+                found=self.signature,
+                hint=hint,
+            )
+
     def _ragged_names(self, names: tuple[str, ...] | None) -> Iterator[str]:
         """Find the ragged arrays that are asked for; with windows there are none."""
         arrays = self.store.arrays
@@ -376,7 +381,7 @@ class StoreSource:
         return self.store.arrays[name].encoding is not None
 
     def row_shape(self, name: str) -> tuple[int | None, ...]:
-        """Shape of a sample of a ragged array, None for its rows."""
+        """Compute the shape of a sample of a ragged array, None for its rows."""
         return (None, *self.store.arrays[name].shape[2:])
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
@@ -386,13 +391,13 @@ class StoreSource:
         return self._dtype if self._dtype is not None and is_floating else stored
 
     def locate(self, items: Samples, *, epoch: int) -> tuple[Samples, Samples]:
-        """Sample and first time step of items, each int64, shape (B,)."""
+        """Give sample and first time step of items, each int64, shape (B,)."""
         if self._trajectories is None:
             return items, np.zeros_like(items)
         return self._trajectories.index.locate(items, epoch=epoch)
 
     def where(self, items: Samples, *, epoch: int) -> Where:
-        """Path of the store, and the samples that items are of: for messages."""
+        """Give the path of the store, and the samples that items are of: for messages."""
         return str(self.store.path), list(dict.fromkeys(self.locate(items, epoch=epoch)[0].tolist()))
 
     def fetch(self, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
@@ -538,7 +543,7 @@ class WindowIndex:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def locate(self, items: Samples, *, epoch: int) -> tuple[Samples, Samples]:
-        """Sample and first time step of items, each int64, shape (B,)."""
+        """Give sample and first time step of items, each int64, shape (B,)."""
         rows = np.searchsorted(self.ends, items, side="right")
         draws, num_windows = self.window.samples_per_trajectory, self.num_windows[rows]
         if draws is None:
@@ -627,7 +632,7 @@ def task_of(store: AnyStore) -> str:
     return store.path.name.removesuffix(".zarr.zip")
 
 
-def split(
+def split_batch(
     batch: Mapping[str, Any], num: int, wrap: Callable[[Array], Any] = lambda array: array
 ) -> list[Any]:
     """Cut a batch into `num` consecutive ones, as views; of as many samples each, not ragged."""
@@ -636,7 +641,7 @@ def split(
         if isinstance(value, np.ndarray):
             return [wrap(part) for part in value.reshape(num, -1, *value.shape[1:])]
         if isinstance(value, Mapping):
-            return split(value, num, wrap)
+            return split_batch(value, num, wrap)
         if isinstance(value, list):  # tasks, where stores are mixed
             size = len(value) // num
             return [one_or_all(value[i : i + size]) for i in range(0, len(value), size)]

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ups_store.errors import BatchTimeoutError, SpecError
 from ups_store.format.ragged import LENGTHS
-from ups_store.read.items import BufferPool, ShowsFacts, StoreItems, StoreLike, Where, Window, split
+from ups_store.read.items import BufferPool, ShowsFacts, StoreItems, StoreLike, Where, Window, split_batch
 from ups_store.read.order import Order, Shuffle, Step, expect
 from ups_store.read.prefetch import OnWait, Prefetch, check_timeout, deadline, late
 from ups_store.read.ranks import RankedOrder, Ranks, is_number
@@ -506,7 +506,7 @@ class Maker:
         if nbytes is None:
             nbytes = self._nbytes[first.source, len(items)] = nbytes_of(whole)
         nbytes //= num
-        cut: Callable[[int], Sequence[Any]] = getattr(whole, "split", functools.partial(split, whole))
+        cut: Callable[[int], Sequence[Any]] = getattr(whole, "split", functools.partial(split_batch, whole))
         batches = [whole] if num == 1 else cut(num)
         if self.may_group and isinstance(whole, dict):  # what others make isn't split
             self._adapt((time.perf_counter() - began) / num, nbytes)

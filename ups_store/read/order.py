@@ -82,7 +82,7 @@ class Order(Protocol):
         """Give what the steps of all epochs depend on: batches that were made before it changed are stale."""
 
     def steps(self, epoch: int | None = None) -> Iterator[Step]:
-        """The steps of the current epoch that haven't been consumed; all of `epoch`."""
+        """Give the steps of the current epoch that haven't been consumed; all of `epoch`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Give what continues from here."""
@@ -327,7 +327,7 @@ class DataOrder(EpochOrder):
 
 
 def _by_source(sources: Samples) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
-    """Every source of these steps, and which of them are its."""
+    """Give every source of these steps, and which of them are its."""
     if len(sources) and (sources == sources[0]).all():
         yield int(sources[0]), slice(None)
         return
@@ -407,7 +407,7 @@ class MixedOrder(EpochOrder):
                 yield Step(epoch, number, 0, row, mine.start, self.global_batch_size)
 
     def _counts(self, numbers: Samples) -> Samples:
-        """Rows of each source in these steps, int64, shape (n, K); G together."""
+        """Count the rows of each source in these steps, int64, shape (n, K); G together."""
         places = numbers * self._stride % self.num_steps
         rounding = ((2 * places + 1) << 31) // self.num_steps  # each of so many parts of `_WHOLE` once
         ends = (self.global_batch_size * self._ends + rounding[:, None]) >> 32
@@ -415,7 +415,7 @@ class MixedOrder(EpochOrder):
         return counts
 
     def _taken(self, num_steps: int) -> Samples:
-        """Rows of each source in the first steps of an epoch, shape (K,)."""
+        """Count the rows of each source in the first steps of an epoch, shape (K,)."""
         taken = np.zeros(len(self.sizes), np.int64)
         for first in range(0, num_steps, _COUNTED):
             taken += self._counts(np.arange(first, min(first + _COUNTED, num_steps))).sum(0)
@@ -444,13 +444,13 @@ def mix(values: Bits) -> Bits:
 
 
 def below(bits: Bits, limit: np.uint64 | Bits) -> Bits:
-    """Numbers from 0 to `limit` - 1 made of the upper 32 bits; `limit` is at most 2**32."""
+    """Give the numbers from 0 to `limit` - 1 made of the upper 32 bits; `limit` is at most 2**32."""
     scaled: Bits = (bits >> _HALF) * limit
     return scaled >> _HALF
 
 
 def round_keys(num: int, *key: int) -> Bits:
-    """Independent 64-bit keys, shape (num,), from integers 0 <= k < 2**64: seed, epoch, purpose."""
+    """Make independent 64-bit keys, shape (num,), from integers 0 <= k < 2**64: seed, epoch, purpose."""
     words = np.asarray(key, "<u8").view("<u4")  # two words each, so no two keys read alike
     return np.random.SeedSequence(words.tolist()).generate_state(num, np.uint64).astype(np.uint64)
 
@@ -543,18 +543,18 @@ class BlockPermutation:
 
 
 def _divided(values: Samples, divisor: int) -> tuple[Samples, Samples]:
-    """Quotients and remainders of values >= 0, in two thirds of the time of `np.divmod`."""
+    """Compute quotients and remainders of values >= 0, in two thirds of the time of `np.divmod`."""
     quotients = values // divisor
     return quotients, values - quotients * divisor
 
 
 def in_order(positions: Samples, tweak: Samples | int = 0) -> Samples:
-    """The permutation that changes nothing."""
+    """Give the permutation that changes nothing."""
     return positions
 
 
 def checked_weights(num: int, weights: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Weights of so many sources, which have to be positive numbers."""
+    """Check the weights of so many sources, which have to be positive numbers."""
     shares = np.asarray(weights, np.float64)
     fits = shares.shape == (num,) and bool(np.all(np.isfinite(shares) & (shares > 0)))
     expect("weights", fits, f"{num} positive numbers", list(weights))

@@ -280,7 +280,7 @@ def preload(
         job = PreloadJob(file, catalog, fd, request)
         for mode in modes:
             try:
-                report = _load(job, mode)
+                report = _bring_in(job, mode)
                 break
             except (MemoryLimitError, DeviceError, SpecError) as error:
                 is_refusal = not isinstance(error, SpecError) or error.kind == "unsupported"
@@ -298,7 +298,7 @@ def preload(
     return report
 
 
-def _load(job: PreloadJob, mode: Outcome) -> PreloadReport:
+def _bring_in(job: PreloadJob, mode: Outcome) -> PreloadReport:
     started, file, on_device = time.perf_counter(), job.file, None
     if mode == "device":
         device = module_above("device")

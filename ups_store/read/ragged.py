@@ -103,7 +103,7 @@ class RaggedReader:
         return self._file.path
 
     def extents(self, samples: Samples) -> tuple[Offsets, Offsets]:
-        """First row, and row past the last one, of samples, all valid; shape (B,) each."""
+        """Give the first row, and row past the last one, of samples, all valid; shape (B,) each."""
         if not len(samples):
             return samples, samples
         first, last = int(samples.min()), int(samples.max())
@@ -132,7 +132,7 @@ class RaggedReader:
         return self._offsets
 
     def views(self, samples: Samples, *, num_threads: int | None = None, decode: bool = True) -> list[Any]:
-        """Samples, all valid, as read-only arrays (rows, ...) over the mapping, or that were read."""
+        """Give samples, all valid, as read-only arrays (rows, ...) over the mapping, or that were read."""
         starts, ends = self.extents(samples)
         bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))
         if self._file.access == "pread":
@@ -157,7 +157,7 @@ class RaggedReader:
 
 
 def decoded(value: npt.NDArray[Any], meta: ArrayMeta, sample: int, *, path: Path) -> str | bytes:
-    """The text or the bytes that the rows of a sample are."""
+    """Give the text or the bytes that the rows of a sample are."""
     raw = value.tobytes()
     if meta.encoding == "bytes":
         return raw
@@ -205,7 +205,7 @@ def offset_flaw(offsets: Offsets, layout: RaggedLayout) -> tuple[int, str] | Non
 
 
 def bad_offsets(path: Path, layout: RaggedLayout, sample: int, found: str) -> CorruptChunkError:
-    """The error for offsets that can't be right."""
+    """Make the error for offsets that can't be right."""
     first = layout.offsets.offset + 8 * sample
     return CorruptChunkError(
         "the sample's offsets are wrong",
@@ -290,7 +290,7 @@ def padded(
     out: npt.NDArray[Any] | None = None,
     lengths: npt.NDArray[Any] | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Samples of a ragged array in one array, the rest of each row zeros."""
+    """Pad samples of a ragged array to one array, the rest of each row zeros."""
     sizes = np.array([len(view) for view in views], np.int64)
     longest = int(sizes.max(initial=0))
     if out is None:

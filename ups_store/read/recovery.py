@@ -183,7 +183,7 @@ def intact_parts(
 
 
 def _crcs_of(fd: int, layout: Layout, array: ArrayLayout, samples: npt.NDArray[np.int64]) -> list[int]:
-    """CRC-32 of each sample's slot or bytes."""
+    """Compute the CRC-32 of each sample's slot or bytes."""
     if array.meta.is_ragged:
         ragged = layout.ragged[array.meta.name]
         return [_crc_of_extent(fd, *sample_extent(fd, ragged, sample)) for sample in samples.tolist()]

@@ -16,7 +16,7 @@ from ups_store.format.metadata import ArrayMeta
 from ups_store.format.root import RootMeta, config_hash, describe_differences, differences
 from ups_store.printable import counted
 from ups_store.read.base import AnyStore
-from ups_store.read.gather import BatchArguments, Samples, check_indices, target_of, window_of
+from ups_store.read.gather import BatchArguments, Samples, batch_memory, check_indices, window_of
 from ups_store.read.preload import PreloadReport, Request
 from ups_store.read.verify import Report
 from ups_store.system.paths import find_partitions, partition_of
@@ -76,12 +76,7 @@ class PartitionedStore(AnyStore):
         return " ".join(partition.fingerprint for partition in self.partitions)
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        """A constant, read-only, equal in all partitions.
-
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For an array with a sample axis, kind "unsupported": it lies in several files.
-        """
+        """Give a constant, read-only, equal in all partitions; other arrays lie in several files."""
         if self._meta(name).is_constant:
             constant: npt.NDArray[Any] = self.partitions[0][name]
             return constant
@@ -91,7 +86,7 @@ class PartitionedStore(AnyStore):
         raise self._unsupported(problem, hint, array=name)
 
     def sample(self, index: int) -> dict[str, Any]:
-        """All arrays of one sample, read-only, by name, as `Store.sample`."""
+        """Give all arrays of one sample, read-only, by name, as `Store.sample`."""
         self.check_open()
         sample = int(check_indices([index], len(self), path=self.path)[0])
         number = int(np.searchsorted(self._ends, sample, side="right"))
@@ -119,7 +114,7 @@ class PartitionedStore(AnyStore):
             for meta in metas:
                 values = batch[meta.name]
                 if meta.name not in result:
-                    result[meta.name] = target_of(meta, (len(samples), *values.shape[1:]), arguments.out)
+                    result[meta.name] = batch_memory(meta, (len(samples), *values.shape[1:]), arguments.out)
                 result[meta.name][rows] = values
         return result
 
@@ -140,7 +135,7 @@ class PartitionedStore(AnyStore):
         return views
 
     def _preload(self, request: Request) -> PreloadReport:
-        """All partitions, one after the other."""
+        """Preload all partitions, one after the other."""
         if request.samples is not None:
             hint = "preload the partition that has them: `store.partitions[i].preload(...)`"
             raise SpecError("preload argument 'samples'", kind="samples", path=self.path, hint=hint)
@@ -148,7 +143,7 @@ class PartitionedStore(AnyStore):
         return PreloadReport.joined(self.path, reports)
 
     def residency(self) -> float:
-        """Share of the files that lies in RAM, 0 to 1."""
+        """Give the share of the files that lies in RAM, 0 to 1."""
         resident = sum(partition.residency() * partition.nbytes for partition in self.partitions)
         return resident / max(1, self.nbytes)
 
@@ -176,7 +171,7 @@ class PartitionedStore(AnyStore):
 
 
 def parts_of(store: AnyStore) -> tuple[AnyStore, ...]:
-    """The stores that are one file each: the partitions, or the store itself."""
+    """Give the stores that are one file each: the partitions, or the store itself."""
     return store.partitions if isinstance(store, PartitionedStore) else (store,)
 
 

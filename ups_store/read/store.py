@@ -106,13 +106,7 @@ class Store(AnyStore):
         A ragged array is a `RaggedArray`: a sequence of N samples, `str` where they are text.
         Also a store that is read with "pread" is mapped for this; its constants are read. With
         `verify="touch"` an array without slots is checked here, one with slots (samples of 4096 bytes or
-        more) is not.
-
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            NotCommittedError: For an array of a store under construction.
-            TruncatedError: If another program cut the file.
-            CorruptChunkError: If `verify="touch"` finds damage.
+        more) is not. Raises as `AnyStore.whole`.
         """
         array = self._layout(name)
         self.check_length()
@@ -126,16 +120,7 @@ class Store(AnyStore):
         return view
 
     def sample(self, index: int) -> dict[str, Any]:
-        """All arrays of one sample as read-only views by name; shape () for a number. Negative: from the end.
-
-        Of a ragged array shape (rows, ...); text is `str`.
-
-        Raises:
-            SampleIndexError: Unless -N <= index < N; also an IndexError.
-            NotCommittedError: If the store is under construction and the sample isn't there yet.
-            TruncatedError: If another program cut the file.
-            CorruptChunkError: If `verify="touch"` finds damage.
-        """
+        """Give all arrays of one sample by name, as views of the mapped file; see `AnyStore.sample`."""
         if self.access == "pread":
             return super().sample(index)
         self.check_length()
@@ -235,7 +220,7 @@ class Store(AnyStore):
         return report
 
     def residency(self) -> float:
-        """Share of the store that lies in RAM, as page cache or as a copy, 0 to 1."""
+        """Share of the store that lies in RAM, as page cache or as a copy; see `AnyStore.residency`."""
         self.check_length()
         return memory.resident_nbytes(self._file.mapping(), self.nbytes) / self.nbytes
 
@@ -272,12 +257,7 @@ class Store(AnyStore):
         self._file.check_open()
 
     def check_length(self) -> None:
-        """Fail if the file was cut: touching what is gone of a mapping would end the process (spec 7.5).
-
-        Raises:
-            TruncatedError: If it is shorter than the store.
-            StoreClosedError: If the store is closed.
-        """
+        """Raise `TruncatedError` if the file was cut: touching what is gone ends the process (spec 7.5)."""
         self._file.check_length()
 
     def _check(self, array: ArrayLayout, samples: Samples) -> None:
@@ -341,7 +321,7 @@ class SpoolStore(Store):
         return np.ones(len(self), bool)
 
     def whole(self, name: str) -> Any:
-        """The array as a view, of the samples that are there; see `Store.whole`."""
+        """Give the array as a view, of the samples that are there; see `Store.whole`."""
         array, meta = super().whole(name), self._meta(name)
         return array if meta.is_constant or meta.is_ragged else array[: len(self)]
 

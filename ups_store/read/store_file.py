@@ -93,7 +93,7 @@ class StoreFile:
         return StoreClosedError("the store is closed", path=self.path, hint="open it again")
 
     def mapping(self) -> mmap.mmap:
-        """The mapped file; a file that is read is mapped when this is first called."""
+        """Give the mapped file; a file that is read is mapped when this is first called."""
         self.check_open()
         if self._mapping is None:
             self._mapping = _map_file(self.descriptor.fd, self.nbytes, self.path)
@@ -126,14 +126,14 @@ class StoreFile:
             raise cut(self.path, self.nbytes, nbytes)
 
     def read(self, first: int, nbytes: int) -> Bytes:
-        """Bytes of the file, the way that its samples are got."""
+        """Read bytes of the file, the way that its samples are got."""
         if self.access == "pread":
             descriptor = self.descriptor
             return read_bytes(descriptor.fd, first, nbytes, path=self.path)
         return memoryview(self.mapping())[first : first + nbytes]
 
     def view(self, array: ArrayLayout) -> npt.NDArray[Any]:
-        """The whole array, read-only: over the mapping, or a constant that was read."""
+        """Give the whole array, read-only: over the mapping, or a constant that was read."""
         meta, dtype = array.meta, dtype_of(array.meta.dtype)
         if array.entry is None:
             view = np.zeros(meta.shape, dtype)
@@ -202,7 +202,7 @@ def read_bytes(fd: int, first: int, nbytes: int, *, path: Path) -> bytes:
 
 
 def cut(path: Path, expected: int, found: int) -> TruncatedError:
-    """The error for a file that became shorter while it was open."""
+    """Make the error for a file that became shorter while it was open."""
     return TruncatedError(
         "another program cut the file while it was open",
         path=path,
@@ -237,7 +237,7 @@ def read_into(fd: int, offset: int, target: memoryview) -> int:
 
 
 def size(fd: int) -> int:
-    """Length of the open file; raises as `read_at`."""
+    """Give the length of the open file; raises as `read_at`."""
     try:
         return files.size(fd)
     except OSError as error:
@@ -245,7 +245,7 @@ def size(fd: int) -> int:
 
 
 def mode(fd: int) -> int:
-    """File type and permission bits of the open file; raises as `read_at`."""
+    """Give the file type and permission bits of the open file; raises as `read_at`."""
     try:
         return files.mode(fd)
     except OSError as error:
@@ -253,7 +253,7 @@ def mode(fd: int) -> int:
 
 
 def read_failed(error: OSError, fd: int, offset: int | None = None, nbytes: int = 0) -> ReadError:
-    """The error for bytes, or the length, of an open file that the system couldn't read."""
+    """Make the error for bytes, or the length, of an open file that the system couldn't read."""
     reason = error.strerror or str(error)
     failed = ReadError(
         f"it can't be read ({reason.lower()})",
@@ -320,7 +320,7 @@ class Chunk(NamedTuple):
         )
 
     def _checksums(self, read: Read) -> tuple[int | None, int | None]:
-        """The CRC-32C that is stored, and the payload's; None where the file ends before."""
+        """Give the CRC-32C that is stored, and the payload's; None where the file ends before."""
         computed = 0
         for offset in range(0, self.nbytes, _BLOCK_BYTES):
             num = min(_BLOCK_BYTES, self.nbytes - offset)
@@ -338,14 +338,14 @@ def _stored(raw: Bytes) -> int | None:
 
 
 def chunk_of(array: ArrayLayout, sample: int | None = None) -> Chunk:
-    """The chunk of a sample, where there are slots; else that of the whole array."""
+    """Give the chunk of a sample, where there are slots; else that of the whole array."""
     if array.meta.is_sharded and sample is not None:
         return Chunk(array.meta.name, sample, array.slot(sample)[0], array.meta.sample_nbytes)
     return Chunk(array.meta.name, None, array.offset, array.meta.nbytes)
 
 
 def rows_chunk(layout: RaggedLayout, sample: int, rows: tuple[int, int], crc: int) -> Chunk:
-    """The chunk of a sample of a ragged array, which has these rows."""
+    """Give the chunk of a sample of a ragged array, which has these rows."""
     first, end = layout.extent(*rows)
     return Chunk(layout.rows.meta.name, sample, first, end - first, crc)
 

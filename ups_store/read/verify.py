@@ -97,7 +97,7 @@ class Report:
 
     @classmethod
     def joined(cls, path: Path, partitions: Sequence[Report], firsts: Sequence[int]) -> Report:
-        """The report on a store in partitions, which begin with the samples `firsts`."""
+        """Give the report on a store in partitions, which begin with the samples `firsts`."""
         problems = tuple(
             replace(
                 problem,

@@ -41,19 +41,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Version:
-    """What tells one content of an object, or of a file, from another.
+    """What tells one content of an object, or of a file, from another."""
 
-    Attributes:
-        nbytes: Its length.
-        tag: "etag" and a strong ETag, which a request may have as a condition; else a weak one, the time of
-            the last write, or "" where nothing is known.
-        name: What the file is called, if that is known.
-        modified_s: When it was written, seconds since the epoch; 0 where that isn't known.
-    """
-
-    nbytes: int
+    nbytes: int  # its length
+    # "etag" and a strong ETag, which a request may have as a condition; else a weak one, the time of the last
+    # write, or "" where nothing is known.
     tag: str
-    name: str = field(default="", compare=False)
+    name: str = field(default="", compare=False)  # what the file is called, if that is known
+    # When it was written, seconds since the epoch; 0 where that isn't known.
     modified_s: float = field(default=0.0, compare=False)
 
     @classmethod
@@ -219,10 +214,10 @@ def list_objects(
 
     def listed() -> list[Any]:
         pages = obstore.list(client_of(folder, deadline_s), prefix=f"{root}{prefix}" or None)
-        return [each for page in pages for each in page]
+        return [entry for page in pages for entry in page]
 
     objects = ask(listed, url=folder, deadline_s=deadline_s)
-    return [(each["path"].removeprefix(root), Version.of(each)) for each in objects]
+    return [(entry["path"].removeprefix(root), Version.of(entry)) for entry in objects]
 
 
 def put_file(

@@ -73,17 +73,11 @@ class Progress(Protocol):
 
 
 class Original(Protocol):
-    """What is copied. Methods raise `OSError` and `StoreError`.
+    """What is copied. Methods raise `OSError` and `StoreError`."""
 
-    Attributes:
-        location: What it is called in messages, without secrets.
-        key: What tells it from others: the expected digest, if there is one, else where it is.
-        digest: What it has to be, such as "sha256:9f86..."; "" if nothing says it.
-    """
-
-    location: str
-    key: str
-    digest: str
+    location: str  # what it is called in messages, without secrets
+    key: str  # what tells it from others: the expected digest, if there is one, else where it is
+    digest: str  # what it has to be, such as "sha256:9f86..."; "" if nothing says it
 
     def look(self) -> Version | None:
         """Find out what is there; None if nothing is."""

@@ -49,17 +49,11 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 @dataclass(frozen=True)
 class SharedFile:
-    """A file in a shared cache: of a store, or whatever else lies there.
+    """A file in a shared cache: of a store, or whatever else lies there."""
 
-    Attributes:
-        key: What it is called in the cache.
-        nbytes: Its length.
-        modified_s: When it was written, in seconds since the epoch.
-    """
-
-    key: str
-    nbytes: int
-    modified_s: float
+    key: str  # what it is called in the cache
+    nbytes: int  # its length
+    modified_s: float  # when it was written, in seconds since the epoch
 
     @property
     def config_hash(self) -> str:
@@ -295,17 +289,17 @@ class ObjectCache(SharedCache):
 
 def open_shared(location: str | Path, *, deadline_s: float = DEADLINE_S) -> SharedCache:
     """Give the shared cache at a URL or in a folder, see `EXPECTED`; nothing is asked yet."""
-    place = _place_of(location)
-    if isinstance(place, Path):
-        return FolderCache(place)
+    target = _place_of(location)
+    if isinstance(target, Path):
+        return FolderCache(target)
     check_installed("obstore", extra="s3")
-    return ObjectCache(place, deadline_s)
+    return ObjectCache(target, deadline_s)
 
 
 def check_location(location: str) -> str:
     """Check that it can name a shared cache, else `SpecError`; returns it, a folder absolute."""
-    place = _place_of(location)
-    return str(place) if isinstance(place, Path) else location
+    target = _place_of(location)
+    return str(target) if isinstance(target, Path) else location
 
 
 def _place_of(location: str | Path) -> Url | Path:
@@ -313,10 +307,10 @@ def _place_of(location: str | Path) -> Url | Path:
     text = os.fspath(location)
     url = url_of(text)
     if url is not None and not url.lower().startswith("file:"):
-        place = Url(url)
-        if place.scheme not in SCHEMES or not urlsplit(url).netloc:
+        parsed = Url(url)
+        if parsed.scheme not in SCHEMES or not urlsplit(url).netloc:
             raise SpecError("shared cache", kind="url", path=shown_url(location), expected=EXPECTED)
-        return place
+        return parsed
     if url is not None:
         text = unquote(urlsplit(text).path)
     elif hint := instead_of_rclone(text):

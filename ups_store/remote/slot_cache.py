@@ -40,19 +40,12 @@ _MARK = b"ups-store slots\n"  # the end of a file
 
 @dataclass(frozen=True)
 class Places:
-    """Where the chunks of one array with slots lie.
+    """Where the chunks of one array with slots lie."""
 
-    Attributes:
-        base: Number of the first.
-        count: How many there are.
-        first: First byte of the first.
-        stride: Bytes from one to the next.
-    """
-
-    base: int
-    count: int
-    first: int
-    stride: int
+    base: int  # number of the first
+    count: int  # how many there are
+    first: int  # first byte of the first
+    stride: int  # bytes from one to the next
 
 
 class SlotCache:
@@ -146,21 +139,21 @@ class SlotCache:
         with self._lock:  # one thread at a time; other processes do the same work, which does no harm
             if _remove_unused(self.path, limit):
                 return True
-            num_slots, given_back = sum(place.count for place in self._places), max(needed, _GIVEN_BACK_BYTES)
-            if not num_slots or self._random.random() >= _REPLACED_SHARE * needed / given_back:
+            num_slots, freed = sum(slots.count for slots in self._places), max(needed, _GIVEN_BACK_BYTES)
+            if not num_slots or self._random.random() >= _REPLACED_SHARE * needed / freed:
                 return False
             # Neighbours of about so many bytes, drawn by chance, until the folder takes no more.
             for _ in range(_MAX_DRAWS):
                 number = self._random.randrange(num_slots)
-                for place in self._places:
-                    if number < place.count:
+                for slots in self._places:
+                    if number < slots.count:
                         break
-                    number -= place.count
-                if files.read_at(fd, self._flags + place.base + number, 1) != _THERE:
+                    number -= slots.count
+                if files.read_at(fd, self._flags + slots.base + number, 1) != _THERE:
                     continue
-                num = min(place.count - number, -(-given_back // place.stride))
-                files.write_at(fd, self._flags + place.base + number, _GONE * num)
-                files.punch_hole(fd, place.first + number * place.stride, num * place.stride)
+                num = min(slots.count - number, -(-freed // slots.stride))
+                files.write_at(fd, self._flags + slots.base + number, _GONE * num)
+                files.punch_hole(fd, slots.first + number * slots.stride, num * slots.stride)
                 if _used(self.path.parent) <= limit:
                     return True
             return False
@@ -176,7 +169,7 @@ def limit_of(nbytes: int | None, folder: Path) -> int:
         if nbytes <= 0:
             raise SpecError("cache_bytes", kind="cache", path=folder, expected="more than 0", found=nbytes)
         return nbytes
-    there = next(place for place in (folder, *folder.parents) if files.exists(place))
+    there = next(parent for parent in (folder, *folder.parents) if files.exists(parent))
     used = _used(folder)
     return used + files.free_bytes(there) // 2
 

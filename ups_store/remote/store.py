@@ -231,9 +231,9 @@ def open_url(path: str | os.PathLike[str], options: RemoteOptions) -> AnyStore:
     match = _PARTITIONS.fullmatch(url.path.name)
     if match is None:
         if "*" in url.path.name:
-            hint, found = "name the URLs of its stores, in a list", url.path.name
+            hint, name = "name the URLs of its stores, in a list", url.path.name
             expected = "NAME-*-of-00016.zarr.zip, as nothing is listed at a URL"
-            raise SpecError("pattern", kind="url", path=url.path, expected=expected, found=found, hint=hint)
+            raise SpecError("pattern", kind="url", path=url.path, expected=expected, found=name, hint=hint)
         return _open_one(url, options)
     stem, count, suffix = match.groups()
     opened: dict[int, RemoteStore] = {}
@@ -265,8 +265,10 @@ def _open_one(url: Url, options: RemoteOptions) -> RemoteStore:
                 f"documents of at most {_MAX_METADATA_BYTES:,} bytes together, where a server sends them"
             )
             hint = "if you trust it, copy the file here, and open that"
-            found = f"{directory.metadata_end():,}"
-            raise FormatError("metadata", path=path, kind="limits", expected=expected, found=found, hint=hint)
+            claimed = f"{directory.metadata_end():,}"
+            raise FormatError(
+                "metadata", path=path, kind="limits", expected=expected, found=claimed, hint=hint
+            )
         known.append((0, read(0, directory.metadata_end())))
         return RemoteStore(remote, catalog_of(directory, read, path), options)
     except FormatError as error:

@@ -44,21 +44,13 @@ _ALIVE_S = 86_400.0  # a push that is going on writes sooner; there are no locks
 
 @dataclass(frozen=True)
 class Pushed:
-    """What became of one file.
+    """What became of one file."""
 
-    Attributes:
-        path: The file.
-        config_hash: Of the whole store.
-        key: What it is called in the shared cache.
-        nbytes: Its length.
-        is_new: Whether this push has put it there; else it was there.
-    """
-
-    path: Path
-    config_hash: str
-    key: str
-    nbytes: int
-    is_new: bool
+    path: Path  # the file
+    config_hash: str  # of the whole store
+    key: str  # what it is called in the shared cache
+    nbytes: int  # its length
+    is_new: bool  # whether this push has put it there; else it was there
 
 
 def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progress: Progress) -> list[Pushed]:
@@ -326,17 +318,11 @@ class _Paced:
 
 @dataclass(frozen=True)
 class SharedStore:
-    """A store in a shared cache.
+    """A store in a shared cache."""
 
-    Attributes:
-        config_hash: Of its identity, by its key.
-        name: Of the whole, `NAME.zarr.zip`.
-        files: Its file, or all of its partitions, in order.
-    """
-
-    config_hash: str
-    name: str
-    files: tuple[SharedFile, ...]
+    config_hash: str  # of its identity, by its key
+    name: str  # of the whole, `NAME.zarr.zip`
+    files: tuple[SharedFile, ...]  # its file, or all of its partitions, in order
 
     @property
     def nbytes(self) -> int:
@@ -397,25 +383,25 @@ def choose_stores(cache: SharedCache, words: Sequence[str]) -> list[SharedStore]
         return stores
     for word in words:
         first, slash, name = word.rpartition("/")
-        named = [each for each in stores if each.name == _with_suffix(name)]
+        named = [entry for entry in stores if entry.name == _with_suffix(name)]
         if slash:
-            meant = [each for each in named if each.config_hash.startswith(first)]
+            meant = [entry for entry in named if entry.config_hash.startswith(first)]
         else:
             is_hash = _HASH.fullmatch(word)
-            meant = named or [each for each in stores if is_hash and each.config_hash.startswith(word)]
+            meant = named or [entry for entry in stores if is_hash and entry.config_hash.startswith(word)]
         if not meant:
             raise _not_there(cache, word, stores)
-        hashes = sorted({each.config_hash for each in meant})
+        hashes = sorted({entry.config_hash for entry in meant})
         if len(hashes) > 1:
             raise SpecError(
                 f"{word} is the name of {len(hashes)} stores",
                 kind="ambiguous",
                 path=cache.location,
                 expected="one",
-                found=", ".join(each[:12] for each in hashes[:_SHOWN]),
+                found=", ".join(entry[:12] for entry in hashes[:_SHOWN]),
                 hint="say which one, as HASH/NAME",
             )
-        chosen |= {(each.config_hash, each.name): each for each in meant}
+        chosen |= {(entry.config_hash, entry.name): entry for entry in meant}
     return list(chosen.values())
 
 
@@ -425,26 +411,20 @@ def _with_suffix(name: str) -> str:
 
 def _not_there(cache: SharedCache, word: str, stores: Sequence[SharedStore]) -> StoreNotFoundError:
     names = sorted({store.name.removesuffix(SUFFIX) for store in stores})
-    found, hint = ", ".join(names[:_SHOWN]) or None, "`ups-store ls-remote` lists what there is"
-    return StoreNotFoundError(f"no store {word}", path=cache.location, found=found, hint=hint)
+    listed, hint = ", ".join(names[:_SHOWN]) or None, "`ups-store ls-remote` lists what there is"
+    return StoreNotFoundError(f"no store {word}", path=cache.location, found=listed, hint=hint)
 
 
 @dataclass(frozen=True)
 class RemoteGarbage:
-    """A file that may go from a shared cache.
+    """A file that may go from a shared cache."""
 
-    Attributes:
-        key: What it is called.
-        kind: "temporary": of a push that was killed, or is going on; "incomplete": some of the partitions of
-            a store; "old": of a store, written longer ago than was asked for; "foreign": nothing of ours.
-        nbytes: Its length.
-        age_s: Seconds since it was written.
-    """
-
-    key: str
+    key: str  # what it is called
+    # "temporary": of a push that was killed, or is going on; "incomplete": some of the partitions of a store;
+    # "old": of a store, written longer ago than was asked for; "foreign": nothing of ours.
     kind: Literal["temporary", "incomplete", "old", "foreign"]
-    nbytes: int
-    age_s: float
+    nbytes: int  # its length
+    age_s: float  # seconds since it was written
 
     @property
     def is_removable(self) -> bool:

@@ -259,19 +259,19 @@ def read_at(fd: int, offset: int, nbytes: int) -> bytes:
     first = os.pread(fd, nbytes, offset)
     if len(first) == nbytes or not first:
         return first
-    blocks, got = [first], len(first)
-    while got < nbytes and (block := os.pread(fd, nbytes - got, offset + got)):
+    blocks, num_read = [first], len(first)
+    while num_read < nbytes and (block := os.pread(fd, nbytes - num_read, offset + num_read)):
         blocks.append(block)
-        got += len(block)
+        num_read += len(block)
     return b"".join(blocks)
 
 
 def read_into(fd: int, offset: int, target: memoryview) -> int:
     """Fill `target`, a view of bytes; returns how many there were, fewer only at the end of the file."""
-    got = 0
-    while got < len(target) and (nbytes := os.preadv(fd, [target[got:]], offset + got)):
-        got += nbytes
-    return got
+    num_read = 0
+    while num_read < len(target) and (nbytes := os.preadv(fd, [target[num_read:]], offset + num_read)):
+        num_read += nbytes
+    return num_read
 
 
 def in_page_cache(fd: int, offset: int, nbytes: int) -> bool:
@@ -305,16 +305,16 @@ def copy_range(source: int, start: int, fd: int, offset: int, nbytes: int) -> in
     while copied < nbytes:
         num = min(nbytes - copied, _PIECE_BYTES)
         try:
-            got = os.copy_file_range(source, fd, num, start + copied, offset + copied)
+            num = os.copy_file_range(source, fd, num, start + copied, offset + copied)
         except OSError as error:
             if error.errno not in _NO_COPY_RANGE:
                 raise
             data = read_at(source, start + copied, num)
             write_at(fd, offset + copied, data)
-            got = len(data)
-        if not got:
+            num = len(data)
+        if not num:
             break
-        copied += got
+        copied += num
     return copied
 
 
@@ -647,18 +647,18 @@ def disk_full_as_error(
         if error.errno not in _OUT_OF_SPACE or isinstance(error, DiskFullError):
             raise
         free, limit = free_bytes(path.parent), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        found, hint = f"{free:,} free", f"free some space and run again: {kept}"
+        limit_text, hint = f"{free:,} free", f"free some space and run again: {kept}"
         if error.errno == errno.EFBIG:  # a limit of the length of files is no want of room
-            found = f"at most {limit:,} by `ulimit -f`"
+            limit_text = f"at most {limit:,} by `ulimit -f`"
             hint = f"raise that limit and run again: {kept}"
             if limit == resource.RLIM_INFINITY:
-                found = "a limit of the file system"
+                limit_text = "a limit of the file system"
                 hint = f"choose a file system that takes files of this length: {kept}"
         raise DiskFullError(
             os.strerror(error.errno).lower(),
             path=path,
             expected=f"{needed_bytes:,} bytes",
-            found=found,
+            found=limit_text,
             hint=hint,
             needed_bytes=needed_bytes,
             free_bytes=free,

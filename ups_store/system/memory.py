@@ -110,8 +110,8 @@ def _core_limit() -> int:
         words = " ".join(system_text(folder / name) or "" for name in names).split()
         if len(words) == 2 and words[0].isdigit():  # else "max", or -1
             limits.append(int(words[0]) / int(words[1]))
-    given = (os.environ.get(name, "") for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"))
-    limits += [int(value) for value in given if value.isdigit()][:1]
+    counts = (os.environ.get(name, "") for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"))
+    limits += [int(value) for value in counts if value.isdigit()][:1]
     return math.ceil(min(limits, default=sys.maxsize))
 
 

@@ -32,18 +32,18 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], *, num_threa
         for item in items:
             work(item)
         return
-    own, *shares = (_Share(work, items[first::num_threads]) for first in range(num_threads))
+    first_share, *shares = (_Share(work, items[first::num_threads]) for first in range(num_threads))
     try:
         with contextlib.suppress(RuntimeError):  # no thread more
             for share in shares:
                 _pool().submit(share.run)
-        own.run()
-        if own.error is None:
+        first_share.run()
+        if first_share.error is None:
             for share in shares:
                 share.run()  # unless a thread has begun with it
     finally:
         _end_all(shares)
-    for share in (own, *shares):
+    for share in (first_share, *shares):
         if share.error is not None:
             raise share.error
 

@@ -35,8 +35,8 @@ def path_of(path: str | os.PathLike[str], *, suffix_nbytes: int = 0) -> Path:
     text: object = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         hint = "give text, such as os.fsdecode(path)" if isinstance(text, bytes) else None
-        given = type(text).__name__
-        raise SpecError("path", kind="path", expected="a str or os.PathLike[str]", found=given, hint=hint)
+        type_name = type(text).__name__
+        raise SpecError("path", kind="path", expected="a str or os.PathLike[str]", found=type_name, hint=hint)
     if "\0" in text:
         hint = "check how the path was made"
         raise SpecError("path holds a NUL character", kind="path", path=repr(text), hint=hint)

@@ -120,9 +120,9 @@ class DeadlineThread(LookingThread):
         late_s, self._looked_s = now - self._looked_s - every_s, now
         if late_s > every_s:  # the whole process was stopped, such as by SIGSTOP, and so was what is expected
             self._stopped_s += late_s
-        for what, allowed_s, deadline_s in tuple(self._expected.values()):
+        for step, allowed_s, deadline_s in tuple(self._expected.values()):
             if now - self._stopped_s > deadline_s:
-                self._end(self._error(what, allowed_s))
+                self._end(self._error(step, allowed_s))
         return True
 
     def _end(self, error: Exception) -> NoReturn:

@@ -50,7 +50,7 @@ class _Tensors(dict[str, Any]):
         return changed
 
     def tensors(self) -> list[Tensor]:
-        """All tensors."""
+        """Give all tensors."""
         groups = (value.values() if isinstance(value, Mapping) else (value,) for value in self.values())
         return [value for group in groups for value in group if isinstance(value, Tensor)]
 
@@ -94,7 +94,7 @@ class Batch(_Tensors):
         return len(self["index"])
 
     def row(self, index: int) -> Sample:
-        """One sample, as views."""
+        """Give one sample, as views."""
         sample = Sample(self.apply(lambda tensor: tensor[index]))
         for key, value in self.items():
             if isinstance(value, list):  # text, and tasks of a mixed batch
@@ -104,7 +104,7 @@ class Batch(_Tensors):
     def split(self, num: int) -> list[Batch]:
         """Cut into `num` consecutive batches, as views; of as many samples each, not ragged."""
         # By NumPy: each tensor is all of its storage, as of a batch that was made alone.
-        return [Batch(part) for part in items.split(map_tensors(dict(self), as_array), num, as_tensor)]
+        return [Batch(part) for part in items.split_batch(map_tensors(dict(self), as_array), num, as_tensor)]
 
     def __missing__(self, key: object) -> Any:
         raise KeyError(f"no {key!r} in this batch; it has {', '.join(map(str, self))}")

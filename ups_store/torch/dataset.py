@@ -277,15 +277,8 @@ class MixedDataset(NumberedSources):
                 hint = 'give one to MixedDataset: sample["source"] says of which dataset a sample is'
                 raise SpecError(f"dataset {name} has a transform", kind="transform", hint=hint)
             for source in dataset.sources:
-                if source.signature != first.signature:
-                    raise SpecError(
-                        f"samples of {self.names[0]} and {name} don't fit into one batch",
-                        kind="mixed",
-                        path=source.store.path,
-                        expected=first.signature,
-                        found=source.signature,
-                        hint="choose arrays with `names`, or give the stores to make_loader unmixed",
-                    )
+                hint = "choose arrays with `names`, or give the stores to make_loader unmixed"
+                source.check_fits(first, hint=hint)
         if SOURCE in first.signature:
             problem, hint = "the array's name is a key of mixed batches", "leave it out with `names`"
             raise SpecError(problem, kind="names", path=first.store.path, array=SOURCE, hint=hint)
@@ -319,7 +312,7 @@ class MixedDataset(NumberedSources):
         return batch_of(values, self.sources[0], arrays)  # all are alike
 
     def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """Path of the first store that items are of, and the samples of theirs that lie there."""
+        """Give the path of the first store that items are of, and the samples of theirs that lie there."""
         return self.where_mixed(items, epoch=epoch)
 
     def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Any) -> dict[str, Any]:

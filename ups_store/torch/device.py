@@ -58,7 +58,7 @@ class DeviceFeed:
         return DeviceFeed, (self._device,)  # a copy has a stream of its own
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Uninitialised page-locked memory; ordinary memory where the system refuses to lock it."""
+        """Make uninitialised page-locked memory; ordinary memory where the system refuses to lock it."""
         if self._can_pin:
             try:
                 return torch.empty(shape, dtype=dtype, pin_memory=True)
@@ -125,19 +125,14 @@ class DeviceStore(AnyStore):
         return fingerprint_of(self._catalog)
 
     def __len__(self) -> int:
-        """Number of samples that it holds."""
+        """Give the number of samples that it holds."""
         return len(self.samples)
 
     def _summary(self) -> list[str]:
         return [f"{self.samples} on {self.device}", f"{self.nbytes:,} bytes"]
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        """A constant, on the host.
-
-        Raises:
-            ArrayNotFoundError: Also a KeyError.
-            SpecError: For an array with a sample axis, kind "unsupported": its slots lie apart.
-        """
+        """Give a constant, on the host; slots of other arrays lie apart."""
         meta = self._meta(name)
         self.check_open()
         if meta.is_constant:
@@ -145,7 +140,7 @@ class DeviceStore(AnyStore):
         raise self._unsupported("its samples are no single tensor", "use gather or sample", array=name)
 
     def sample(self, index: int) -> dict[str, Tensor]:
-        """All arrays of one sample by name: new tensors, shape () for a number."""
+        """Give all arrays of one sample by name: new tensors, shape () for a number."""
         return {name: values[0] for name, values in self.gather([index]).items()}
 
     def gather(self, indices: Indices | slice | Tensor, *arguments: Any, **options: Any) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tarfile
 import zipfile
@@ -33,7 +32,6 @@ from ups_store.check.doctor import ORIGINAL_SAMPLE, Status, examine, salvage, sp
 from ups_store.check.intact import read_without_root
 from ups_store.format.checksum import crc32c
 from ups_store.format.layout import Layout
-from ups_store.format.zip_records import END_MAGIC
 from ups_store.packed.pack import pack_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files
@@ -98,16 +96,6 @@ def test_torn_tail_leaves_the_samples_with_slots(tmp_path: Path, change: str) ->
     assert (found.status, found.savable.tolist()) == (Status.TORN_TAIL, [0, 2])
     assert set(found.lost_arrays) == {"latent", "mask", "nu"}  # their checksums are written at the end
     assert_salvaged(path, [0, 2], values={name: VALUES[name] for name in ("fields", "nothing")})
-
-
-def test_torn_tail_behind_samples_that_hold_archives_is_one(tmp_path: Path) -> None:
-    values = {"archives": np.zeros((4, 5000), np.uint8)}
-    values["archives"][:, :4] = np.frombuffer(END_MAGIC, np.uint8)
-    with begin(tmp_path / "unfinished.zarr.zip", values, dims={}) as writer:
-        writer.commit_many(range(4), values)
-    path = building_path(tmp_path / "unfinished.zarr.zip")
-    os.truncate(path, layout_of(path).tail_offset + 100)
-    assert examine(path).status is Status.TORN_TAIL
 
 
 @pytest.mark.parametrize("nbytes", [1, 100_000])
@@ -198,17 +186,6 @@ def test_identity_that_is_none_is_named_and_salvage_makes_a_sound_store(name: st
     assert "identity" in found.problems[0]
     assert_salvaged(path, [0, 1, 2], values=values)
     assert examine(path.with_name("saved.zarr.zip")).status is Status.COMPLETE
-
-
-def test_refusal_to_copy_counts_the_other_problems(path: Path, tmp_path: Path) -> None:
-    layout = layout_of(path)
-    flip(path, *(layout.arrays["fields"].slot(sample)[0] for sample in range(2)))
-    with ups_store.open(path) as store, pytest.raises(CorruptChunkError) as caught:
-        pack_store(store, tmp_path / "p")
-    error = caught.value
-    assert error.problem.startswith("damaged: chunk_crc crc32c stored ")
-    assert error.problem.partition(", computed ")[2][8:] == ", and 1 more"
-    assert error.hint == "`ups-store verify` lists all problems"
 
 
 def test_packed_store_is_named_so(path: Path, tmp_path: Path) -> None:
@@ -363,26 +340,6 @@ def test_salvage_beside_another_unfinished_one_advises_another_name(path: Path, 
 
 
 # --- the verb -------------------------------------------------------------------------------------------
-
-
-def test_doctor_of_a_complete_store_exits_with_0(path: Path) -> None:
-    done = run_ups_store("doctor", path)
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        f"{path}: complete",
-        "  6 of 6 samples verify",
-        "  nothing to do",
-    ]
-
-
-def test_doctor_salvages_and_tells_it_as_json(path: Path, tmp_path: Path) -> None:
-    flip(path, layout_of(path).arrays["fields"].slot(2)[0] + 99)
-    out = tmp_path / "saved.zarr.zip"
-    done = run_ups_store("doctor", path, "--salvage", out, "--json")
-    told = json.loads(done.stdout)
-    assert done.exit_code == 1
-    assert (told["status"], told["savable"], told["salvaged"]) == ("damaged", [[0, 2], [3, 6]], str(out))
-    assert len(all_arrays(out)["nu"]) == 5
 
 
 def test_doctor_of_a_missing_file_says_so(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -167,23 +166,3 @@ def test_gc_removes_what_a_killed_export_began(tmp_path: Path, start: bytes) -> 
     assert found.kind == "temporary"
     assert remove_garbage(found)
     assert not path.exists()
-
-
-def test_gc_command_deletes_unfinished_only_on_demand(tmp_path: Path) -> None:
-    left = _leave(tmp_path, "unfinished")
-    runner = CliRunner()
-    assert "removed" not in runner.invoke(app, ["gc", str(tmp_path), "--delete"]).stdout
-    assert left.exists()
-    gone = runner.invoke(app, ["gc", str(tmp_path), "--delete", "--unfinished", "--json"])
-    assert json.loads(gone.stdout)["removed"] is True
-    assert not left.exists()
-
-
-def test_gc_command_refuses_missing_folder_and_flag_without_effect(tmp_path: Path) -> None:
-    runner = CliRunner()
-    missing = runner.invoke(app, ["gc", str(tmp_path / "none")])
-    assert isinstance(missing.exception, ups_store.StoreNotFoundError)
-    assert missing.exception.hint == "check the path"
-    useless = runner.invoke(app, ["gc", str(tmp_path), "--unfinished"])
-    assert isinstance(useless.exception, ups_store.ConfigError)
-    assert "say --delete too" in str(useless.exception)

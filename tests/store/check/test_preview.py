@@ -137,15 +137,6 @@ def test_sample_of_unknown_axes_is_flattened(path: Path, dims: tuple[str, ...], 
     np.testing.assert_array_equal(image.get_array(), store["latent"][0].reshape(shape))
 
 
-@pytest.mark.parametrize("points", [None, np.zeros(8)])
-def test_axis_without_usable_coordinates_counts_points(path: Path, points: Any) -> None:
-    extra = {} if points is None else {"x": np.stack([points, points])}
-    store = make_fields(path, SPACE_TIME, without=["x"], extra=extra)
-    figure = draw_sample(store)
-    assert labels_of(figure)[1][0] == "x (index)"
-    assert images_of(figure)[0].get_extent()[:2] == [-0.5, 7.5]
-
-
 def test_uneven_coordinates_place_cells_where_they_are(path: Path) -> None:
     store = make_fields(path, SPACE_TIME, without=["x"], extra={"x": np.geomspace([1, 1], 128, 8, axis=1)})
     (mesh, *_) = draw_sample(store).axes[0].collections
@@ -158,14 +149,6 @@ def test_ragged_run_is_shown_up_to_its_last_valid_step(path: Path) -> None:
     assert image.get_array().shape == (4, 8)
     assert image.get_extent()[2:] == pytest.approx((-0.05, 0.35))
     assert images_of(draw_sample(store, sample=0))[0].get_array().shape == (10, 8)
-
-
-def test_channels_of_the_store_name_its_fields_only(path: Path) -> None:
-    store = make_fields(path, SPACE_TIME, extra={"force": np.zeros((2, 1))}, channels=(), task="a")
-    assert colour_labels_of(draw_sample(store)) == ["fields 0 [-]", "fields 1 [-]"]
-    path.unlink()
-    store = make_fields(path, ("sample", "x", "channel"), name="other", **{"channels": ["u", "v"]})
-    assert [label for _, label in labels_of(draw_sample(store))] == ["u [-]", "v [-]"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "bool", "uint64"])

@@ -13,7 +13,6 @@ from small_stores import build as build_small
 from small_stores import damage, flip, mixed_values
 
 import ups_store
-from ups_store.packed.pack import pack_store
 
 VALUES = mixed_values(3)
 
@@ -82,23 +81,6 @@ def test_doctor_names_arrays_of_which_nothing_verifies(path: Path) -> None:
         damage(path, "fields", sample)
     done = run_ups_store("doctor", path)
     assert (done.exit_code, "nothing verifies of fields" in done.stdout) == (1, True)
-
-
-def test_doctor_counts_samples_of_what_verifies_beside_a_lost_array(tmp_path: Path) -> None:
-    path = tmp_path / "a.zarr.zip"
-    ups_store.save(path, u=np.arange(8.0), v=np.arange(9, 17))
-    damage(path, "u", 3)  # of small samples one checksum
-    lines = run_ups_store("doctor", path).stdout.splitlines()
-    assert {"  8 of 8 samples verify in the other arrays", "  nothing verifies of u"} <= set(lines)
-
-
-def test_doctor_of_no_store_has_no_samples_to_count(tmp_path: Path) -> None:
-    other = tmp_path / "notes.txt"
-    other.write_text("notes")
-    done = run_ups_store("doctor", other)
-    assert (done.exit_code, "samples verify" in done.stdout) == (1, False)
-    done = run_ups_store("doctor", tmp_path / "none")
-    assert (done.exit_code, "no such file" in done.stderr) == (1, True)
 
 
 def test_doctor_of_partitions_looks_at_each_and_salvages_none(tmp_path: Path) -> None:
@@ -184,17 +166,6 @@ def test_doctor_says_what_is_wrong_with_sound_partitions_together(tmp_path: Path
     done = run_ups_store("doctor", pattern)
     assert (done.exit_code, done.stdout.count("complete")) == (1, 4)
     assert "by its identity" in done.stderr
-
-
-def test_packed_store_whose_metadata_is_damaged_is_called_packed(tmp_path: Path, path: Path) -> None:
-    packed = tmp_path / "a.packed.zarr.zip"
-    with ups_store.open(build_small(tmp_path / "b.zarr.zip", {"u": np.ones((3, 4))}, dims={})) as store:
-        pack_store(store, packed)
-    flip(packed, packed.read_bytes().index(b"config_hash"))
-    done = run_ups_store("doctor", packed)
-    assert "packed damaged" in done.stdout
-    assert "can't be repaired or salvaged" in done.stdout
-    assert "aren't compressed" not in done.stdout
 
 
 def test_line_about_a_folder_is_one_line(tmp_path: Path) -> None:

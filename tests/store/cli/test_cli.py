@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import subprocess
@@ -16,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import run_command
-from rich.console import Console
 from small_stores import MakeStore, begin, flip, mixed_values, samples_of
 
 import ups_store
-from ups_store import console
 from ups_store.system import files
 
 VALUES = mixed_values()
@@ -165,19 +162,6 @@ def test_verify_reports_what_cannot_be_opened_and_goes_on(
     assert [document["ok"] for document in result.json] == [False, False, False, True]
     assert [document["error"]["kind"] for document in result.json[1:3]] == ["not_found", "not_a_file"]
     assert f"error: {bad}: " in result.err
-
-
-def test_verify_shows_a_bar_on_a_terminal_only(
-    make_store: MakeStore, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_store(name="[red].zarr.zip")
-    terminal = io.StringIO()
-    monkeypatch.setattr(console, "console", Console(file=terminal, force_terminal=True, markup=False))
-    invoke("verify", path, "--json")
-    assert terminal.getvalue() == ""
-    invoke("verify", path)
-    assert "checking [red].zarr.zip" in terminal.getvalue()
-    assert "/s" in terminal.getvalue()
 
 
 # preview and diff

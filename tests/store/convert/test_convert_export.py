@@ -35,7 +35,6 @@ from ups_store.errors import (
 )
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
 from ups_store.system import files
-from ups_store.write import target as output_module
 
 ATTRS = {"channels": ["u", "v", "w", "p"], "length_x": 1.0, "note": "Grüße", "periodic": True, "none": None}
 Arrays = dict[str, npt.NDArray[Any]]
@@ -97,7 +96,6 @@ READ: dict[str, Callable[[Path], Arrays]] = {
     "hdf5": read_hdf5,
     "kerchunk": read_kerchunk,
 }
-SUFFIX = {"zarr": ".zarr", "safetensors": ".safetensors", "hdf5": ".h5", "kerchunk": ".json"}
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
@@ -224,17 +222,6 @@ def test_export_onto_its_source_is_refused_by_any_name(
     assert path.read_bytes() == before
 
 
-def test_export_never_replaces_the_folder_of_its_source(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "zarr.json").write_text("{}")
-    path = build(folder / "a.zarr.zip", mixed_values())
-    with ups_store.open(path) as store, pytest.raises(SpecError) as caught:
-        export_store(store, folder, to="zarr", force=True)
-    assert caught.value.kind == "same_file"
-    assert names_in(folder) == ["a.zarr.zip", "zarr.json"]
-
-
 def test_export_that_fails_midway_leaves_nothing(
     make_store: MakeStore, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,17 +325,6 @@ def test_export_needs_memory_for_blocks_only(
         finally:
             tracemalloc.stop()
     assert peak < 40 << 20
-
-
-def test_temporary_file_of_a_living_export_is_no_garbage(make_store: MakeStore, tmp_path: Path) -> None:
-    from ups_store.check.garbage import find_garbage
-
-    make_store()
-    with output_module.new_file(tmp_path / "out"):
-        assert [g.path for g in find_garbage(tmp_path)] == []
-        assert [*tmp_path.glob("out.building.*")]
-    (tmp_path / f"dead.building.{'0' * 16}").write_bytes(b"\x89HDF\r\n\x1a\nhalf")
-    assert [g.kind for g in find_garbage(tmp_path)] == ["temporary"]
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")

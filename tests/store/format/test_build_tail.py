@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,7 +10,6 @@ from ups_store.format.build_tail import (
     BUILDER_LOCK,
     GATE_LOCK,
     SAMPLE_LOCK,
-    Owner,
     TailHeader,
     is_committed,
     pack_records,
@@ -41,12 +37,6 @@ def refusal(raw: bytes) -> FormatError:
 # --- header -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_lazy", [False, True])
-def test_parse_tail_header_returns_what_was_packed(is_lazy: bool) -> None:
-    header = replace(HEADER, is_lazy=is_lazy)
-    assert parse_tail_header(header.pack() + bytes(3968), LAYOUT, path="a.building") == header
-
-
 def test_parse_tail_header_refuses_a_flipped_byte_and_a_cut_header() -> None:
     for at in range(128):
         raw = bytearray(HEADER.pack())
@@ -59,36 +49,12 @@ def test_parse_tail_header_refuses_a_flipped_byte_and_a_cut_header() -> None:
 # --- owner and locks ----------------------------------------------------------------------------------
 
 
-def test_owner_parse_returns_what_was_packed_whatever_stands_there() -> None:
-    for host in ("", "ü" * 10, "x" * 300):
-        assert Owner.parse(Owner(12345, host).pack()) == Owner(12345, host[:244])
-    for raw in (b"", bytes(11), bytes(256)):
-        assert Owner.parse(raw) is None
-    assert Owner.parse(struct.pack("<QI", 7, 0xFFFFFFFF) + b"\xff" * 244) == Owner(7, "\ufffd" * 244)
-
-
 def test_locks_lie_past_any_end_of_file() -> None:
     """Spec 6.3."""
     assert (BUILDER_LOCK, GATE_LOCK, SAMPLE_LOCK) == (1 << 62, (1 << 62) + 1, (1 << 62) + 2)
 
 
 # --- commit records -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num", [0, 63, 64])
-def test_packed_records_are_commits(num: int) -> None:
-    """On both sides of the number of rows from which checksums are made column by column."""
-    samples = np.arange(num) * 1_000_003
-    records = pack_records(HEADER, samples, np.resize(CRCS, (num, 2)))
-    assert (records.shape, records.dtype) == ((num, 4), np.dtype("<u4"))
-    assert is_committed(HEADER, samples, records).tolist() == [True] * num
-
-
-def test_records_of_arrays_without_a_sample_axis_are_commits() -> None:
-    header = replace(HEADER, num_arrays=0)
-    records = pack_records(header, SAMPLES, np.zeros((3, 0), np.uint32))
-    assert records.shape == (3, 2)
-    assert is_committed(header, SAMPLES, records).all()
 
 
 def test_record_with_a_flipped_byte_is_no_commit() -> None:

@@ -18,7 +18,6 @@ from crash_copies import InMemory
 from crash_copies import copy as copy_of_memory
 from faulty_disk import FaultyDisk
 from file_server import FileServer, serving, use_as_s3
-from small_stores import names_in
 from tiny_disk import DISK_BYTES, mounted
 
 from ups_store.errors import (
@@ -176,12 +175,6 @@ def test_the_server_names_a_file_that_the_url_does_not(server: FileServer, tmp_p
     with pytest.raises(SourceError) as caught:
         copy(of(f"{server.url}/datafile/133110"), tmp_path)
     assert caught.value.kind == "bad_name"
-
-
-def test_an_empty_file_is_copied(url: str, server: FileServer, tmp_path: Path) -> None:
-    server.files[f"bucket/a/{NAME}"] = b""
-    assert copy(of(url), tmp_path) == 0
-    assert (tmp_path / NAME).read_bytes() == b""
 
 
 @pytest.mark.parametrize("is_remote", [True, False])
@@ -400,25 +393,6 @@ def test_an_unfinished_copy_is_resumed_only_if_it_is_right(
     assert (tmp_path / VERSION.name).read_bytes() == SHORT
 
 
-def test_another_that_makes_the_copy_is_waited_for(tmp_path: Path) -> None:
-    held = [files.open_or_create(growing(tmp_path))]
-    assert locks.try_lock(held[0], fetching._LOCK_AT)
-    heard = []
-
-    class Waiting(Reader):
-        def doing(self, what: str) -> None:
-            heard.append(what)
-
-        def progressed(self, num: int = 0) -> None:
-            if held:  # it is there before this one looks again
-                files.close(held.pop())
-                assert copy_of_memory(InMemory(), tmp_path) == len(SHORT)
-
-    assert fetch(Waiting(), InMemory(), VERSION, tmp_path) == 0
-    assert heard == ["waiting"]
-    assert names_in(tmp_path) == sorted([VERSION.name, "staged.json"])
-
-
 @pytest.mark.parametrize("text", ["[]", '{"synced": "many"}'])
 def test_a_record_that_is_damaged_vouches_for_nothing(tmp_path: Path, text: str) -> None:
     cut(tmp_path, InMemory(), 3000)
@@ -426,15 +400,6 @@ def test_a_record_that_is_damaged_vouches_for_nothing(tmp_path: Path, text: str)
     (tmp_path / "staged.json").write_text(text)
     assert find_copy(tmp_path, InMemory(), VERSION) is None
     assert copy_of_memory(InMemory(), tmp_path) == len(SHORT)
-
-
-def test_a_copy_of_another_name_or_original_is_none(tmp_path: Path) -> None:
-    copy_of_memory(InMemory(), tmp_path)
-    renamed = Version(VERSION.nbytes, VERSION.tag, "other.h5")
-    assert find_copy(tmp_path, InMemory(), renamed) is None
-    record = json.loads((tmp_path / "staged.json").read_text())
-    (tmp_path / "staged.json").write_text(json.dumps(record | {"key": "elsewhere"}))
-    assert find_copy(tmp_path, InMemory(), VERSION) is None
 
 
 @pytest.mark.parametrize("is_finished", [False, True])

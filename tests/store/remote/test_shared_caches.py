@@ -301,16 +301,6 @@ def is_delete(asked: Asked) -> bool:
     return "delete" in asked.query
 
 
-def test_removing_what_is_not_there_is_no_error(server: ObjectServer) -> None:
-    server.objects[PATH] = b"x"
-    cache = open_shared("s3://bucket/team%20a")
-    for _ in range(2):
-        cache.remove(KEY)
-        assert PATH not in server.objects
-    fail(server, is_delete, Fault(status=404), num=1)
-    cache.remove(KEY)
-
-
 DENIED = f"<Key>team a/{KEY}</Key><Code>AccessDenied</Code><Message>Access Denied</Message>"
 
 
@@ -325,12 +315,6 @@ def test_removing_what_may_not_be_removed_is_an_error(server: ObjectServer, faul
     with pytest.raises(RemoteError) as caught:
         open_shared("s3://bucket/team%20a").remove(KEY)
     assert caught.value.kind == "not_allowed"
-
-
-def test_bucket_as_a_whole_is_a_cache(server: ObjectServer, store: Path) -> None:
-    assert create("s3://bucket", store)
-    as_path = open_shared(Path("s3://bucket"))
-    assert [entry.key for entry in as_path.entries()[0]] == [KEY]
 
 
 # --- folders ------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from object_server import ObjectServer, s3_environment
-from ragged_stores import build_ragged, check_same, ragged_values
 from remote_stores import KEY, URL, some_values, upload
 from small_stores import assert_same_bits, samples_of
 
@@ -46,16 +45,6 @@ def test_second_epoch_asks_for_nothing(server: ObjectServer, tmp_path: Path) -> 
                 assert_same_bits(store.gather(batch), samples_of(values, batch))
             assert bool(server.asked) is (epoch == 0)
         assert store.residency() > 0.9
-
-
-def test_ragged_samples_are_kept_too(server: ObjectServer, tmp_path: Path) -> None:
-    server.objects[KEY] = build_ragged(tmp_path / "a.zarr.zip").read_bytes()
-    with opened(tmp_path) as store:
-        store.gather([0, 2, 4])
-    with opened(tmp_path) as store:
-        server.forget()
-        check_same(store.gather([2, 0]), ragged_values(), [2, 0])
-        assert server.asked == []
 
 
 def test_copy_at_another_url_shares_what_was_fetched(server: ObjectServer, tmp_path: Path) -> None:

@@ -153,21 +153,6 @@ def test_pulling_shows_when_another_pull_of_the_same_store_has_ended(
     assert not is_pulling(into)
 
 
-@pytest.mark.parametrize("error", [StoreNotFoundError("gone"), PermissionError("not ours")], ids=str)
-def test_lock_that_cannot_be_opened_shows_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    (tmp_path / ".pulls").mkdir()
-    (tmp_path / ".pulls" / "a.lock").touch()
-    assert not is_pulling(tmp_path), "no process holds it"
-
-    def fail(path: Path, *, writable: bool) -> int:
-        raise error
-
-    monkeypatch.setattr(files, "open_existing", fail)
-    assert not is_pulling(tmp_path)
-
-
 def test_folder_that_another_pull_removes_is_made_again(
     cache: FolderCache, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

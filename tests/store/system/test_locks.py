@@ -30,7 +30,7 @@ from small_stores import (
 
 import ups_store
 from ups_store import BuildLockedError, StoreClosedError, StoreNotFoundError, StoreReplacedError
-from ups_store.system import files, locks
+from ups_store.system import files
 from ups_store.write import commit, create
 
 pytestmark = pytest.mark.multi_process
@@ -131,12 +131,6 @@ def test_builder_of_a_damaged_file_is_unknown(path: Path) -> None:
     assert (caught.value.pid, caught.value.host) == (None, None)
 
 
-def test_builder_that_has_not_named_itself_is_unknown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(create, "_note_owner", lambda writer: None)
-    with begin(path, mixed_values()), pytest.raises(BuildLockedError, match="an unknown process"):
-        begin(path, mixed_values())
-
-
 # --- the dead and the forked ----------------------------------------------------------------------------
 
 
@@ -190,22 +184,6 @@ def test_writer_is_closed_in_a_forked_child_and_works_on_in_its_parent(path: Pat
     process.join()
     assert process.exitcode == 0
     assert_same_bits(all_arrays(path), mixed_values())
-
-
-@dataclass(eq=False)
-class Holder:
-    fd: int
-
-
-def test_fork_closes_what_is_open_and_leaves_what_is_closed(tmp_path: Path) -> None:
-    here, gone = Holder(files.create_new(tmp_path / "here")), Holder(-1)
-    opened = here.fd
-    locks.close_on_fork(here)
-    locks.close_on_fork(gone)
-    locks._close_in_child()
-    assert (here.fd, gone.fd) == (-1, -1)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(opened)
 
 
 # --- several committers ---------------------------------------------------------------------------------

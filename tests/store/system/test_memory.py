@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 from control_groups import GROUP_BYTES
 
@@ -84,17 +83,6 @@ def test_available_bytes_is_the_least_of_machine_and_groups(
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "cgroup_available_bytes", lambda root, membership: iter(groups))
     assert available_bytes() == expected
-
-
-@pytest.mark.parametrize("text", [None, "MemTotal: 9 kB\n"], ids=["no /proc", "a kernel before 3.14"])
-def test_memory_that_meminfo_does_not_tell_is_all_that_the_machine_has(
-    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if text is not None:
-        (tmp_path / "meminfo").write_text(text)
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "cgroup_available_bytes", lambda root, membership: iter(()))
-    assert available_bytes() == psutil.virtual_memory().total
 
 
 @pytest.mark.multi_process

@@ -75,48 +75,6 @@ def test_interrupts_are_raised_once_the_other_threads_are_done(monkeypatch: pyte
     assert done == [1]
 
 
-def test_share_whose_submission_is_interrupted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interrupt comes after the pool took it, before it says so."""
-    pool, begun, go_on, done = parallel._pool(), threading.Event(), threading.Event(), []
-
-    def submit(function: Callable[[], None]) -> None:
-        real(function)
-        begun.wait(timeout=30)
-        threading.Timer(0.05, go_on.set).start()
-        raise KeyboardInterrupt
-
-    def work(item: int) -> None:
-        begun.set()
-        go_on.wait(timeout=30)
-        done.append(item)
-
-    real = pool.submit
-    monkeypatch.setattr(pool, "submit", submit)
-    with pytest.raises(KeyboardInterrupt):
-        for_each(work, range(2), num_threads=2)
-    assert done == [1]
-
-
-def test_share_that_no_thread_has_begun_with_is_not_begun_after_an_interrupt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    queued: list[Callable[[], None]] = []
-    monkeypatch.setattr(parallel._pool(), "submit", queued.append)
-    done: list[int] = []
-
-    def work(item: int) -> None:
-        if item == 0:
-            raise KeyboardInterrupt
-        done.append(item)
-
-    with pytest.raises(KeyboardInterrupt):
-        for_each(work, range(3), num_threads=3)
-    late = threading.Thread(target=lambda: [run() for run in queued])
-    late.start()
-    late.join()
-    assert (len(queued), done) == (2, [])
-
-
 @pytest.mark.parametrize("message", ["can't start new thread", "cannot schedule new futures after shutdown"])
 def test_calling_thread_does_all_where_there_is_no_other(
     monkeypatch: pytest.MonkeyPatch, message: str

@@ -12,7 +12,7 @@ import torch
 
 import ups_store
 from ups.data.seams import measure_seams
-from ups.nn.neighbours import NeighbourMap, with_neighbours
+from ups.nn.patches import NeighbourMap, with_neighbours
 
 PREDICTED, RESIDUAL = "predicted", "residual"
 

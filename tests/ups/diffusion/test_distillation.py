@@ -15,9 +15,8 @@ from ups.diffusion.distillation import (
     own_times,
     student_times,
 )
-from ups.diffusion.paths import along, at_time, datum_of_velocity, flow_matching_error
+from ups.diffusion.paths import LAST_TIME, along, at_time, datum_of_velocity, flow_matching_error, time_grid
 from ups.diffusion.samplers import euler, heun
-from ups.diffusion.schedules import LAST_TIME, time_grid
 
 torch.set_num_threads(1)
 MEAN, STD = 1.5, 0.5  # of Gaussian data

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ups.diffusion.schedules import LAST_TIME, FlowTimes, flow_time, time_grid
+from ups.diffusion.paths import LAST_TIME, FlowTimes, flow_time, time_grid
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -9,9 +9,8 @@ import torch
 from gaussian_path import gaussian_velocity
 from torch import Tensor
 
-from ups.diffusion.paths import at_time, flow_matching_error
+from ups.diffusion.paths import FlowTimes, at_time, flow_matching_error, flow_time
 from ups.diffusion.samplers import sample
-from ups.diffusion.schedules import FlowTimes, flow_time
 from ups.models.corrector import VelocityNetwork
 from ups.models.operator_size import OperatorSize, TokenAxis
 from ups.nn.layers import Condition

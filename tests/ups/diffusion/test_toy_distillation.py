@@ -7,9 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from ups.diffusion.distillation import own_times
-from ups.diffusion.paths import along, at_time, flow_matching_error, velocity_of_datum
+from ups.diffusion.paths import (
+    FlowTimes,
+    along,
+    at_time,
+    flow_matching_error,
+    flow_time,
+    time_grid,
+    velocity_of_datum,
+)
 from ups.diffusion.samplers import euler
-from ups.diffusion.schedules import FlowTimes, flow_time, time_grid
 from ups.eval.ensembles import fair_energy_score
 
 torch.set_num_threads(1)

@@ -134,7 +134,7 @@ def test_file_gives_the_same_forecast_and_effort(root: Path, tmp_path: Path) -> 
     save_baseline(tmp_path / "fno.safetensors", model, config={"seed": 0}, report={})
     loaded = load_baseline(tmp_path / "fno.safetensors")
     test = open_trajectories(configure(root).build, "burgers1d", "test")
-    assert torch.equal(roll_out(loaded, test).errors.nrmse, roll_out(model, test).errors.nrmse)
+    assert torch.equal(roll_out(loaded, test).errors["nrmse"], roll_out(model, test).errors["nrmse"])
     assert (loaded.effort, loaded.spec) == (model.effort, model.spec)
 
 

@@ -300,7 +300,7 @@ def test_other_operator_is_taken_whatever_its_configuration_and_is_named_in_what
 ) -> None:
     path = tmp_path / "old.safetensors"
     for training, says in (
-        ({"dt": 0.1}, f"{path}: warning: training.dt has no effect: "),
+        ({"dt": 0.1}, f"warning: {path}: training.dt has no effect: "),
         (
             {"lrr": 1},
             f"warning: what its training took isn't known: the configuration in {path}: unknown key",

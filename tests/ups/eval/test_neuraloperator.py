@@ -163,5 +163,5 @@ def test_neuraloperator_baseline_trains_repeats_and_is_kept_in_a_file(tmp_path: 
     assert one.note.startswith("144 k parameters;")  # a complex weight counts twice
     test = open_trajectories(configure(root).build, "burgers1d", "test")
     better = train(root, tmp_path / "better", "fno_neuraloperator", steps=120)
-    errors = [roll_out(model, test).errors.nrmse.mean() for model in (better, Persistence())]
+    errors = [roll_out(model, test).errors["nrmse"].mean() for model in (better, Persistence())]
     assert errors[0] < 0.5 * errors[1]

@@ -22,7 +22,7 @@ from ups.eval.predict import PredictionRequest, predict_store
 from ups.eval.runs import Run
 from ups.eval.ttc import ConditionedForecaster, conditioned, corrected
 from ups.laws import Laws
-from ups.physics.task_physics import Step, TaskPhysics
+from ups.physics.priors import Step, TaskPhysics
 from ups.trained.simulator import Simulator, save_simulator
 
 TASK = "burgers1d"
@@ -147,19 +147,23 @@ def test_steady_task_takes_the_best_candidate(data: Path) -> None:
     assert found.isfinite().all()
 
 
-def test_latents_go_on_as_they_were_and_their_fields_are_corrected(
+def test_latents_are_encoded_again_once_their_fields_are_corrected(
     data: Path, batch: TrajectoryBatch
 ) -> None:
     config = configure(data, corrections=1)
     simulator = small_simulators.make_simulator(config, small_simulators.make_autoencoder(config))
-    plain = simulator.rollout(batch.given, STEPS, task=TASK)
-    found = forecast(config, simulator, batch)
+    plain, found = simulator.rollout(batch.given, STEPS, task=TASK), forecast(config, simulator, batch)
     assert found.shape == plain.shape
     mean_BK = found.mean((2, 3))
     torch.testing.assert_close(mean_BK, batch.given.mean((1, 2))[:, None].expand_as(mean_BK))
-    only = configure(data, corrections=0, candidates=1)
-    projected = forecast(only, simulator, batch)
-    torch.testing.assert_close(projected.diff(dim=2), plain.diff(dim=2), rtol=1e-3, atol=1e-5)
+    # The operator changes nothing, so a frame is what comes of encoding the one before.
+    projected = forecast(configure(data, corrections=0), simulator, batch)
+    again = simulator.rollout(projected[:, 0], 1, task=TASK)[:, 0]
+    torch.testing.assert_close(projected[:, 1].diff(dim=1), again.diff(dim=1), rtol=1e-3, atol=1e-5)
+    untouched = forecast(
+        configure(data, corrections=0, project="false", candidates=2, noise_std=0.0), simulator, batch
+    )
+    torch.testing.assert_close(untouched, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_has_a_row_of_it(data: Path, simulator: Simulator) -> None:

@@ -18,7 +18,7 @@ from ups.data.statistics import measure_statistics
 from ups.errors import ConfigError
 from ups.grid import GridSpec
 from ups.models.any_point_decoder import grid_queries
-from ups.nn.interpolation import interpolate
+from ups.nn.patches import interpolate
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ups.grid import window_size
 from ups.nn import shifted_window
 from ups.nn.shifted_window import (
     ShiftedWindowAttention,
@@ -19,7 +20,6 @@ from ups.nn.shifted_window import (
     partition_windows,
     relative_offsets,
 )
-from ups.nn.token_axes import window_size
 
 
 @pytest.mark.parametrize(

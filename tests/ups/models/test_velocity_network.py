@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.diffusion.paths import datum_of_velocity
+from ups.diffusion.paths import LAST_TIME, datum_of_velocity
 from ups.diffusion.samplers import Sampler, sample
-from ups.diffusion.schedules import LAST_TIME
 from ups.errors import ShapeError
 from ups.grid import PERIODIC
 from ups.models.corrector import VelocityNetwork
+from ups.models.operator_blocks import TokenGeometry
 from ups.models.operator_size import Mixer, OperatorSize, TokenAxis
-from ups.models.token_geometry import TokenGeometry
 from ups.nn.layers import Condition
 
 B, L, D = 3, 16, 2

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ups.laws import EQUATIONS, LAWS, Laws, laws_of
-from ups.physics.boundary import boundary_errors
-from ups.physics.conservation import divergence, drift, project_means
+from ups.physics.priors import boundary_errors, divergence, drift, project_means
 from ups.physics.residual import LINE_EQUATIONS
 from ups_store.sources import get_task
 

@@ -28,7 +28,7 @@ from ups.train.checks import first_stage
 from ups.train.log import show_report
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import hash_tensors, load_checkpoint
-from ups.trained.corrected_files import load_corrected
+from ups.trained.corrected import load_corrected
 
 REPO = Path(__file__).resolve().parents[3]
 SCRIPT = REPO / "scripts" / "train.py"

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from ups.eval.intervals import Resamples
-from ups.eval.metrics import measure
+from ups.eval.metrics import FIELD_METRICS, measure
 from ups.eval.scores import Scores, score
 
 
 def scores_of(factor: float, truth: torch.Tensor) -> Scores:
     prediction = truth * factor + 0.01
     errors = measure(prediction, truth, given=truth[:, 0])
-    return score([errors], t=torch.arange(1.0, truth.shape[1] + 1), resamples=Resamples(len(errors)))
+    return score([errors], FIELD_METRICS, resamples=Resamples(len(truth)))
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def truth() -> torch.Tensor:
 def test_still_trajectory_takes_no_number_and_no_verdict_of_the_others(truth: torch.Tensor) -> None:
     good, bad = scores_of(1.01, truth), scores_of(1.2, truth)
     errors = measure(truth * 1.2 + 0.01, truth)
-    left = errors.nrmse[~errors.undefined]
+    left = errors["nrmse"][~errors["undefined"]]
     assert left.isfinite().all()
-    assert int(errors.undefined.sum()) == 3 + 6
+    assert int(errors["undefined"].sum()) == 3 + 6
     moving = torch.ones(24, dtype=torch.bool)
     moving[[3, 5]] = False
-    rest = [errors.nrmse[moving].mean((1, 2)), errors.nrmse[3, :, 0].mean()[None]]
+    rest = [errors["nrmse"][moving].mean((1, 2)), errors["nrmse"][3, :, 0].mean()[None]]
     assert bad.metrics["nrmse"].mean == pytest.approx(torch.cat(rest).mean().item())
     for name in ("nrmse", "relative_l2", "drift"):
         assert np.isfinite([bad.metrics[name].mean, bad.metrics[name].low, bad.metrics[name].high]).all()

@@ -139,7 +139,7 @@ def test_trained_baseline_beats_persistence_on_other_trajectories(
 ) -> None:
     test = open_trajectories(configure(root).build, "burgers1d", "test")
     trained = roll_out(train(root, tmp_path, kind, steps=120), test)
-    assert trained.errors.nrmse.mean() < 0.5 * roll_out(Persistence(), test).errors.nrmse.mean()
+    assert trained.errors["nrmse"].mean() < 0.5 * roll_out(Persistence(), test).errors["nrmse"].mean()
 
 
 def test_pushforward_trains_one_step_from_the_model_s_own_state(root: Path, tmp_path: Path) -> None:

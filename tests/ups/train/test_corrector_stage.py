@@ -30,8 +30,7 @@ from ups.train.run import run_stage, train_unless_valid
 from ups.train.stage import StageStart
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import load_corrected
+from ups.trained.corrected import CorrectedSimulator, load_corrected
 from ups.trained.simulator import load_simulator
 from ups.trained.specs import OPERATOR
 from ups_store.torch import map_tensors

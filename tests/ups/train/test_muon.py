@@ -289,9 +289,11 @@ def test_state_of_a_parameter_that_is_not_there_is_refused() -> None:
 def test_sharded_matrices_are_moved_as_whole_ones(tmp_path: Path) -> None:
     processes = [start(main, "muon", "", tmp_path, **variables) for variables in rank_variables(2)]
     assert wait(processes) == [0, 0]
-    for rank in range(2):
-        said = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert said["difference"] < 1e-6  # AdamW's rounding; of Muon every rank has the whole matrix
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    for said in (first, second):
+        assert said["difference"] < 1e-6  # AdamW's rounding; Muon moves whole matrices
+        assert 0 < said["sharded"] < said["whole"]  # each rank some of them
+    assert first["sharded"] + second["sharded"] == first["whole"]
 
 
 class Deep(Regression):

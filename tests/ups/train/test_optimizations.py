@@ -21,7 +21,7 @@ from ups.train.contenders import Contender, Measured, peak_nbytes
 from ups.train.optimizations import Gates, Row, _row, validate_optimizations, winner_of
 from ups.train.stage import make_stage
 from ups.train.trainer import Trainer
-from ups.train.variants import Variant, differing_switches, make_variants
+from ups.train.variants import Variant, differences, make_variants
 
 CPU = torch.device("cpu")
 SMALL = [
@@ -69,21 +69,35 @@ def test_one_switch_is_compared_once(file: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "data.limit=3",
-        "operator.pdet.hidden_dim=16",
-        "training.batch_size=4",
-        "stages.operator.optimizer.lr=0.1",
-    ],
-)
-def test_other_differences_are_refused_by_name(file: Path, override: str) -> None:
+def test_whatever_else_differs_is_in_the_last_variant(file: Path) -> None:
+    said = ("operator.pdet.hidden_dim=16", "training.batch_size=4", "stages.operator.optimizer.lr=0.1")
+    variants = variants_of(file, *said, "training.amp=true", "seed=7", "checkpoint.dir=elsewhere")
+    assert [some.name for some in variants] == ["baseline", "training.amp=true", "optimized"]
+    last = variants[-1]
+    assert last.switches.keys() >= {"operator.pdet.hidden_dim", "training.batch_size", "training.amp"}
+    assert last.config.stage("operator").batch_size == 4
+    assert (last.config.seed, last.config.checkpoint.dir) == (0, variants[0].config.checkpoint.dir)
+    assert last.has_same_loss
+    assert not variants_of(file, "training.losses={mse: 1}")[-1].has_same_loss
+
+
+@pytest.mark.parametrize("override", ["data.limit=3", "training.stride=2", "operator.val_trajectories=2"])
+def test_other_data_and_validation_are_refused_by_name(file: Path, override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         variants_of(file, override, "training.amp=true")
     assert caught.value.kind == "not_comparable"
-    assert override.partition("=")[0].removeprefix("training.") in str(caught.value)
+    assert override.partition("=")[0] in str(caught.value)
     assert "training.amp" not in str(caught.value)
+
+
+@pytest.mark.parametrize("gpus", ["", "_4gpu"])
+def test_shipped_pairs_are_compared(gpus: str) -> None:
+    """Batches, accumulation, FSDP2 and inverse losses differ."""
+    pair = [f"train_pdebench_2task_baseline_ddp{gpus}{end}" for end in ("_original", "")]
+    options: dict[str, Any] = {"overrides": (), "only_optimized": (), "stage": "operator"}
+    *_, last = make_variants(Path(pair[0]), Path(pair[1]), **options)
+    assert last.name == "optimized"
+    assert {"training.batch_size", "training.accum_steps"} & last.switches.keys()
 
 
 def test_equal_configurations_are_refused(file: Path) -> None:
@@ -106,10 +120,10 @@ def test_a_stages_own_optimiser_is_looked_at_as_it_is_in_effect() -> None:
     same = load_config(
         {"data": {"tasks": "burgers1d"}}, overrides=["stages.operator.optimizer.implementation=foreach"]
     )
-    with pytest.raises(ConfigError, match=r"stages\.operator\.optimizer\.lr is 0\.001 and 0\.5"):
-        differing_switches(one, other, stage="operator")
-    found = differing_switches(one, same, stage="operator")
-    assert found == {"optimizer.implementation": {"stages.operator.optimizer.implementation": "foreach"}}
+    assert differences(one, other, stage="operator")[1]["stages.operator.optimizer.lr"] == 0.5
+    units, others = differences(one, same, stage="operator")
+    assert units == {"optimizer.implementation": {"stages.operator.optimizer.implementation": "foreach"}}
+    assert others == {}
 
 
 # --- training beside each other ------------------------------------------------------------------------
@@ -206,6 +220,11 @@ def test_each_gate_is_missed_by_what_it_is_about(measured: dict[str, object], mi
     assert row.is_sound == (missed in ([], ["speedup"]))
 
 
+def test_time_to_equal_loss_ends_where_the_baselines_last_loss_is_reached() -> None:
+    assert row_of(losses=[0.6, 0.5, 0.4, 0.3]).loss_speedup == 12 / 2
+    assert row_of(losses=[0.9] * 4).loss_speedup is None
+
+
 def test_winner_is_the_fastest_that_does_no_harm() -> None:
     rows = {
         "slow": row_of(step_s=[4.0] * 4),
@@ -237,6 +256,22 @@ def test_exit_codes_and_the_suggested_configuration(run: Path) -> None:
     assert suggested.stage("operator").steps is None
     assert compare(*always, "--min-speedup", "0") == 0
     assert compare("--set", "data.limit=3") == 2
+
+
+def test_other_batches_take_turns_of_as_many_samples(run: Path) -> None:
+    always = ["--set", "training.batch_size=4", "--set", "training.amp=true"]
+    limits = ["--min-speedup", "0", "--max-loss-difference", "9", "--max-nrmse-increase", "9", "--suggest"]
+    assert compare(*always, *limits) == 0
+    rows = json.loads((run / "reports/optimizations/report.json").read_text())["variants"]
+    assert [(row["name"], row["rows"]) for row in rows] == [
+        ("baseline", 8),
+        ("training.amp=true", 8),
+        ("optimized", 4),
+    ]
+    lengths = [len(record["switches"]) > 0 for record in rows]
+    assert lengths == [False, True, True]
+    assert rows[-1]["speedup"] > 0
+    load_config(run / "reports/optimizations/suggested.yaml")
 
 
 def test_stopped_it_shows_what_was_measured(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

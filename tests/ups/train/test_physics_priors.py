@@ -16,8 +16,7 @@ from ups.config.training import LawsConfig, PhysicsPriorsConfig
 from ups.data.batches import WindowBatch
 from ups.errors import ConfigError
 from ups.laws import EQUATIONS, PRIORS, Laws, Prior
-from ups.physics.priors import prior_losses
-from ups.physics.task_physics import TaskPhysics
+from ups.physics.priors import TaskPhysics, prior_losses
 from ups.train.joint import make_joint_stage
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.physics_priors import PhysicsBatch

@@ -38,8 +38,7 @@ from ups.train.stage import StageStart
 from ups.train.student import ConsistencyStage, StudentStage, make_student_stage
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import load_corrected
+from ups.trained.corrected import CorrectedSimulator, load_corrected
 from ups.trained.specs import CORRECTOR, OPERATOR, STUDENT
 
 torch.set_num_threads(1)

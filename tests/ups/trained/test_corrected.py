@@ -15,11 +15,9 @@ from ups.data.splits import open_fields
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.forecasters import CorrectedForecaster, Start
 from ups.trained.checkpoint import hash_tensors, load_checkpoint, save_checkpoint
-from ups.trained.corrected import CorrectedSimulator
-from ups.trained.corrected_files import load_corrected, save_corrected
-from ups.trained.corrector_spec import CorrectorSpec, Sampling
+from ups.trained.corrected import CorrectedSimulator, load_corrected, save_corrected
 from ups.trained.simulator import Simulator, save_simulator
-from ups.trained.specs import CORRECTOR
+from ups.trained.specs import CORRECTOR, CorrectorSpec, Sampling
 
 SAMPLING = Sampling(num_steps=3)
 POINTS = (32, 1)

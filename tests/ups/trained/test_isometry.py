@@ -11,7 +11,7 @@ from tiny_autoencoders import make_spec
 from torch import Tensor
 
 from ups.models.any_point_decoder import grid_queries
-from ups.nn.patch_basis import PatchBasis
+from ups.nn.patches import PatchBasis
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.isometry import (
     LatentFrames,

@@ -12,16 +12,13 @@ from torch import Tensor
 import ups
 from ups.data.augment import Draws
 from ups.data.observations import check_observed, drawn_masks, masks_of_samples
-from ups.diffusion.paths import at_time, flow_matching_error
-from ups.diffusion.schedules import FlowTimes, flow_time
+from ups.diffusion.paths import FlowTimes, at_time, flow_matching_error, flow_time
 from ups.errors import ConfigError, ShapeError
 from ups.eval.forecasters import PriorForecaster, Start
 from ups.grid import GridSpec
 from ups.models.operator_size import OperatorSize
-from ups.trained.corrector_spec import Sampling
 from ups.trained.prior import SteadyPrior, load_prior, save_prior
-from ups.trained.prior_spec import Method, PriorSpec
-from ups.trained.specs import SimulatedTask, SimulatorSpec
+from ups.trained.specs import Method, PriorSpec, Sampling, SimulatedTask, SimulatorSpec
 
 POINTS, OBSERVED = 8, 2
 TASK = "level"
