@@ -58,7 +58,7 @@ def choose_device(name: str, *, key: str = "training.device") -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise _unknown(name, key)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        logger.info(f"there is no {name}; the CPU is used instead")
+        logger.warning(f"there is no {name}; the CPU is used instead")
         return torch.device("cpu")
     return device
 

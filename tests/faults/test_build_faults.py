@@ -206,7 +206,7 @@ def test_read_that_hangs_ends_at_the_deadline_and_says_where(
     assert (error.exit_code, error.path, error.dataset, error.sample) == (4, str(source), "tensor", 2)
     assert f"was late with samples 2..17 (attempt 1 of 1): expected at most {SHORT_S} s" in str(error)
     assert "found reading dataset 'tensor' for " in str(error)
-    assert "in read_samples" in error.__notes__[0]  # the reader's stack
+    assert "in read_hyperslabs" in error.__notes__[0]  # the reader's stack
     disk.end()
     expect_finished_as_undisturbed(tmp_path, num_committed=NUM_TRAIN)
 

@@ -30,3 +30,10 @@ def noted() -> Iterator[list[str]]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
+
+
+def taken(notes: list[str]) -> str:
+    """Take what was said so far, a line each."""
+    text = "\n".join(notes)
+    notes.clear()
+    return text

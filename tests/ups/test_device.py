@@ -17,7 +17,7 @@ def test_missing_gpu_is_replaced_by_the_cpu_and_told(
     assert choose_device("cpu") == torch.device("cpu")
     assert notes == []
     assert choose_device("cuda:2") == torch.device("cpu")
-    assert notes == ["there is no cuda:2; the CPU is used instead"]
+    assert notes == ["warning: there is no cuda:2; the CPU is used instead"]
 
 
 @pytest.mark.parametrize("name", ["abacus", "mps", "meta", ""])

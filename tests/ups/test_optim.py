@@ -154,7 +154,7 @@ def test_reconstruction_loss_is_the_square_of_the_relative_error() -> None:
 
 def test_device_that_is_not_there_falls_back_and_says_so(notes: list[str]) -> None:
     assert choose_device("cuda:99") == torch.device("cpu")
-    assert notes == ["there is no cuda:99; the CPU is used instead"]
+    assert notes == ["warning: there is no cuda:99; the CPU is used instead"]
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match=r"training\.device: expected auto, cpu"):
         choose_device("gpu0")

@@ -108,7 +108,7 @@ def score(
         numbers = [metric.numbers(one) for one in measured]
         if numbers[0] is None:
             continue
-        values = [one.numpy() if isinstance(one, Tensor) else one for one in numbers]
+        values: list[Any] = [one.numpy() if isinstance(one, Tensor) else one for one in numbers]
         if metric.over_steps == "largest":
             found[metric.name] = Interval(float(np.mean([one.max() for one in values])))
             continue

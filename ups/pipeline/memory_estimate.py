@@ -1,4 +1,4 @@
-"""How much memory a stage takes, estimated from the sizes alone, rather too much than too little; no torch.
+"""How much memory a stage takes, estimated from the sizes alone, rather too much than too little.
 
 What is counted: weights, gradients, the optimiser's states, averages; and what the forward pass keeps for the
 backward pass, in numbers of the width for each token, patch or point, which `tests/ups/pipeline` hold against
@@ -15,8 +15,17 @@ from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size, student_size
 from ups.config.operator_size import operator_size
 from ups.config.stages import BASELINES
-from ups.grid import FIELDS, GridSpec, TokenGrid, cut_grid, halved_axes, window_size
-from ups.models.operator_size import NORMALISED, OperatorSize
+from ups.grid import (
+    FIELDS,
+    PERIODIC,
+    UNKNOWN_BOUNDARY,
+    GridSpec,
+    TokenGrid,
+    cut_grid,
+    halved_axes,
+    window_size,
+)
+from ups.models.operator_size import NORMALISED, TOKEN_UNET, OperatorSize
 from ups.pipeline.planned_ranks import PlannedRanks
 
 _FLOAT = 4  # bytes; autocast keeps some in 2, which isn't counted on
@@ -93,10 +102,9 @@ def _of_stage(config: RunConfig, name: str, grids: Mapping[str, GridSpec]) -> Es
             frames * _autoencoder_numbers(config, grids[task], cut) for task, cut in cuts.items()
         )
     if "operator" in parts:
-        size = operator_size(config.operator)
-        trained += operator_weights(size, _largest(cuts, grids), _state_dim(config, grids))
-        steps = batch * config.training.horizon
-        activations += steps * max(_operator_numbers(size, cut.tokens) for cut in cuts.values())
+        weights, numbers = _operator(config, cuts, grids)
+        trained += weights
+        activations += batch * config.training.horizon * numbers
     if "corrector" in parts:
         size = corrector_size(config)
         trained += corrector_weights(size, _largest(cuts, grids), _state_dim(config, grids))
@@ -113,12 +121,35 @@ def _of_stage(config: RunConfig, name: str, grids: Mapping[str, GridSpec]) -> Es
         size = corrector_size(config)
         frozen += 2 * corrector_weights(size, _largest(cuts, grids), _state_dim(config, grids))
     if name in _CORRECTING:
-        size = operator_size(config.operator)
-        frozen += operator_weights(size, _largest(cuts, grids), _state_dim(config, grids))
+        frozen += _operator(config, cuts, grids)[0]
     copies = 2 + _STATES[settings.optimizer.name] + bool(settings.ema_decay)
     share = _SHARES[config.training.activation_checkpointing]
     states = -(-copies * trained // ranks.num_shards) + frozen
     return Estimate(_FLOAT * states, int(_FLOAT * share * activations))
+
+
+def _operator(
+    config: RunConfig, cuts: Mapping[str, TokenGrid], grids: Mapping[str, GridSpec]
+) -> tuple[int, int]:
+    """Weights of the operator, and numbers kept of one step of one sample."""
+    state_dim = _state_dim(config, grids)
+    if config.operator.name == TOKEN_UNET:
+        size = operator_size(config.operator)
+        numbers = max(_operator_numbers(size, cut.tokens) for cut in cuts.values())
+        return operator_weights(size, _largest(cuts, grids), state_dim), numbers
+    from ups.models.operators import States, numbers_of  # torch
+
+    tasks = sorted(cuts)
+    states = States(
+        state_dim,
+        tokens={task: cuts[task].tokens for task in tasks},
+        boundary={
+            task: tuple(PERIODIC if wraps else UNKNOWN_BOUNDARY for wraps in grids[task].periodic)
+            for task in tasks
+        },
+        ranges={},  # parameters aren't known before the data are read, and make little of it
+    )
+    return numbers_of(config.operator.name, config.operator.config, states)
 
 
 def _largest(cuts: Mapping[str, TokenGrid], grids: Mapping[str, GridSpec]) -> tuple[tuple[int, bool], ...]:

@@ -33,7 +33,6 @@ from ups.train.budget import seconds_of_step, within_budget
 from ups.train.joint import JOINT_FILE
 from ups.train.stage import Stage, StageStart, make_stage
 from ups.train.trainer import Trainer
-from ups.train.untrained import is_untrained
 from ups.trained.specs import AUTOENCODER_FILE, CORRECTOR_FILE, OPERATOR_FILE
 from ups_store.build import QuietWatcher, build_all
 
@@ -223,7 +222,7 @@ def _measured(
     stage: Stage, config: RunConfig, ranks: PlannedRanks, *, device: torch.device, num_steps: int
 ) -> Measured:
     weights = _nbytes(stage.model.state_dict())
-    if is_untrained(stage):
+    if stage.is_untrained:
         return Measured(0.0, 0.0, _peak(device), weights)
     trainer = Trainer(stage, config, device=device, restart=True)
     grows = bool(stage.curriculum.share)  # rollouts do, over the training: then steps are spread over it

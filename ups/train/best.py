@@ -21,6 +21,7 @@ from ups.output import write_atomically
 from ups.train.stage import Stage
 from ups.trained.checkpoint import read_document, write_card
 
+LOST_WEIGHTS = "lost_weights"
 # What a validation error depends on besides the weights: errors are compared where these agree.
 _VALIDATED_ON = (
     "data.",
@@ -106,14 +107,40 @@ class BestWeights:
         self.score, self.step, self.start = state["best"], state["best_step"], state["start_score"]
         self._best_epoch_score, self.bad_epochs = state["best_epoch_score"], state["bad_epochs"]
 
-    def export_again(self) -> None:
-        """Export the present weights, the best so far, where what was exported is lost; a collective."""
-        metrics = {**self._validate(), "score": self.score}  # on another machine the last bits may differ
-        export(self._stage, metrics, ranks=self.ranks, earlier=None, is_again=True)
+    def export_lost(self, step: int, *, is_over: bool, state_path: Path) -> None:
+        """Export the present weights again if what was exported is gone or damaged; a collective.
 
-    def forget(self) -> None:
-        """What was exported is lost: the next epoch's weights are the best so far."""
-        self.score = math.inf
+        A training state has the weights of its last step. If these aren't the best ones, a training that goes
+        on exports the best of the epochs to come.
+
+        Args:
+            step: Optimiser steps that were made.
+            is_over: Whether there are no more to make.
+            state_path: Where the present weights are from.
+
+        Raises:
+            CheckpointError: Kind "lost_weights", if nothing more is trained.
+        """
+        problem = self.ranks.first_does(self._problem_of_exported)
+        if problem is None:
+            return
+        if self.step == step:
+            logger.info(f"{problem}; it is exported again from {state_path}")
+            metrics = {**self._validate(), "score": self.score}  # on another machine the last bits may differ
+            export(self._stage, metrics, ranks=self.ranks, earlier=None, is_again=True)
+        elif not is_over:
+            logger.warning(f"{problem}; the best weights of the epochs to come are exported")
+            self.score = math.inf
+        else:
+            lost = f"those of step {self.step} were exported, and {state_path} has those of step {step}"
+            raise CheckpointError(f"{problem}; {lost}", kind=LOST_WEIGHTS, hint="train again with --restart")
+
+    def _problem_of_exported(self) -> str | None:
+        try:
+            self._stage.check_exported(self.score)
+        except CheckpointError as error:
+            return f"{error.path}: {error.problem}"
+        return None
 
     def _measure_start(self) -> dict[str, float]:
         assert self._initial is not None

@@ -14,23 +14,24 @@ from ups.data.latents import make_latents
 from ups.data.splits import are_there
 from ups.data.stores import Store
 from ups.device import compile_cache, free_memory, matmul_precision
+from ups.distributed.ranks import Ranks
 from ups.errors import CheckpointError, ConfigError, check_installed
 from ups.locks import TRAINING_LOCK, locked
 from ups.log import logger
+from ups.train.best import LOST_WEIGHTS, export
 from ups.train.budget import within_budget
 from ups.train.checks import builds_fields, builds_latents
 from ups.train.distributed import check_num_ranks, joined_ranks
 from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
-from ups.train.lost_export import LOST_WEIGHTS
 from ups.train.memory import saying_what_takes_memory
 from ups.train.meter import StartupClock
 from ups.train.saved_state import SavedState, state_path
-from ups.train.stage import StageStart, make_stage
+from ups.train.stage import Stage, StageStart, make_stage
+from ups.train.state_files import remove_state
 from ups.train.switches import check_switches
 from ups.train.tracking import CACHE_MINUTES
 from ups.train.trainer import Trainer
-from ups.train.untrained import is_untrained, run_untrained
 from ups.train.unused import unused_settings
 
 
@@ -116,8 +117,8 @@ def run_stage(
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from
-        if is_untrained(stage):
-            report = run_untrained(stage, config, ranks=ranks)
+        if stage.is_untrained:
+            report = _export_untrained(stage, config, ranks=ranks)
         else:
             with clock.phase("trainer"), before_steps(name, saved, restart=restart):
                 trainer = Trainer(stage, config, device=device, restart=restart, ranks=ranks, startup=clock)
@@ -153,6 +154,30 @@ def _train(trainer: Trainer) -> dict[str, Any]:
         "data_wait_share": trainer.stopwatch.data_wait_share,
         "startup": trainer.startup_metrics,
     }
+
+
+def _export_untrained(stage: Stage, config: RunConfig, *, ranks: Ranks) -> dict[str, Any]:
+    """Export a model as it was measured on the data, and report on it as after training; a collective.
+
+    There is no state to continue from: it costs a pass through the data to do it again. One of an earlier
+    training is removed, since it isn't of what is exported now.
+    """
+    logger.info(f"stage {stage.name} has nothing to train: it is measured on the data, and exported")
+    stage.ranks = ranks
+    stage.model.eval()
+    metrics = stage.validate()
+    export(stage, metrics, ranks=ranks, earlier=config)
+    if ranks.is_first:
+        remove_state(state_path(config, stage.name))
+    ranks.tell()  # the others read what was exported
+    no_steps: dict[str, Any] = {
+        "steps": 0,
+        "resumed_at": 0,
+        "best_step": None,
+        "data_wait_share": 0.0,
+        "startup": {},
+    }
+    return {**stage.finish(), "start_score": metrics["score"], **no_steps}
 
 
 def train_unless_valid(name: str, config: RunConfig, *, restart: bool, **options: Any) -> dict[str, Any]:

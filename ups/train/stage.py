@@ -110,6 +110,11 @@ class Stage(ABC):
         """The model as training calls it, or as it is before that."""
         return self.model if self.compiled_model is None else self.compiled_model
 
+    @property
+    def is_untrained(self) -> bool:
+        """Whether no weight of the model is trained."""
+        return not any(parameter.requires_grad for parameter in self.model.parameters())
+
     @abstractmethod
     def losses(self, forward: Callable[..., Any], batch: Any) -> Losses:
         """Named losses of some rows of a batch, scalars, whose sum is minimised.

@@ -25,7 +25,6 @@ from ups.train.distributed import Agreement, ParallelLosses, share_out
 from ups.train.flops import peak_flops, precision_of
 from ups.train.interrupt import SAME_COMMAND, StopRequest, stop_on_signals
 from ups.train.log import RunLog
-from ups.train.lost_export import restore_export
 from ups.train.memory import PeakMemory, memory_of
 from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
 from ups.train.profile import StepProfile
@@ -401,13 +400,7 @@ class Trainer:
             return
         self.stage.model.eval()
         with self.averaged.in_place() if self.averaged is not None else nullcontext():
-            restore_export(
-                self.stage,
-                self.best_weights,
-                step=self.step,
-                is_over=self._is_over(),
-                state_path=self.state_path,
-            )
+            self.best_weights.export_lost(self.step, is_over=self._is_over(), state_path=self.state_path)
 
     def _is_over(self) -> bool:
         return self.step >= self.total_steps or self._is_patience_over()

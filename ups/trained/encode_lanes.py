@@ -102,7 +102,7 @@ class Lanes:
             if self.num < num:
                 return
             self.num = num // 2
-        logger.info(
+        logger.warning(
             f"{self._device} ran out of memory with {num} micro-batches of {self._micro_batch} frames at a"
             f" time; {self.num} from now on, which changes no byte of the latents"
         )

@@ -115,7 +115,7 @@ class BatchEncoder:
         specs = self.encoder.output_spec(arrays)
         values, latents = np.prod(arrays[FIELDS].shape[2:]), np.prod(self.encoder.latent_shape)
         if latents >= values:
-            logger.info(
+            logger.warning(
                 f"{self.encoder.task}: {latents} latent numbers a frame are no fewer than its {values} values"
                 f" ({values / latents:.2f}x compression); choose a smaller latent.tokens or latent.dim"
             )

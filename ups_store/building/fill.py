@@ -42,7 +42,6 @@ from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well
 DEPTH = 2  # batches that wait to be committed: enough to overlap, and what they hold in memory stays small
-
 TRIAL_S = 2.0  # of handing out batches; those that were handed out are finished
 MIN_BATCHES = 8  # of the default size, below which there is nothing to tune
 LONG = 5  # the rest has to take so many times as long as another trial

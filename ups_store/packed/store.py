@@ -19,7 +19,6 @@ from ups_store.errors import (
     CorruptChunkError,
     FormatError,
     MemoryLimitError,
-    StoreReplacedError,
     VersionTooNewError,
 )
 from ups_store.format.canonical import canonical_json
@@ -83,6 +82,9 @@ class PackedCatalog(Catalog):
     metadata: tuple[Entry, ...]  # entries of the `zarr.json` documents, root first
     directory_offset: int  # first byte of the central directory
     nbytes: int  # length of the file
+
+    def _read_again(self, fd: int, path: Path) -> Catalog:
+        return read_packed(fd, path)
 
 
 def mapped_root(root: RootMeta) -> RootMeta:
@@ -277,7 +279,7 @@ class PackedStore(ChunkedStore):
                 raise
             refusal = f"{refused('copy', error)}; "
         if refusal or mode == "page-cache":
-            report = preload(self._file, self.catalog, request, read_catalog=read_packed)
+            report = preload(self._file, self.catalog, request)
             return replace(report, why=refusal + report.why)
         # Decode every array that isn't yet; then nothing is read from the file any more.
         for array in missing:
@@ -315,8 +317,7 @@ class PackedStore(ChunkedStore):
         """Check every byte of the file, every decoded chunk, and the fingerprint; see `AnyStore.verify`."""
         self.check_open()
         with files.opened(self.path) as fd:
-            if fingerprint_of(read_packed(fd, self.path)) != fingerprint_of(self.catalog):
-                raise StoreReplacedError("another file took the path", path=self.path, hint="open it again")
+            self.catalog.check_still(fd, self.path)
             with PackedStore(self.path, fd, self.catalog) as fresh:
                 return _PackedVerifier(fd, fresh, progress).run(num_threads)
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ups_store.errors import FormatError, TruncatedError, VersionTooNewError
+from ups_store.errors import FormatError, StoreReplacedError, TruncatedError, VersionTooNewError
 from ups_store.format.canonical import canonical_json
 from ups_store.format.checksum import crc32
 from ups_store.format.layout import Layout, plan
@@ -69,6 +69,15 @@ class Catalog:
     layout: Layout  # geometry, checked against the file
     # CRC-32 of every entry in file order; of the metadata entries only while it is being built
     crcs: tuple[int, ...]
+
+    def check_still(self, fd: int, path: Path) -> None:
+        """Refuse an open file that holds something else, as it took the path since this was read."""
+        if fingerprint_of(self._read_again(fd, path)) != fingerprint_of(self):
+            problem = "another file took the path since it was opened"
+            raise StoreReplacedError(problem, path=path, hint="open it again")
+
+    def _read_again(self, fd: int, path: Path) -> Catalog:
+        return read_finished(fd, path)
 
 
 @dataclass

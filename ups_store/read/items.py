@@ -113,11 +113,13 @@ class NumberedSources(ShowsFacts):
         """Copy items of one source, with `index` and `task`."""
         raise NotImplementedError
 
-    def where_mixed(self, items: Samples, *, epoch: int) -> Where:
-        """Path of the first store that items, numbered through, are of, and the samples of theirs there."""
+    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
+        """Find the first store that items are of, counted from a source's first, and their samples there."""
+        items = items + self._firsts[number]
         number = self._number_of(items[0])
         mine = items[np.searchsorted(self._ends, items, side="right") == number] - self._firsts[number]
-        return self.sources[number].where(mine, epoch=epoch)
+        samples, _ = self.sources[number].locate(mine, epoch=epoch)
+        return str(self.sources[number].store.path), list(dict.fromkeys(samples.tolist()))
 
 
 class StoreItems(NumberedSources):
@@ -213,10 +215,6 @@ class StoreItems(NumberedSources):
         values = StoreItems.fetch(self, number, items, epoch=epoch, allocate=allocate)
         values["task"] = self.sources[number].task
         return values
-
-    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """Give the path of a source's store, and the samples there that its items are of: for messages."""
-        return self.sources[number].where(items, epoch=epoch)
 
     def check(self, indices: Sequence[int] | Samples) -> Samples:
         """Validate numbers of items, at least one; negative ones count from the end."""
@@ -395,10 +393,6 @@ class StoreSource:
         if self._trajectories is None:
             return items, np.zeros_like(items)
         return self._trajectories.index.locate(items, epoch=epoch)
-
-    def where(self, items: Samples, *, epoch: int) -> Where:
-        """Give the path of the store, and the samples that items are of: for messages."""
-        return str(self.store.path), list(dict.fromkeys(self.locate(items, epoch=epoch)[0].tolist()))
 
     def fetch(self, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
         """Copy items, all valid, into arrays (B, ...) that `allocate` provides; by key."""

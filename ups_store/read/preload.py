@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,9 +25,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from ups_store import module_above
-from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreError, StoreReplacedError
+from ups_store.errors import DeviceError, MemoryLimitError, SpecError, StoreError
 from ups_store.printable import printable
-from ups_store.read.catalog import Catalog, fingerprint_of, read_finished
+from ups_store.read.catalog import Catalog
 from ups_store.read.store_file import StoreFile, cut, read_failed, read_into
 from ups_store.system import files, memory
 from ups_store.system.files import Progress
@@ -35,7 +35,6 @@ from ups_store.system.memory import available_bytes
 
 Mode: TypeAlias = Literal["auto", "page-cache", "copy", "device"]
 Outcome: TypeAlias = Literal["page-cache", "copy", "device", "mapped", "mixed"]
-ReadCatalog: TypeAlias = Callable[[int, Path], Catalog]
 
 logger = logging.getLogger(__name__)
 
@@ -253,9 +252,7 @@ def refused(mode: str, error: StoreError) -> str:
     return f"{mode} refused ({error.problem}: {error.found})"
 
 
-def preload(
-    file: StoreFile, catalog: Catalog, request: Request, *, read_catalog: ReadCatalog = read_finished
-) -> PreloadReport:
+def preload(file: StoreFile, catalog: Catalog, request: Request) -> PreloadReport:
     """Bring a finished store into memory; see `Store.preload`.
 
     "auto" takes the fastest mode that fits; one that takes more memory only if an argument asks for it.
@@ -273,9 +270,7 @@ def preload(
     report, refusals = None, list[str]()
     fd = files.open_existing(file.path)
     try:
-        if fingerprint_of(read_catalog(fd, file.path)) != fingerprint_of(catalog):
-            problem = "the file was replaced since it was opened"
-            raise StoreReplacedError(problem, path=file.path, hint="open it again")
+        catalog.check_still(fd, file.path)
         files.advise_sequential(fd)  # threads that share a descriptor confuse the kernel's own guess
         job = PreloadJob(file, catalog, fd, request)
         for mode in modes:

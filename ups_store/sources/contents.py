@@ -53,7 +53,7 @@ EVERYTHING = Selection()
 
 
 @dataclass(frozen=True)
-class ArrayInfo:
+class SourceArray:
     """An array of every sample as `Source.read` returns it: its shape without samples, dtype and axes."""
 
     shape: tuple[int, ...]
@@ -92,14 +92,14 @@ class SourceInfo:
         attrs: What else the store's root group should say, as JSON values.
         samples_per_chunk: How many samples the file's chunks span: read together, each chunk is decoded once.
         outer: Other files that it takes data from, in the order of their first use.
-        decoded: Attributes by which stored numbers are decoded, such as "scale_factor" (`cf.CfEncoding`).
+        decoded: Attributes by which stored numbers are decoded, such as "scale_factor" (`values.CfEncoding`).
     """
 
     path: Path
     layout: str
     layout_version: int
     num_samples: int
-    arrays: Mapping[str, ArrayInfo]
+    arrays: Mapping[str, SourceArray]
     constants: Mapping[str, np.ndarray]
     parameters: Mapping[str, float]
     channels: tuple[str, ...]

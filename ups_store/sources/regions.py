@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ups_store.sources.cf import CfEncoding
 from ups_store.sources.contents import Selection
 from ups_store.sources.hdf5 import h5py
 from ups_store.sources.source_files import BLOCK_BYTES
-from ups_store.sources.values import CastLoss, cast_values
+from ups_store.sources.values import CastLoss, CfEncoding, cast_values
 from ups_store.system import files, memory
 from ups_store.system.runs import Runs, copy_runs
 
@@ -25,7 +24,7 @@ _MAPPED_AT_ONCE = 64 << 20  # counts as the reader's memory meanwhile
 _MAPPED_FROM = 4 << 20  # less is never copied past the caches
 
 
-def read_samples(
+def read_hyperslabs(
     out: np.ndarray,
     dataset: h5py.Dataset,
     *,
@@ -52,7 +51,7 @@ def read_samples(
     skips_times = dataset.chunks is None
     steps = {axis: 1 if axis == "t" and skips_times else selection.step(axis) for axis in axes}
     order = [axes.index(axis) for axis in to_axes if axis in axes]
-    for samples, times in _hyperslabs(dataset, axes, first, len(out), selection.reduce_time):
+    for samples, times in _slabs(dataset, axes, first, len(out), selection.reduce_time):
         stored = {"s": samples, "t": times if skips_times else slice(times.start, times.stop)}
         block: np.ndarray = dataset[tuple(stored.get(axis, slice(None)) for axis in axes)]
         block = block[tuple(slice(None, None, steps[axis]) for axis in axes)]
@@ -73,7 +72,7 @@ def chunk_length(dataset: h5py.Dataset, axes: str, axis: str) -> int:
     return dataset.chunks[axes.index(axis)] if dataset.chunks and axis in axes else 1
 
 
-def _hyperslabs(
+def _slabs(
     dataset: h5py.Dataset, axes: str, first: int, count: int, stride: int
 ) -> Iterator[tuple[slice, slice]]:
     """Cut samples `first .. first + count` into hyperslabs of about `BLOCK_BYTES`, of whole chunks.

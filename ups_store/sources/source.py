@@ -14,14 +14,13 @@ import numpy as np
 
 from ups_store.errors import ConfigError, StoreClosedError
 from ups_store.format.layout import consecutive_ranges
-from ups_store.sources.cf import CfEncoding
 from ups_store.sources.contents import (
     AXIS_NAMES,
     EVERYTHING,
-    ArrayInfo,
     Contents,
     Convention,
     Selection,
+    SourceArray,
     SourceInfo,
     StoredArray,
     StoredDataset,
@@ -43,10 +42,10 @@ from ups_store.sources.hdf5 import (
     source_error,
     translated,
 )
-from ups_store.sources.regions import DatasetExtent, chunk_length, read_samples
+from ups_store.sources.regions import DatasetExtent, chunk_length, read_hyperslabs
 from ups_store.sources.stores import SUFFIX, StoreSource
 from ups_store.sources.tasks import Task
-from ups_store.sources.values import CastLoss
+from ups_store.sources.values import CastLoss, CfEncoding
 from ups_store.system.paths import check_local
 
 _MAX_WALKED = 1000  # groups of samples whose links are looked at when the file is opened
@@ -238,7 +237,7 @@ class Source:
                     box = tuple(slice(sample, sample + 1) if a == "s" else slice(None) for a in stored.axes)
                     check_written(dataset, name, box, path=path, sample=sample)
             with translated(f"can't read {reading}", path, name, run.start, dataset):
-                dataset_loss = read_samples(
+                dataset_loss = read_hyperslabs(
                     target,
                     dataset,
                     axes=stored.axes,
@@ -403,7 +402,7 @@ def _describe_arrays(
         note_attributes([axis], get_dataset(file, contents.path_of(stored)))
     for name, array in contents.arrays.items():
         if isinstance(array.datasets[0], StoredNumber):
-            arrays[name] = ArrayInfo((), np.dtype("float64"), ())
+            arrays[name] = SourceArray((), np.dtype("float64"), ())
             continue
         dtypes, num_channels, components = list[Any](), 0, dict[str, int]()
         for stored in array.datasets:
@@ -426,7 +425,7 @@ def _describe_arrays(
             shape.append(int(-(-length // selection.step(axis))))
         # float16: the least of the floating dtypes that hold integers
         dtype, dims = np.result_type(np.float16, *dtypes), tuple(AXIS_NAMES[a] for a in array.axes[1:])
-        arrays[name] = ArrayInfo(tuple(shape), dtype, dims)
+        arrays[name] = SourceArray(tuple(shape), dtype, dims)
     return {"arrays": arrays, "samples_per_chunk": samples_per_chunk, "decoded": tuple(sorted(decoded))}
 
 

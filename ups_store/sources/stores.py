@@ -17,8 +17,8 @@ import ups_store
 from ups_store.errors import SourceError, StoreClosedError, StoreError
 from ups_store.sources.contents import (
     AXIS_NAMES,
-    ArrayInfo,
     Selection,
+    SourceArray,
     SourceInfo,
     StoredArray,
     StoredDataset,
@@ -167,7 +167,7 @@ class StoreSource:
         return arrays, names if len(names) == count else tuple(f"fields_{n}" for n in range(count))
 
     def _describe(self, task: Task | None, channels: tuple[str, ...]) -> SourceInfo:
-        lengths, arrays = dict[str, int](), dict[str, ArrayInfo]()
+        lengths, arrays = dict[str, int](), dict[str, SourceArray]()
         for name, array in self._arrays.items():
             components = dict[str, int]()
             for stored in array.datasets:
@@ -186,7 +186,7 @@ class StoreSource:
                 if dtype.kind not in kinds and dtype.name != "bfloat16":
                     self._fail("has the wrong dtype", stored.name, "wrong_dtype", "numbers", dtype)
             dtype = np.dtype("float64") if array.axes == "s" else np.result_type(np.float16, *dtypes)
-            arrays[name] = ArrayInfo(shape, dtype, tuple(AXIS_NAMES[axis] for axis in array.axes[1:]))
+            arrays[name] = SourceArray(shape, dtype, tuple(AXIS_NAMES[axis] for axis in array.axes[1:]))
         layout, attrs = task.layout if task else None, self._store.attrs
         info = SourceInfo(
             path=self._path,

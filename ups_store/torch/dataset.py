@@ -19,7 +19,7 @@ from ups_store.printable import printable
 from ups_store.read import items as numpy_items
 from ups_store.read.base import AnyStore
 from ups_store.read.gather import Samples
-from ups_store.read.items import BufferPool, NumberedSources, StoreItems, StoreLike, Where, Window
+from ups_store.read.items import BufferPool, NumberedSources, StoreItems, StoreLike, Window
 from ups_store.read.open import open_any
 from ups_store.read.order import MixedOrder, expect
 from ups_store.read.prefetch import check_timeout, in_time
@@ -188,7 +188,7 @@ class StoreDataset(StoreItems, Dataset[Any]):
     def _in_time(self, items: Samples, work: Callable[[Samples], Any]) -> Any:
         if self._timeout is None:
             return work(items)
-        where = functools.partial(self.where_mixed, items, epoch=self.epoch)
+        where = functools.partial(self.where, 0, items, epoch=self.epoch)
         return in_time(lambda: work(items), self._timeout, where)
 
     def batch(self, indices: Sequence[int] | Samples) -> Batch:
@@ -310,10 +310,6 @@ class MixedDataset(NumberedSources):
         arrays = arrays_by(allocate)
         values = self.fetch_mixed(items, epoch=epoch, allocate=arrays, scratch=self._pool.empty)
         return batch_of(values, self.sources[0], arrays)  # all are alike
-
-    def where(self, number: int, items: Samples, *, epoch: int) -> Where:
-        """Give the path of the first store that items are of, and the samples of theirs that lie there."""
-        return self.where_mixed(items, epoch=epoch)
 
     def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Any) -> dict[str, Any]:
         source, dataset = self.sources[number], self._dataset_of[number]

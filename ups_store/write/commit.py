@@ -237,31 +237,33 @@ def commit_samples(
     def write(block: slice) -> None:
         with scratches.lent() as scratch:
             slots, crcs[block] = encode_block(layout, rows[block], values, scratch)
-            numbers = samples[block]
-            for array, encoded in zip(layout.per_sample, slots, strict=True):
-                first, end = extent_of(building, array, int(numbers[0]))[0], 0
-                if array.meta.is_ragged:  # one behind the other in memory, in the file in runs
-                    done = 0
-                    for sample, num in consecutive_runs(numbers):
-                        begin = extent_of(building, array, sample)[0]
-                        nbytes = extent_of(building, array, sample + num - 1)[1] - begin
-                        if nbytes:
-                            files.write_at(fd, begin, encoded.data[done : done + nbytes])
-                            done += nbytes
-                else:
-                    _write_rows(fd, array.offset, array.stride, numbers, encoded)
-                if not building.is_lazy and (array.meta.is_sharded or array.meta.is_ragged):
-                    # The disk begins with whole pages; the next block begins on the page that follows.
-                    first = first // PAGE_BYTES * PAGE_BYTES
-                    end = extent_of(building, array, int(numbers[-1]))[1] // PAGE_BYTES * PAGE_BYTES
-                if first < end:
-                    files.start_writeback(fd, first, end - first)
+            _write_slots(building, samples[block], slots)
 
     with failures_as_errors(building.building_path, building.needed_bytes, problem):
         for_each(write, blocks, num_threads=NUM_THREADS if len(blocks) >= _MANY_BLOCKS else 1)  # 1
         if not building.is_lazy:
             files.sync_data(fd)  # 2: the bytes are durable before a record says so
         write_records(building, samples, pack_records(building.header, samples, crcs))  # 3, 4
+
+
+def _write_slots(building: BuildingFile, samples: Samples, slots: list[npt.NDArray[np.uint8]]) -> None:
+    for array, encoded in zip(building.layout.per_sample, slots, strict=True):
+        if array.meta.is_ragged:  # the samples lie one behind the other in memory, in the file in runs
+            done = 0
+            for sample, num in consecutive_runs(samples):
+                first = extent_of(building, array, sample)[0]
+                nbytes = extent_of(building, array, sample + num - 1)[1] - first
+                if nbytes:
+                    files.write_at(building.fd, first, encoded.data[done : done + nbytes])
+                    done += nbytes
+        else:
+            _write_rows(building.fd, array.offset, array.stride, samples, encoded)
+        if not building.is_lazy and (array.meta.is_sharded or array.meta.is_ragged):
+            # The disk begins with whole pages; the next block begins on the page that follows.
+            first = extent_of(building, array, int(samples[0]))[0] // PAGE_BYTES * PAGE_BYTES
+            end = extent_of(building, array, int(samples[-1]))[1] // PAGE_BYTES * PAGE_BYTES
+            if first < end:
+                files.start_writeback(building.fd, first, end - first)
 
 
 def extent_of(building: BuildingFile, array: ArrayLayout, sample: int) -> tuple[int, int]:

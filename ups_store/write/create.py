@@ -129,7 +129,7 @@ def create(
     plan = plan_of(
         arrays, identity=identity, constants=constants, dims=dims, attrs=attrs, partition=partition
     )
-    is_lazy, restart, target = durability == "lazy", on_mismatch == "restart", target_of(path)
+    is_lazy, restart, target = durability == "lazy", on_mismatch == "restart", store_path_of(path)
     if os.fspath(path) != IN_MEMORY:
         return _begin(target, plan, is_lazy=is_lazy, restart=restart, is_checked=check_on_resume, note=note)
     target = create_in_memory(plan.layout.building_nbytes)
@@ -168,7 +168,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
         IdentityMismatchError: If it is made from something else.
         CommitError: If the file system fails.
     """
-    store_path = keeping(target_of(path))
+    store_path = keeping(store_path_of(path))
     check_not_reserved(path)
     target = building_path(store_path)
     fd = files.open_existing(target, writable=True)
@@ -193,7 +193,7 @@ def join(path: str | os.PathLike[str], *, identity: Mapping[str, Any]) -> Commit
     return Committer(building)
 
 
-def target_of(path: str | os.PathLike[str]) -> Path:
+def store_path_of(path: str | os.PathLike[str]) -> Path:
     """Return where a store of this path is made: absolute, for the process may change its folder; no link."""
     target = path_of(real_place(path_of(path)), suffix_nbytes=_SUFFIX_BYTES)
     check_store_name(target)

@@ -20,7 +20,7 @@ from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
 from ups_store.system.memory import IN_MEMORY
-from ups_store.write.create import target_of
+from ups_store.write.create import store_path_of
 from ups_store.write.described import described
 from ups_store.write.existing import (
     Differences,
@@ -130,19 +130,7 @@ def write(
         DiskFullError: If there is no room; what was committed stays.
         CommitError: If the file system fails.
     """
-    for argument, word, known in (
-        ("on_mismatch", on_mismatch, ("raise", "restart")),
-        ("on_error", on_error, ("fail", "skip")),
-    ):
-        if word not in known:
-            expected = " or ".join(repr(other) for other in known)  # `map` is an argument here
-            raise SpecError(argument, kind="argument", expected=expected, found=repr(word))
-    for argument, listed in (("names", names), ("ragged", ragged)):
-        if isinstance(listed, str):
-            raise SpecError(argument, kind="argument", expected="names in a list", found=repr(listed))
-    for name in names or ():
-        if list(names or ()).count(name) > 1:  # all but one of its values would be lost
-            raise SpecError("names", kind="names", expected="names that differ", found=f"{name!r} twice")
+    _check_arguments(names, ragged, on_mismatch=on_mismatch, on_error=on_error)
     constants = {name: described(name, value) for name, value in (constants or {}).items()}
     like = None
     if isinstance(samples, Alike):
@@ -215,22 +203,14 @@ def write(
         problem = "it exists, and nothing says whether it holds these samples"
         raise SpecError(problem, kind="exists", path=target, hint=hint)
 
-    def differing(store: AnyStore) -> Differences:
-        """Name what of a store of the same identity would be another now; no iterable is begun for that."""
-        if source is not None and source.num_samples not in (None, len(store)):
-            return {"number of samples": (len(store), source.num_samples)}
-        facts: dict[str, Any] = {"constants": arguments.constants, "dims": arguments.dims}
-        facts |= {"attrs": arguments.attrs, "ragged": ragged, "names": None if columns else names}
-        different = other_arguments(store, **facts)
-        if columns:
-            different |= other_specs(store, arguments.named_dims(columns.specs()))
-        elif isinstance(source, Rows) and source.can_skip and len(store):
-            different |= other_sample(store, next(source.begin(0)))
-        return different
-
     store = None
     if content is not None:
-        store = opened_if_same(target, content, on_mismatch=on_mismatch, differing=differing)
+        store = opened_if_same(
+            target,
+            content,
+            on_mismatch=on_mismatch,
+            differing=lambda store: _differing(store, arguments, source, names),
+        )
     if store is None:
         total = source.num_samples if source else None
         with ProgressLine(target.name, total=total, is_wanted=progress) as line:
@@ -246,6 +226,44 @@ def write(
     return store
 
 
+def _check_arguments(
+    names: Sequence[str] | None, ragged: Collection[str], *, on_mismatch: str, on_error: str
+) -> None:
+    """Refuse unknown words, text where a list of names goes, and names that occur twice."""
+    for argument, word, known in (
+        ("on_mismatch", on_mismatch, ("raise", "restart")),
+        ("on_error", on_error, ("fail", "skip")),
+    ):
+        if word not in known:
+            expected = " or ".join(map(repr, known))
+            raise SpecError(argument, kind="argument", expected=expected, found=repr(word))
+    for argument, listed in (("names", names), ("ragged", ragged)):
+        if isinstance(listed, str):
+            raise SpecError(argument, kind="argument", expected="names in a list", found=repr(listed))
+    for name in names or ():
+        if list(names or ()).count(name) > 1:
+            raise SpecError("names", kind="names", expected="names that differ", found=f"{name!r} twice")
+
+
+def _differing(
+    store: AnyStore, arguments: Arguments, source: Columns | Rows | None, names: Sequence[str] | None
+) -> Differences:
+    """Name what of a store of the same identity would be another now.
+
+    An iterable isn't begun for that, nor a function called.
+    """
+    if source is not None and source.num_samples not in (None, len(store)):
+        return {"number of samples": (len(store), source.num_samples)}
+    facts: dict[str, Any] = {"constants": arguments.constants, "dims": arguments.dims}
+    facts |= {"attrs": arguments.attrs, "ragged": arguments.ragged}
+    different = other_arguments(store, **facts, names=None if isinstance(source, Columns) else names)
+    if isinstance(source, Columns):
+        different |= other_specs(store, arguments.named_dims(source.specs()))
+    elif source is not None and source.can_skip and len(store):
+        different |= other_sample(store, next(source.begin(0)))
+    return different
+
+
 @dataclass(frozen=True)
 class Alike:
     """Samples for `write` that have to have the arrays of a store, as those that `append` is given."""
@@ -259,7 +277,7 @@ def _file_of(path: str | os.PathLike[str]) -> Path:
     if os.fspath(path) == IN_MEMORY:
         hint = "`create` makes stores in memory"
         raise SpecError("path", kind="path", path=path, expected="that of a file", found=IN_MEMORY, hint=hint)
-    return target_of(path)
+    return store_path_of(path)
 
 
 def warn_skipped(store: AnyStore) -> None:

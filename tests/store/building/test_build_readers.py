@@ -124,7 +124,6 @@ def test_readers_are_as_many_as_are_worth_their_start(
     assert why in shown
 
 
-@pytest.mark.multi_process
 def test_small_build_has_one_reader_and_says_why(source: Path, tmp_path: Path) -> None:
     config = settings(tmp_path, split="train", num_workers="auto")
     report = build(config)
@@ -134,7 +133,6 @@ def test_small_build_has_one_reader_and_says_why(source: Path, tmp_path: Path) -
     assert (again.readers.num_workers, again.readers.why) == (1, "one opens the sources")
 
 
-@pytest.mark.multi_process
 def test_large_build_measures_a_reader_and_gives_the_same_bytes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +161,6 @@ def test_tasks_and_splits_share_the_readers(source: Path, tmp_path: Path) -> Non
     assert len(pids) == 1
 
 
-@pytest.mark.multi_process
 def test_valid_store_starts_no_reader(source: Path, tmp_path: Path) -> None:
     build(settings(tmp_path, split="train"))
     watcher = Recorder()
@@ -492,7 +489,6 @@ def test_event_log_begins_in_an_empty_file(tmp_path: Path) -> None:
     assert json.loads(path.read_text().splitlines()[0])["event"] == "start"
 
 
-@pytest.mark.multi_process
 def test_reduced_source_is_weighed_by_what_it_takes_in_its_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -484,7 +484,7 @@ def test_read_that_hangs_is_told_with_samples_and_what_was_done(
             read_all(pool, requests_for(path, num_samples=4)[1:])
     assert str(caught.value.found).startswith("reading dataset 'data' for ")
     assert caught.value.dataset == "data"
-    assert "read_samples" in caught.value.__notes__[0]
+    assert "read_hyperslabs" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(("how", "num_notes"), [("fail_once", 1), ("fail", 2)])

@@ -26,7 +26,7 @@ from ups_store.sources import regions
 from ups_store.sources.contents import EVERYTHING, Selection
 from ups_store.sources.reader import digest_request
 from ups_store.sources.readers import ReaderPool
-from ups_store.sources.regions import DatasetExtent, read_samples
+from ups_store.sources.regions import DatasetExtent, read_hyperslabs
 from ups_store.sources.source import open_source
 from ups_store.sources.values import ValueRange
 from ups_store.system import files, memory
@@ -48,7 +48,7 @@ def read_all(dataset: h5py.Dataset, *, dtype: str = "<f4", selection: Selection 
     shape = (5, *(-(-SHAPE[i] // selection.step(axis)) for i, axis in ((1, "t"), (2, "x"))), 1)
     out = np.full(shape, np.nan, dtype)
     extent = DatasetExtent.of(dataset)
-    read_samples(out, dataset, axes="stx", to_axes="stxc", first=1, selection=selection, extent=extent)
+    read_hyperslabs(out, dataset, axes="stx", to_axes="stxc", first=1, selection=selection, extent=extent)
     return out
 
 
@@ -267,7 +267,7 @@ def test_each_chunk_is_decoded_once(
     out = np.empty((7, -(-6 // reduce_time), 10, 1), np.float32)
     selection = Selection(reduce_time=reduce_time)
     with dataset.file:
-        read_samples(out, dataset, axes="stx", to_axes="stxc", first=0, selection=selection)
+        read_hyperslabs(out, dataset, axes="stx", to_axes="stxc", first=0, selection=selection)
     np.testing.assert_array_equal(out[..., 0], VALUES[:, ::reduce_time])
     assert set(touched.values()) == {1}
 

@@ -7,6 +7,7 @@ import io
 import math
 
 import pytest
+from matplotlib.figure import Figure
 
 from ups.eval.figure_style import Drawing
 from ups.eval.intervals import Interval
@@ -24,8 +25,12 @@ def test_text_of_others_is_no_formula(text: str) -> None:
     run = LeaderboardRow(
         text, text, "full-eval", text, 0.1, math.nan, -0.2, text, False, 1.0, None, (0,), text, text
     )
-    drawing = Drawing("figure", "caption", (1.0, 1.0), lambda figure: None, {text: [text], "value": [-0.5]})
-    for table in (report.to_csv(), to_csv([run]), drawing.csv().decode()):
+
+    def draw(figure: Figure) -> None:
+        figure.subplots().plot([1.0], [-0.5], label=text)
+
+    drawing = Drawing("figure", "caption", (1.0, 1.0), draw)
+    for table in (report.to_csv(), to_csv([run]), drawing.files["csv"].decode()):
         cells = [cell for line in csv.reader(io.StringIO(table)) for cell in line]
         assert f"'{text}" in cells
         assert not [cell for cell in cells if cell.startswith(("=", "+", "@", "\t"))]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from noted import taken
 from test_trainer import CPU, Regression, make_config, train
 from torch import Tensor, nn
 
@@ -96,7 +97,7 @@ def test_run_that_continues_knows_its_best_epoch(tmp_path: Path) -> None:
 
 
 def test_training_that_makes_it_worse_keeps_the_weights_before_it_and_warns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, notes: list[str]
 ) -> None:
     stage = Exporting(tmp_path, [3e8, 0.5, 1e9])
     untrained = {name: tensor.clone() for name, tensor in stage.model.state_dict().items()}
@@ -106,7 +107,7 @@ def test_training_that_makes_it_worse_keeps_the_weights_before_it_and_warns(
     assert document["report"] == {"score": 0.5}
     assert (best.step, best.start, best.score) == (0, 0.5, 0.5)
     assert not torch.equal(stage.model.state_dict()["0.weight"], untrained["0.weight"])
-    said = capsys.readouterr().err
+    said = taken(notes)
     assert "warning: training made it worse: validation error 3e+08 after step 5, 0.5 before" in said
     assert "1e+09 after step 10" in said
 
@@ -149,7 +150,7 @@ def test_untrained_weights_are_copied_to_the_cpu_in_the_first_epoch_alone(
 
 
 def test_better_checkpoint_of_an_earlier_run_is_set_aside(
-    tmp_path: Path, path: Path, previous: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, path: Path, previous: Path, notes: list[str]
 ) -> None:
     train_anew(tmp_path, [0.2, 0.5, 0.1])
     assert (score_of(path), previous.exists()) == (0.1, False)
@@ -158,11 +159,11 @@ def test_better_checkpoint_of_an_earlier_run_is_set_aside(
     assert (score_of(path), score_of(previous)) == (0.5, 0.1)
     assert previous.stat().st_ino == file  # the same file: nothing was copied
     better = f"{path} of an earlier run is better than the first epoch of this run"
-    assert f"{better} (validation error 0.1, now 0.5); kept as {previous}" in capsys.readouterr().err
+    assert f"{better} (validation error 0.1, now 0.5); kept as {previous}" in taken(notes)
     train_anew(tmp_path, [0.55, 0.6, 1.0])  # the better of the two stays
     assert (score_of(path), score_of(previous)) == (0.55, 0.1)
     shown = f"(validation error 0.5, now 0.55); not kept, since {previous} is at least as good (0.1)"
-    said = capsys.readouterr().err
+    said = taken(notes)
     assert f"{better} {shown}" in said
     assert f"; kept as {previous}" not in said
     assert list(tmp_path.glob(".*")) == []
@@ -178,12 +179,12 @@ def test_better_checkpoint_of_an_earlier_run_is_set_aside(
     ],
 )
 def test_checkpoint_that_was_validated_otherwise_is_not_compared(
-    tmp_path: Path, path: Path, previous: Path, capsys: pytest.CaptureFixture[str], other: str
+    tmp_path: Path, path: Path, previous: Path, notes: list[str], other: str
 ) -> None:
     train_anew(tmp_path, [0.2, 0.5, 0.1], other)
     train_anew(tmp_path, [0.4, 0.5, 0.3])
     assert (score_of(path), previous.exists()) == (0.3, False)
-    assert "earlier run" not in capsys.readouterr().err
+    assert "earlier run" not in taken(notes)
 
 
 def test_checkpoint_with_other_metrics_is_replaced(tmp_path: Path, path: Path, previous: Path) -> None:
@@ -220,13 +221,13 @@ def test_better_checkpoint_that_can_not_be_kept_does_not_cost_the_epoch(
     path: Path,
     previous: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    notes: list[str],
 ) -> None:
     train_anew(tmp_path, [0.2, 0.5, 0.1])
     monkeypatch.setattr(Path, "hardlink_to", refuse(errno.EPERM))
     monkeypatch.setattr("ups.train.best.write_atomically", full_disk)
     trainer = train_anew(tmp_path, [0.3, 0.5, 0.4])
     assert (trainer.step, score_of(path), previous.exists()) == (10, 0.3, False)
-    said = capsys.readouterr().err
+    said = taken(notes)
     assert "warning: " in said
     assert f"it can't be kept: {previous}: can't be written (no room)" in said

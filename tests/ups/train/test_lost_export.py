@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noted import taken
 from operator_runs import configure, made_once, own_copy, prepare_fields
 
 from ups.config import RunConfig
@@ -53,7 +54,7 @@ def with_position(config: RunConfig, **position: Any) -> None:
 
 @pytest.mark.parametrize("lose", [Path.unlink, flip, lambda path: path.write_bytes(b"")])
 def test_lost_checkpoint_is_exported_again_from_the_training_state(
-    config: RunConfig, lose: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
+    config: RunConfig, lose: Callable[[Path], Any], notes: list[str]
 ) -> None:
     before = train(config)
     whole = checkpoint_identity(PATH, kind=OPERATOR)
@@ -63,9 +64,9 @@ def test_lost_checkpoint_is_exported_again_from_the_training_state(
     assert report["resumed_at"] == report["best_step"] == 10
     assert checkpoint_identity(PATH, kind=OPERATOR) == whole
     assert report["nrmse"] == before["nrmse"]
-    assert f"it is exported again from {state_path(config, 'operator')}" in capsys.readouterr().err
+    assert f"it is exported again from {state_path(config, 'operator')}" in taken(notes)
     assert train(config)["resumed_at"] == 10
-    assert "again" not in capsys.readouterr().err
+    assert "again" not in taken(notes)
 
 
 def test_lost_weights_that_the_training_state_lacks_are_trained_again(
@@ -84,7 +85,7 @@ def test_lost_weights_that_the_training_state_lacks_are_trained_again(
 
 
 def test_lost_checkpoint_of_a_training_that_goes_on_is_that_of_an_epoch_to_come(
-    config: RunConfig, capsys: pytest.CaptureFixture[str]
+    config: RunConfig, notes: list[str]
 ) -> None:
     train(config)
     with_position(config, best_step=0, best=1e-9, step=5)
@@ -92,4 +93,4 @@ def test_lost_checkpoint_of_a_training_that_goes_on_is_that_of_an_epoch_to_come(
     report = train(config)
     assert (report["resumed_at"], report["best_step"]) == (5, 10)
     assert PATH.exists()
-    assert "the best weights of the epochs to come are exported" in capsys.readouterr().err
+    assert "the best weights of the epochs to come are exported" in taken(notes)

@@ -19,6 +19,7 @@ import ups
 from ups.cli.app import run_verb
 from ups.config import load_config
 from ups.errors import CheckpointError, ConfigError
+from ups.models.operators import numbers_of
 from ups.train.compare import compare_run
 from ups.train.run import run_stage
 from ups.trained.checkpoint import read_document
@@ -208,6 +209,15 @@ def test_commands_import_it_if_they_are_told_to(run: Path, monkeypatch: pytest.M
     run_verb([*evaluate, "--allow-code", "mylab.model"])
     assert (run / "reports" / "evaluation" / "report.json").exists()
     run_verb(["validate", "config", "--config", "run.yaml", *SHORT, "operator.name=mylab.hard:Hard"])
+
+
+def test_its_memory_is_counted_without_computing(run: Path) -> None:
+    configure(run, "operator.name=mylab.model:Slices")
+    states = ups.States(4, tokens={"a": (8,)}, boundary={"a": ("periodic",)}, ranges={})
+    few, more = (numbers_of("mylab.model:Slices", {"depth": depth}, states) for depth in (1, 2))
+    in_block = 2 * 32 + (32 * 8 + 8) + 4 * (32 * 32 + 32) + 2 * 32 + (32 * 64 + 64) + (64 * 32 + 32)
+    assert more[0] - few[0] == in_block
+    assert more[1] > few[1] > 8 * 32
 
 
 def test_keys_of_an_operator_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
