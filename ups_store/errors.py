@@ -102,7 +102,7 @@ def _rebuild(cls: type[StoreError], problem: str, state: dict[str, Any]) -> Stor
 
 @contextlib.contextmanager
 def hinting(hint: str, *classes: type[StoreError], kind: str | None = None) -> Iterator[None]:
-    """Inside, errors of some classes, or of one kind of them, say this to do: theirs names other flags."""
+    """Have errors of some classes, or of one kind, say this to do: what they say names other flags."""
     try:
         yield
     except classes as error:
@@ -313,7 +313,7 @@ class ConfigError(StoreError, ValueError):
 
 
 def mistakes(problems: Sequence[Exception]) -> str:
-    """What is wrong with a configuration, a line each."""
+    """Say what is wrong with a configuration, a line each."""
     return "\n  ".join((f"{len(problems)} mistakes in the configuration:", *map(str, problems)))
 
 
@@ -346,7 +346,7 @@ class MissingExtraError(StoreError, ImportError):
 
 @contextlib.contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Inside, importing a package that isn't installed is a `MissingExtraError` that names the extra.
+    """Make importing a package that isn't installed a `MissingExtraError` that names the extra.
 
     Of several around one another the outermost names its extra: it is what the user asked for.
     """

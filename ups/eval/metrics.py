@@ -244,20 +244,20 @@ def own_metrics(names: Sequence[str]) -> dict[str, OwnMetric]:
         ConfigError: Kinds "unknown_metric", "no_code"; "metric_name", if two have one name.
     """
     common = {metric.name for metric in FIELD_METRICS}
-    own: dict[str, OwnMetric] = {}
-    for said in names:
-        if said in common:
+    functions: dict[str, OwnMetric] = {}
+    for entry in names:
+        if entry in common:
             continue
-        name = own_name(said)
-        if name in own or name in common:
+        name = own_name(entry)
+        if name in functions or name in common:
             raise ConfigError(
-                f"evaluation.metrics = {said}",
+                f"evaluation.metrics = {entry}",
                 kind="metric_name",
                 expected="another name than that of any other metric",
                 found=name,
             )
-        own[name] = register_metric.find(name if name in register_metric.names() else said)
-    return own
+        functions[name] = register_metric.find(entry)
+    return functions
 
 
 def measure_own(

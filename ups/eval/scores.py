@@ -101,7 +101,7 @@ def score(
         resamples: Of the split; all rows of a table share them.
         row: Name of the row, whose seeds are drawn by themselves; not needed for one seed.
     """
-    found: dict[str, Interval] = {}
+    overall: dict[str, Interval] = {}
     by_step: dict[str, list[Interval]] = {}
     resampled: dict[str, Resampled] = {}
     for metric in metrics:
@@ -110,21 +110,21 @@ def score(
             continue
         values: list[Any] = [one.numpy() if isinstance(one, Tensor) else one for one in numbers]
         if metric.over_steps == "largest":
-            found[metric.name] = Interval(float(np.mean([one.max() for one in values])))
+            overall[metric.name] = Interval(float(np.mean([one.max() for one in values])))
             continue
         steps, whole = _resampled(metric, measured, values, resamples, row)
         if steps is not None:
             by_step[metric.name] = steps.intervals(is_positive=metric.is_positive)
         if whole is not None:
             resampled[metric.name] = whole
-            found[metric.name] = whole.interval(is_positive=metric.is_positive)
-    by_seed = {name: [value.mean] for name, value in found.items()}
+            overall[metric.name] = whole.interval(is_positive=metric.is_positive)
+    by_seed = {name: [value.mean] for name, value in overall.items()}
     if len(measured) > 1:
         nothing = Resamples(len(values[0]), num_resamples=0)
         alone = [score([one], metrics, resamples=nothing).metrics for one in measured]
-        by_seed = {name: [each[name].mean for each in alone] for name in found}
+        by_seed = {name: [each[name].mean for each in alone] for name in overall}
     about = {metric.name: metric for metric in metrics}
-    return Scores(found, by_step, by_seed, {}, resampled, about)
+    return Scores(overall, by_step, by_seed, {}, resampled, about)
 
 
 def _resampled(

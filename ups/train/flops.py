@@ -129,7 +129,7 @@ def of_step(
 ) -> Found:
     """What is measured of computing a stage's losses of a batch and their gradients.
 
-    It computes them once more, uncompiled, and leaves weights, gradients and random numbers as they were.
+    It computes them once more, uncompiled, and leaves weights, buffers, gradients and random numbers alone.
 
     Args:
         stage: With its model in training mode, not sharded (`ShapesOf.in_place_of`).
@@ -146,8 +146,12 @@ def of_step(
         torch.autograd.grad(total, trained, allow_unused=True)
 
     random_numbers_kept = _random_numbers_kept(batch.draws.generator, trained[0].device)
+    buffers = [(buffer, buffer.clone()) for buffer in stage.model.buffers()]  # such as running means
     with without_recomputation(stage.model), with_sdpa(stage.model), random_numbers_kept:
-        return measure(work)
+        measured = measure(work)
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    return measured
 
 
 def precision_of(stage: StageConfig, *, matmul_precision: str) -> Precision:

@@ -95,7 +95,7 @@ class Status(Enum):
 
     @property
     def is_sound(self) -> bool:
-        """Whether every byte of the file is as it should be."""
+        """Return whether every byte of the file is as it should be."""
         return self in (Status.COMPLETE, Status.PACKED)
 
     @property

@@ -61,7 +61,7 @@ def find_garbage(folder: Path) -> list[Garbage]:
     garbage: list[Garbage | None] = []
     for path in sorted((*folder.glob(f"*{BUILDING_SUFFIX}*"), *folder.glob(".*.making"))):
         with contextlib.suppress(StoreNotFoundError):  # published or removed since it was listed
-            garbage.append(_examine(path))
+            garbage.append(_garbage_at(path))
     for export in left_exports(folder):
         nbytes = sum(path.stat().st_size for path in export.rglob("*") if path.is_file())
         garbage.append(Garbage(export, "temporary", nbytes, 0, 0, _age_s(export)))
@@ -100,13 +100,13 @@ def remove_garbage(garbage: Garbage) -> bool:
     return True
 
 
-def _examine(path: Path) -> Garbage | None:
+def _garbage_at(path: Path) -> Garbage | None:
     if not any(pattern.fullmatch(path.name) for pattern in _NAMES.values()) or _are_notes_of_spool(path):
         return None
     with files.opened(path) as fd:
         if not stat.S_ISREG(files.mode(fd)) or locks.is_locked(fd, BUILDER_LOCK):
             return None
-        nbytes, kind = files.size(fd), _kind_of(path, fd)
+        nbytes, kind = files.size(fd), _kind_of_garbage(path, fd)
     num_committed = num_samples = 0
     if kind == "unfinished":
         try:
@@ -130,7 +130,7 @@ def _age_s(path: Path) -> float:
     return max(0.0, time.time() - files.modified_s(path))
 
 
-def _kind_of(path: Path, fd: int) -> Kind:
+def _kind_of_garbage(path: Path, fd: int) -> Kind:
     """Tell what a file is by its name, its first and its last bytes; "unfinished" may be damaged."""
     name = next(kind for kind, pattern in _NAMES.items() if pattern.fullmatch(path.name))
     start = read_at(fd, 0, Entry(ROOT_NAME, 0, 0).header_nbytes)

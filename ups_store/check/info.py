@@ -177,13 +177,13 @@ def _statistics(store: AnyStore, progress: Progress) -> dict[str, ArrayStatistic
     for name, spec in store.arrays.items():
         if "float" in dtype_name(spec.dtype):
             statistics.add({name: np.empty(0)})  # an array without values is there too
-            for block in _blocks(store, name, samples):
+            for block in _value_blocks(store, name, samples):
                 statistics.add({name: block})
                 progress(block.nbytes)
     return statistics.by_array()
 
 
-def _blocks(store: AnyStore, name: str, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+def _value_blocks(store: AnyStore, name: str, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
     """Yield all values of an array, flat, at most a block at a time: several samples, or some of one."""
     spec = store.arrays[name]
     num_elements = 0 if spec.is_ragged else math.prod(spec.shape[1:])

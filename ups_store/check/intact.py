@@ -239,5 +239,5 @@ def read_without_root(fd: int, path: Path) -> Catalog:
 
 
 def is_identity_lost(catalog: Catalog) -> bool:
-    """Whether the catalog is one of `read_without_root`."""
+    """Return whether the catalog is one of `read_without_root`."""
     return catalog.root.config_hash == _NO_HASH

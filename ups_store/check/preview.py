@@ -98,7 +98,7 @@ def sample_text(store: AnyStore, *, sample: int | None = None, array: str | None
         array = texts[0]
     if array not in texts:
         return None
-    text: str = store.gather([_number(store, sample)], [array])[array][0]
+    text: str = store.gather([_sample_number(store, sample)], [array])[array][0]
     return text
 
 
@@ -154,7 +154,7 @@ class _Axis:
 
 def draw_sample(store: AnyStore, *, sample: int | None = None, array: str | None = None) -> Figure:
     """Draw one sample of one array with what the store says about it; see `save_preview`."""
-    number = _number(store, sample)
+    number = _sample_number(store, sample)
     arrays = {key: value for key, value in store.sample(number).items() if isinstance(value, np.ndarray)}
     name = _array_to_draw(store, arrays, array)
     values, dims = arrays[name], _dims(store, name)
@@ -213,7 +213,7 @@ def _array_to_draw(store: AnyStore, arrays: Arrays, array: str | None) -> str:
     return name
 
 
-def _number(store: AnyStore, sample: int | None) -> int:
+def _sample_number(store: AnyStore, sample: int | None) -> int:
     """Return the sample that is asked for; by default the first one that is committed."""
     if sample is not None:
         return sample

@@ -302,9 +302,9 @@ class Names:
 
     def read(self, raw: bytes, path: Path) -> tuple[Sample, dict[str, str]]:
         """Read the arrays of one file, and the key of each."""
-        document = _load(raw, path)
+        document = _load_pickle(raw, path)
         if not isinstance(document, dict):
-            raise _bad(path, f"expected a dict of names to tensors, found {_described(document)}")
+            raise _bad_file(path, f"expected a dict of names to tensors, found {_described(document)}")
         values = {key: value for key, value in _leaves(document, path) if not self._is_ignored(key)}
         keys: dict[str, str] = {}
         for key in values:
@@ -312,22 +312,22 @@ class Names:
             name = self.map.get(key, PREFIXES.get(prefix, "") + key.removeprefix(prefix))
             if name in keys:
                 both = f"keys {keys[name][:140]!r} and {key[:140]!r} would both be array {name[:140]!r}"
-                raise _bad(path, f"{both}; --map or --ignore one of them")
+                raise _bad_file(path, f"{both}; --map or --ignore one of them")
             if not is_name(name):
                 problem = f"key {key[:140]!r}: {name[:140]!r} is no name of an array; --map or --ignore it"
-                raise _bad(path, problem)
+                raise _bad_file(path, problem)
             keys[name] = key
         if missing := sorted(self.map.keys() - values.keys()):
-            raise _bad(path, f"no {missing[0]!r}, which --map names; it has {', '.join(values)}"[:300])
+            raise _bad_file(path, f"no {missing[0]!r}, which --map names; it has {', '.join(values)}"[:300])
         if not keys:
-            raise _bad(path, "it holds no array")
+            raise _bad_file(path, "it holds no array")
         sample, expanded = {}, 0
         for name, key in keys.items():
             sample[name] = _array(key, values[key], path)
             expanded += sample[name].nbytes  # of one storage, together they may be larger than the file
             if expanded > len(raw) and 2 * expanded > (available := memory.available_bytes()):
                 problem = f"{key[:100]} takes too much memory: {expanded:,} bytes of tensors from"
-                raise _bad(path, f"{problem} {len(raw):,} bytes, {available:,} bytes are available")
+                raise _bad_file(path, f"{problem} {len(raw):,} bytes, {available:,} bytes are available")
         return sample, keys
 
     def _is_ignored(self, key: str) -> bool:
@@ -368,7 +368,7 @@ class _Contents:
         }
 
 
-def _bad(path: Path, problem: str) -> SourceError:
+def _bad_file(path: Path, problem: str) -> SourceError:
     return SourceError(problem, kind="damaged_file", path=path)
 
 
@@ -386,24 +386,24 @@ def _read_regular(path: Path) -> bytes:
         return files.read_at(fd, 0, nbytes)
 
 
-def _load(raw: bytes, path: Path) -> Any:
+def _load_pickle(raw: bytes, path: Path) -> Any:
     """Load a file by `torch.load`, once nothing in it can take more memory or time than its bytes."""
     try:
         if not raw.startswith(b"PK\3\4") or raw[-22:-18] != b"PK\5\6" or raw[-2:] != b"\0\0":
-            raise _bad(path, _NOT_SAVED)  # with a comment, readers could find different directories
+            raise _bad_file(path, _NOT_SAVED)  # with a comment, readers could find different directories
         is_zip64 = raw[-42:-38] == b"PK\6\7" and raw[-98:-94] == b"PK\6\6"  # APPNOTE 4.3.14, 4.3.15
         directory_nbytes = int.from_bytes(raw[-58:-50] if is_zip64 else raw[-10:-6], "little")
         if directory_nbytes > MAX_DIRECTORY_BYTES:
-            raise _bad(path, f"its directory is longer than {MAX_DIRECTORY_BYTES:,} bytes")
+            raise _bad_file(path, f"its directory is longer than {MAX_DIRECTORY_BYTES:,} bytes")
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             entries = archive.infolist()
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-                raise _bad(path, "its entries are compressed, which torch.save never does")
+                raise _bad_file(path, "its entries are compressed, which torch.save never does")
             expanded = sum(entry.file_size for entry in entries)
             if expanded > len(raw) or len(entries) > len(archive.NameToInfo):
-                raise _bad(path, f"it expands to {expanded:,} bytes, the file has {len(raw):,} bytes")
+                raise _bad_file(path, f"it expands to {expanded:,} bytes, the file has {len(raw):,} bytes")
             if damaged := archive.testzip():  # torch.load doesn't look at checksums
-                raise _bad(path, f"its entry {damaged[:100]} is damaged")
+                raise _bad_file(path, f"its entry {damaged[:100]} is damaged")
             (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
             _check_pickle(archive.read(pickled), path)
         return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
@@ -412,15 +412,15 @@ def _load(raw: bytes, path: Path) -> Any:
     except Exception as error:  # zipfile, pickletools and torch raise whatever the damage leads to
         if unknown := re.search(r"GLOBAL (\S+)", str(error)):
             problem = f"it holds a {unknown[1][:100]}, and torch.load reads tensors, numbers and texts only"
-            raise _bad(path, problem) from None
-        raise _bad(path, _NOT_SAVED) from error
+            raise _bad_file(path, problem) from None
+        raise _bad_file(path, _NOT_SAVED) from error
 
 
 def _check_pickle(stream: bytes, path: Path) -> None:
     """Refuse a pickle with tuples that share inner ones so often that to hash one would never end."""
     if len(stream) > MAX_PICKLE_BYTES:
         problem = f"{len(stream):,} bytes of it aren't tensors, expected at most {MAX_PICKLE_BYTES:,}"
-        raise _bad(path, problem)
+        raise _bad_file(path, problem)
     stack: list[int] = []  # of each object how many there are within it, shared ones counted again
     memo: dict[int, int] = {}
     marks: list[int] = []
@@ -439,7 +439,7 @@ def _check_pickle(stream: bytes, path: Path) -> None:
             nodes = 1 + sum(stack[first:])
             del stack[first:]
             if nodes > MAX_NODES:
-                raise _bad(path, f"its pickle has tuples of more than {MAX_NODES:,} objects")
+                raise _bad_file(path, f"its pickle has tuples of more than {MAX_NODES:,} objects")
             is_hashed = opcode.name.startswith("TUPLE") or opcode.name in ("REDUCE", "NEWOBJ")
             stack += [nodes if is_hashed else 1] * len(opcode.stack_after)
 
@@ -456,7 +456,7 @@ def _leaves(document: dict[Any, Any], path: Path) -> Iterator[tuple[str, Any]]:
             word = str(key) if is_short else f"({type(key).__name__})"
             if num_seen > MAX_KEYS or depth > MAX_DEPTH or len(word) > MAX_KEY_LENGTH:
                 limits = f"{MAX_KEYS} keys, {MAX_DEPTH} dicts within each other, {MAX_KEY_LENGTH} letters"
-                raise _bad(path, f"it has more than {limits} of a key")
+                raise _bad_file(path, f"it has more than {limits} of a key")
             if isinstance(value, dict):
                 yield from visit(f"{prefix}{word}.", value, depth + 1)
             elif value is not None:
@@ -472,16 +472,16 @@ def _array(key: str, value: Any, path: Path) -> npt.NDArray[Any]:
             try:
                 return np.array(value, dtype)
             except OverflowError:
-                raise _bad(path, f"{key[:100]} is an integer of more than 64 bits") from None
+                raise _bad_file(path, f"{key[:100]} is an integer of more than 64 bits") from None
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         problem = f"{key[:100]} is {_described(value)}, expected a dense tensor or a number"
-        raise _bad(path, problem)
+        raise _bad_file(path, problem)
     name = str(value.dtype).removeprefix("torch.")
     if name not in DTYPE_NAMES:
-        raise _bad(path, f"{key[:100]} is {name}, expected one of {', '.join(DTYPE_NAMES)}")
+        raise _bad_file(path, f"{key[:100]} is {name}, expected one of {', '.join(DTYPE_NAMES)}")
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():
         problem = f"{key[:100]} repeats its elements: {tuple(value.shape)} of fewer stored ones"
-        raise _bad(path, problem)
+        raise _bad_file(path, problem)
     dense = value.detach().resolve_conj().resolve_neg().contiguous()
     if name == "bfloat16":
         return dense.view(torch.int16).numpy().view(dtype_of(name))

@@ -131,7 +131,7 @@ class ArraySpec:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether every sample has its own number of rows."""
+        """Return whether every sample has its own number of rows."""
         return len(self.shape) > 1 and self.shape[1] is None
 
 
@@ -153,27 +153,27 @@ class ArrayMeta:
 
     @cached_property
     def is_constant(self) -> bool:
-        """Whether the array has no sample axis (spec 4.5) and belongs to no ragged one."""
+        """Return whether the array has no sample axis (spec 4.5) and belongs to no ragged one."""
         return self.part is None and (not self.dims or self.dims[0] != SAMPLE_DIM)
 
     @cached_property
     def is_committed(self) -> bool:
-        """Whether every sample has bytes in it, which commit records vouch for (spec 6.4)."""
+        """Return whether every sample has bytes in it, which commit records vouch for (spec 6.4)."""
         return not self.is_constant and self.part != "offsets"
 
     @property
     def is_ragged(self) -> bool:
-        """Whether it holds the rows of a ragged array."""
+        """Return whether it holds the rows of a ragged array."""
         return self.part == "rows"
 
     @property
     def is_companion(self) -> bool:
-        """Whether it belongs to a ragged array, and users don't see it."""
+        """Return whether it belongs to a ragged array, and users don't see it."""
         return self.part is not None and self.part != "rows"
 
     @cached_property
     def row_geometry(self) -> RowGeometry:
-        """Where the rows of a ragged array lie."""
+        """Give where the rows of a ragged array lie."""
         return RowGeometry(self.shape[0], self.sample_nbytes)
 
     @cached_property
@@ -198,7 +198,7 @@ class ArrayMeta:
 
     @cached_property
     def is_sharded(self) -> bool:
-        """Whether every sample has a slot of its own (spec 5.1)."""
+        """Return whether every sample has a slot of its own (spec 5.1)."""
         return self.part is None and not self.is_constant and self.sample_nbytes >= LARGE_SAMPLE_BYTES
 
     @property

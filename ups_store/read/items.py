@@ -110,8 +110,10 @@ class NumberedSources(ShowsFacts):
         return interleave(batches, rows, allocate, first.padded)
 
     def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Allocate) -> dict[str, Any]:
-        """Copy items of one source, with `index` and `task`."""
-        raise NotImplementedError
+        """Copy items of one source, and say of which task they are."""
+        values = self.sources[number].fetch(items, epoch=epoch, allocate=allocate)
+        values["task"] = self.sources[number].task
+        return values
 
     def where(self, number: int, items: Samples, *, epoch: int) -> Where:
         """Find the first store that items are of, counted from a source's first, and their samples there."""
@@ -166,6 +168,8 @@ class StoreItems(NumberedSources):
 
     def _open(self, stores: Iterable[AnyStore]) -> None:
         self._set_sources(StoreSource(store, **self._options) for store in stores)
+        for source, first in zip(self.sources, self._firsts, strict=True):
+            source.first = first
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -207,14 +211,7 @@ class StoreItems(NumberedSources):
 
     def fetch(self, number: int, items: Samples, *, epoch: int, allocate: Allocate) -> dict[str, Any]:
         """Copy a batch of one source; called by several threads at a time."""
-        values = self.sources[number].fetch(items, epoch=epoch, allocate=allocate)
-        values["index"] = items + self._firsts[number]
-        return values
-
-    def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Allocate) -> dict[str, Any]:
-        values = StoreItems.fetch(self, number, items, epoch=epoch, allocate=allocate)
-        values["task"] = self.sources[number].task
-        return values
+        return self.sources[number].fetch(items, epoch=epoch, allocate=allocate)
 
     def check(self, indices: Sequence[int] | Samples) -> Samples:
         """Validate numbers of items, at least one; negative ones count from the end."""
@@ -260,6 +257,7 @@ class StoreSource:
         lambda source, target: np.copyto(target, source, casting="unsafe")
     )
     num_threads: Callable[[], int | None] = staticmethod(lambda: 1)
+    first = 0  # number of its first item in the dataset
 
     def __init__(
         self,
@@ -413,6 +411,7 @@ class StoreSource:
             field.put(values, array)
         for name in self.ragged:
             values |= self._fetch_ragged(name, samples, allocate)
+        values["index"] = items + self.first
         return values
 
     def _copy(self, field: Field, samples: Samples, starts: Samples | None, out: Array) -> None:

@@ -174,7 +174,7 @@ class RemoteFile:
 
 @contextlib.contextmanager
 def _told_apart(location: str) -> Iterator[None]:
-    """Inside, an original that went or is another one is a `ChangedError`, one that may not be read ours."""
+    """Make an original that went or is another one a `ChangedError`, one that may not be read ours."""
     try:
         yield
     except (StoreReplacedError, FileNotFoundError):
@@ -371,7 +371,7 @@ class _Fetch:
 
     @property
     def _is_known(self) -> bool:
-        """Whether anything would show that a rest is of another version than the beginning."""
+        """Return whether anything would show that a rest is of another version than the beginning."""
         return bool(self._version.tag or self._original.digest)
 
     def _of(self) -> dict[str, Any]:

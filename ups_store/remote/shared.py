@@ -57,22 +57,22 @@ class SharedFile:
 
     @property
     def config_hash(self) -> str:
-        """Of the whole store's identity, by its key: what it really is, the file says."""
+        """Hash of the whole store's identity, by its key: what it really is, the file says."""
         return self.key.partition("/")[0]
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         return self.key.rpartition("/")[2]
 
     @property
     def is_of_store(self) -> bool:
-        """Whether it is a store's by its key."""
+        """Return whether it is a store's by its key."""
         return bool(_KEY.fullmatch(self.key))
 
     @property
     def is_temporary(self) -> bool:
-        """Whether a push has left it, or is writing it."""
+        """Return whether a push has left it, or is writing it."""
         return bool(_GROWING.fullmatch(self.key))
 
 

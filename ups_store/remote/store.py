@@ -200,8 +200,8 @@ class RemoteOptions:
     ) -> RemoteOptions:
         """Take what arguments say, else the environment, else the defaults."""
         folder = os.environ.get(CACHE_DIR, "") if cache_dir is None else os.fspath(cache_dir)
-        nbytes = _number(cache_bytes, "cache_bytes", CACHE_BYTES)
-        seconds = _number(deadline_s, "deadline_s", DEADLINE)
+        nbytes = _limit_of(cache_bytes, "cache_bytes", CACHE_BYTES)
+        seconds = _limit_of(deadline_s, "deadline_s", DEADLINE)
         return cls(
             str(Path(folder).absolute()) if folder else None,
             None if nbytes is None else int(nbytes),
@@ -209,7 +209,7 @@ class RemoteOptions:
         )
 
 
-def _number(given: float | None, name: str, variable: str) -> float | None:
+def _limit_of(given: float | None, name: str, variable: str) -> float | None:
     text: Any = given
     if given is None:
         name, text = variable, os.environ.get(variable) or None

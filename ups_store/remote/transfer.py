@@ -68,7 +68,7 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
         for part in parts:
             key, is_new = f"{store.config_hash}/{part.path.name}", False
             if replace or part.path.name not in there:
-                _verify(part.path, progress)
+                _check_copy(part.path, progress)
                 is_new = cache.create(key, part.path, replace=replace, progress=progress)
             if not is_new:
                 _check_same(part.fingerprint, cache, key)
@@ -76,7 +76,7 @@ def push_store(path: Path, cache: SharedCache, *, replace: bool = False, progres
     return pushed
 
 
-def _verify(path: Path, progress: Progress) -> None:
+def _check_copy(path: Path, progress: Progress) -> None:
     """Check every byte of a file: `CorruptChunkError` with the first problem."""
     progress.doing("verifying")
     with open_any(path) as store:
@@ -128,9 +128,9 @@ def pull_store(
             if there.config_hash == entries[0].config_hash:
                 break
         try:
-            with _shown(target):
+            with _shown_as_pulled(target):
                 copies = [_fetch(cache, entry, folder, progress) for entry in entries]
-                _check_identity(copies, cache, entries)
+                _check_hash(copies, cache, entries)
                 pairs = [(copy, folder / entry.name) for copy, entry in zip(copies, entries, strict=True)]
                 for copy, path in pairs if not replace else ():
                     _check_may_replace(copy, path)
@@ -156,7 +156,7 @@ def is_pulling(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _shown(target: Path) -> Iterator[None]:
+def _shown_as_pulled(target: Path) -> Iterator[None]:
     """Show other processes that the store is being pulled, as far as that can be."""
     path = target.parent / PULLS / f"{target.name.replace('*', 'all')}.lock"
     fd = -1
@@ -197,7 +197,7 @@ def _fetch(cache: SharedCache, entry: SharedFile, folder: Path, progress: Progre
         raise
     copy = copy_folder / version.name
     try:
-        _verify(copy, progress)
+        _check_copy(copy, progress)
     except StoreError as error:
         forget_copy(copy_folder)
         error.path = original.location
@@ -206,7 +206,7 @@ def _fetch(cache: SharedCache, entry: SharedFile, folder: Path, progress: Progre
     return copy
 
 
-def _check_identity(copies: Sequence[Path], cache: SharedCache, entries: Sequence[SharedFile]) -> None:
+def _check_hash(copies: Sequence[Path], cache: SharedCache, entries: Sequence[SharedFile]) -> None:
     """Refuse what isn't what its key says, and forget it."""
     try:
         config_hash, expected = _hash_of(copies), entries[0].config_hash
@@ -428,7 +428,7 @@ class RemoteGarbage:
 
     @property
     def is_removable(self) -> bool:
-        """Whether it isn't of another program, or of a push that may be going on."""
+        """Return whether it isn't of another program, or of a push that may be going on."""
         return self.kind != "foreign" and (self.kind == "old" or self.age_s > _ALIVE_S)
 
 

@@ -302,7 +302,7 @@ class Url:
 
     @property
     def is_http(self) -> bool:
-        """Whether it is a file of a web server."""
+        """Return whether it is a file of a web server."""
         return self.scheme in ("https", "http")
 
     @property

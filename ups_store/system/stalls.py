@@ -66,7 +66,7 @@ _before_end: list[Callable[[BaseException], None]] = []
 
 @contextmanager
 def listening_to_stalls(listener: Callable[[BaseException], None]) -> Iterator[None]:
-    """Inside, a listener gets the error before a stall ends the process, which no `finally` sees."""
+    """Tell a listener of the error before a stall ends the process, which no `finally` sees."""
     _before_end.append(listener)
     try:
         yield
@@ -97,7 +97,7 @@ class DeadlineThread(LookingThread):
         """The error that ends the process."""
 
     def _state(self) -> str:
-        """What else the file should hold, such as a device's memory; may fail, or never return."""
+        """Write what else the file should hold, such as a device's memory; may fail, or never return."""
         return ""
 
     def _record(self, error: Exception) -> None:

@@ -284,7 +284,6 @@ class MixedDataset(NumberedSources):
             raise SpecError(problem, kind="names", path=first.store.path, array=SOURCE, hint=hint)
         counts = [len(dataset.sources) for dataset in self.datasets]
         self._dataset_of = np.repeat(np.arange(len(counts)), counts).tolist()  # by source
-        self._first_of = np.cumsum([0, *self.sizes[:-1]]).tolist()  # by dataset
         self._pool = BufferPool(limit=4 * self.num_tensors * len(self.sources))
 
     def _facts(self) -> dict[str, object]:
@@ -312,11 +311,8 @@ class MixedDataset(NumberedSources):
         return batch_of(values, self.sources[0], arrays)  # all are alike
 
     def _fetch_source(self, number: int, items: Samples, epoch: int, allocate: Any) -> dict[str, Any]:
-        source, dataset = self.sources[number], self._dataset_of[number]
-        values = source.fetch(items, epoch=epoch, allocate=allocate)
-        values["index"] = items + (self._firsts[number] - self._first_of[dataset])
-        values[SOURCE] = np.full(len(items), dataset)
-        values["task"] = source.task
+        values = super()._fetch_source(number, items, epoch, allocate)
+        values[SOURCE] = np.full(len(items), self._dataset_of[number])
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:

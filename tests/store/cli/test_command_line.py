@@ -116,7 +116,6 @@ def test_build_is_the_same_as_a_first_word_and_behind_an_option(tmp_path: Path) 
     ("command", "typed", "offered"),
     [
         ("ups", "ups train --config de", {"demo"}),
-        ("ups", "ups evaluate --split t", {"train", "test"}),
         ("ups-store", "ups-store build --config de", {"demo"}),
         ("ups-store", "ups-store bu", {"build"}),
     ],

@@ -263,3 +263,15 @@ def test_pattern_of_packed_partitions_tells_its_codec(tmp_path: Path, make_store
         assert (store.codec, store.access) == ("mixed", "mixed")
         assert np.array_equal(store.gather(slice(None))["latent"], VALUES["latent"])
     assert ups_store.open(make_store()).codec == "none"
+
+
+def test_samples_of_a_closed_store_are_let_go_of(path: Path) -> None:
+    for close in (True, False):
+        store = ups_store.open(path)
+        before = len(SHARED._samples)
+        store.gather([0, 1], ["latent"], length=1)
+        assert len(SHARED._samples) == before + 2
+        if close:
+            store.close()
+        del store
+        assert len(SHARED._samples) == before

@@ -471,3 +471,27 @@ def test_command_info_tells_what_a_packed_store_holds(
     assert run_command(monkeypatch, "info", path, packed, "--stats", "--json") == 0
     mapped, told = map(json.loads, capsys.readouterr().out.splitlines())
     assert told["statistics"] == mapped["statistics"] != {}
+
+
+def test_failure_of_one_sample_ends_packing_and_begins_no_more(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, encoded = make_store({"fields": mixed_values(40)["fields"]}), []
+
+    def fail(codec: object, value: npt.NDArray[Any]) -> bytes:
+        encoded.append(value)
+        raise CorruptChunkError("it decodes to other bytes")
+
+    monkeypatch.setattr(pack, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(pack, "_encode", fail)
+    with pytest.raises(CorruptChunkError):
+        packed_at(path, tmp_path / "p", num_threads=1)
+    assert len(encoded) <= 2
+    assert names_in(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("keep", [0, 100, 4000, -1])
+def test_truncated_packed_store_is_refused(small: bytes, tmp_path: Path, keep: int) -> None:
+    (tmp_path / "p").write_bytes(small[:keep])
+    with pytest.raises(FormatError):
+        ups_store.open(tmp_path / "p")

@@ -325,3 +325,20 @@ def test_closed_amid_a_read_it_reads_on(tmp_path: Path, monkeypatch: pytest.Monk
         other.close()
     with pytest.raises(StoreClosedError):
         store.gather([3])
+
+
+@pytest.mark.parametrize("wrong", [2**63, -(2**70), np.uint64(2**63 + 1)])
+def test_gather_names_an_index_beyond_64_bits(store: Store, wrong: Any) -> None:
+    for indices in ([wrong], np.array([wrong]), [wrong, 2]):
+        with pytest.raises(SampleIndexError) as caught:
+            store.gather(indices)
+        assert (caught.value.kind, caught.value.found) == ("index", int(wrong))
+
+
+def test_every_float16_number_is_converted_as_numpy_does(tmp_path: Path) -> None:
+    """NaN payloads, infinities and subnormal numbers included."""
+    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(16, 4096)
+    with ups_store.open(build(tmp_path / "a.zarr.zip", {"u": values}, dims={})) as store:
+        out = {"u": np.empty((16, 4096), np.float32)}
+        store.gather(range(16), out=out)
+    assert_same_bits(out, {"u": values.astype(np.float32)})

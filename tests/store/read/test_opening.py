@@ -17,7 +17,7 @@ import zarr
 from small_stores import assert_same_bits
 
 import ups_store
-from tools.conformance import DAMAGED, REFUSED, write_sample_store
+from tools.conformance import DAMAGED, REFUSED, truncations, write_sample_store
 from tools.conformance.archive import edit_document, edit_shape, put_together, take_apart
 from ups_store.errors import FormatError, StoreError
 from ups_store.format.checksum import crc32
@@ -237,3 +237,13 @@ def test_damage_outside_the_payloads_gives_no_wrong_array(name: str, good: Path,
     with ups_store.open(path) as store, ups_store.open(good) as original:
         assert_same_bits({n: store[n] for n in store.arrays}, {n: original[n] for n in original.arrays})
         assert_same_bits(store.constants, original.constants)
+
+
+def test_open_refuses_file_cut_at_each_structural_boundary(good: Path, tmp_path: Path) -> None:
+    cut = truncations(good.read_bytes())
+    assert len(cut) > 70
+    for name, raw in cut.items():
+        error = refusal(write(tmp_path, raw))
+        assert isinstance(error, FormatError), name
+        is_headless = name in ("truncated_before_header_of_zarr.json", "truncated_in_header_of_zarr.json")
+        assert error.kind == ("no_end_record" if is_headless else "truncated"), name

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_stores import (
+    all_arrays,
     assert_same_bits,
     begin,
     build,
@@ -20,6 +23,7 @@ from small_stores import (
 import ups_store
 from ups_store import (
     NotCommittedError,
+    StoreClosedError,
     StoreNotFoundError,
     StoreReplacedError,
     StoreWriter,
@@ -103,3 +107,21 @@ def test_pickled_partial_store_opens_what_there_is_then(path: Path, writer: Stor
     build(path, VALUES, identity={"other": 1})
     with pytest.raises(StoreReplacedError):
         pickle.loads(pickled)
+
+
+def test_closed_partial_store_keeps_no_descriptor(path: Path, writer: StoreWriter) -> None:
+    before = os.listdir("/proc/self/fd")
+    store = ups_store.open(path, partial=True)
+    store.close()
+    assert os.listdir("/proc/self/fd") == before
+    with pytest.raises(StoreClosedError):
+        _ = store.committed
+
+
+def test_views_of_a_partial_store_stay_valid_after_a_restart(path: Path, writer: StoreWriter) -> None:
+    with ups_store.open(path, partial=True) as store:
+        view = store.sample(1)["fields"]
+    writer.close()
+    build(path, mixed_values(seed=1), identity={"other": 1}, on_mismatch="restart")
+    assert view.tobytes() == VALUES["fields"][1].tobytes()
+    assert np.array_equal(all_arrays(path)["nu"], mixed_values(seed=1)["nu"])

@@ -21,6 +21,7 @@ from small_stores import (
 
 import ups_store
 from ups_store import StoreClosedError, TruncatedError
+from ups_store.check.info import describe
 from ups_store.read import gather
 from ups_store.system import files, memory
 
@@ -181,3 +182,12 @@ def test_network_file_system_is_read_by_pread(
         assert (store.access, store.network) == ("pread", name)
     with ups_store.open(path, access="map") as store:
         assert (store.access, store.network) == ("map", name)
+
+
+def test_local_file_system_is_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_network(monkeypatch, 0xEF53)  # ext4
+    assert not files.is_network(path)
+    with ups_store.open(path) as store:
+        assert (store.access, store.network) == ("map", None)
+        described = describe(store)
+    assert (described.reads, described.network) == ("map", None)

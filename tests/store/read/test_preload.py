@@ -15,6 +15,7 @@ import ups_store
 from ups_store import (
     MemoryLimitError,
     NotCommittedError,
+    ReadError,
     SpecError,
     Store,
     StoreReplacedError,
@@ -212,3 +213,22 @@ def test_file_that_is_cut_meanwhile_is_an_error(
     with pytest.raises(TruncatedError) as caught:
         store.preload(mode, num_threads=1)
     assert caught.value.kind == "truncated_while_open"
+
+
+def test_populating_a_cut_file_is_an_error(path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the length and the system call are two moments."""
+    monkeypatch.setattr(type(store._file), "check_length", lambda self: os.truncate(path, 8192))
+    with pytest.raises(TruncatedError):
+        store.preload("page-cache")
+
+
+def test_failure_of_the_system_is_passed_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> bool:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(memory, "populate", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        store.preload("page-cache")
+    monkeypatch.setattr(files, "read_into", fail)
+    with pytest.raises(ReadError, match="input/output"):
+        store.preload("copy")

@@ -19,6 +19,7 @@ from small_stores import MakeStore
 
 import ups_store
 from ups_store import StoreReplacedError
+from ups_store.torch import StoreDataset
 
 pytestmark = pytest.mark.multi_process
 SPAWN = multiprocessing.get_context("spawn")  # nothing is inherited
@@ -150,3 +151,22 @@ def test_interrupt_is_heard_while_a_disk_is_slow(path: Path) -> None:
     assert (is_copy, num_threads) == (False, 1)
     with ups_store.open(path) as store:
         assert read == digest(store)
+
+
+def test_dataset_takes_its_batches_from_the_copy_in_every_process(path: Path) -> None:
+    with ups_store.open(path) as store:
+        store.preload("copy", shared=True)
+        dataset = pickle.loads(pickle.dumps(StoreDataset(store)))
+        os.truncate(path, 0)  # so there is nothing else to take them from
+        batch = dataset.batch([3, 0])
+        assert np.array_equal(batch["fields"].numpy(), store["fields"][[3, 0]])
+
+
+def test_closed_store_frees_its_shared_copy(path: Path) -> None:
+    store = ups_store.open(path)
+    store.preload("copy", shared=True)
+    copy_path = store._file.copy_path
+    assert copy_path is not None
+    inode = os.stat(copy_path).st_ino
+    store.close()
+    assert holders(inode) == set()

@@ -231,3 +231,9 @@ def test_store_that_may_not_be_mapped_says_what_helps(
         assert len(store.sample(0))
         with pytest.raises(MemoryLimitError):
             store["fields"]
+
+
+def test_pickled_store_opens_a_rebuilt_file_of_the_same_content(store: Store, path: Path) -> None:
+    pickled = pickle.dumps(store)
+    build(path, VALUES, constants=mixed_constants(), attrs={"encoder": "grid"})
+    pickle.loads(pickled).close()

@@ -276,3 +276,14 @@ def test_unusual_output_of_one_array_leaves_the_others_usual(
     assert list(batch) == ["fields", "late"]
     assert copied == ["late"]
     assert (batch["late"] == VALUES["late"][[4, 1]].astype(np.float32)).all()
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    ("stride", "nbytes", "num"), [(10, 7, 10), (0, 0, 10), (10, -1, 10), (10, 6, 9), (7, 3, 14)]
+)
+def test_slots_that_are_not_there_are_refused(stride: int, nbytes: int, num: int) -> None:
+    marks = np.full(num, 7, np.uint8)
+    with pytest.raises(ValueError, match="not so many slots"):
+        compiled.damaged(np.zeros(100, np.uint8), stride, nbytes, marks)
+    assert (marks == 7).all()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_stores import MakeStore
 
@@ -75,3 +76,21 @@ def test_packed_chunk_that_is_cut_while_it_is_read_is_no_damage(
         with pytest.raises(TruncatedError) as caught:
             packed.gather([3])
         assert (caught.value.kind, caught.value.path) == ("truncated_while_open", str(path))
+
+
+def test_file_cut_to_nothing_is_an_error(make_store: MakeStore) -> None:
+    path = make_store()
+    with ups_store.open(path) as store:
+        path.open("w").close()
+        with pytest.raises(TruncatedError, match="cut the file") as caught:
+            store.gather([0])
+    assert (caught.value.found, caught.value.path) == (0, str(path))
+
+
+def test_longer_file_is_read_on(make_store: MakeStore) -> None:
+    path = make_store()
+    with ups_store.open(path) as store:
+        expected = store["nu"].copy()
+        with path.open("ab") as file:
+            file.write(b"more")
+        assert np.array_equal(store.gather([0, 1, 2, 3], ["nu"])["nu"], expected)

@@ -324,3 +324,14 @@ def test_replaced_file_is_not_verified_in_place_of_the_open_one(path: Path) -> N
 def test_store_without_elements_verifies(make_store: MakeStore, values: Any) -> None:
     report = verify_file(make_store(values, dims={}))
     assert (report.ok, report.num_chunks) == (True, 0)
+
+
+def test_shard_index_is_compared_byte_by_byte(path: Path) -> None:
+    fields = layout_of(path).arrays["fields"]
+    index = fields.slot(4)[0]
+    flip(path, index + 3, index + 4, index + 20)
+    report = verify_file(path)
+    assert [(p.kind, p.array, p.byte_range) for p in report.problems] == [
+        ("shard_index", "fields", (index + 3, index + 5)),
+        ("shard_index", "fields", (index + 20, index + 21)),
+    ]

@@ -21,7 +21,7 @@ from small_stores import DIMS, MakeStore, build, damage, mixed_constants, mixed_
 from test_any_store import CONSTANTS, REMOTE_KINDS, VALUES, made
 
 import ups_store
-from ups_store import ArrayNotFoundError, SpecError, StoreClosedError
+from ups_store import ArrayNotFoundError, NotCommittedError, SpecError, StoreClosedError
 from ups_store.read import xarray as xarray_module
 from ups_store.read.xarray import StoreBackend
 
@@ -236,3 +236,14 @@ def test_touch_checks_what_xarray_reads(make_store: MakeStore) -> None:
         np.testing.assert_array_equal(fields[1].values, mixed_values()["fields"][1])
         with pytest.raises(ups_store.CorruptChunkError):
             fields[2].values  # noqa: B018
+
+
+def test_an_unfinished_store_is_refused(tmp_path: Path) -> None:
+    arrays = {"u": ups_store.ArraySpec((2, 3), "float32")}
+    with ups_store.create(tmp_path / "a.zarr.zip", arrays, identity={}) as writer:
+        writer.commit(0, {"u": [1, 2, 3]})
+        with (
+            ups_store.open(tmp_path / "a.zarr.zip", partial=True) as store,
+            pytest.raises(NotCommittedError),
+        ):
+            store.to_xarray()

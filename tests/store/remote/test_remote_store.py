@@ -76,7 +76,7 @@ def test_array_that_does_not_come_takes_no_memory(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spec 11.1: nothing is allocated in proportion to what a server claims to have."""
-    upload(server, tmp_path, {"nu": np.zeros((8000, 250))}, dims={})  # 16 MB in one chunk
+    upload(server, tmp_path, {"nu": np.zeros((4000, 250))}, dims={})  # 8 MB in one chunk
     with ups_store.open(URL) as store:
         monkeypatch.setattr(RemoteObject, "read", lambda *range_: raising(RemoteError("it doesn't come")))
         tracemalloc.start()

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from ups_store.errors import ConfigError, StoreClosedError, TruncatedError
 from ups_store.read import loader as loading
 from ups_store.read.order import DataOrder, Step
+from ups_store.read.prefetch import Prefetch
 from ups_store.torch import (
     Batch,
     EpochReport,
@@ -642,3 +643,63 @@ def test_copy_of_a_loader_to_the_device_gives_the_same_batches(dataset: StoreDat
     assert [batch["index"].tolist() for batch in copy.deepcopy(loader)] == [
         batch["index"].tolist() for batch in loader
     ]
+
+
+def test_set_epoch_chooses_the_order(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
+    epochs = [indices(loader) for _ in range(3)]
+    loader.set_epoch(1)
+    assert indices(loader) == epochs[1]
+
+
+def test_store_that_is_replaced_during_an_epoch_gives_the_old_data(
+    dataset: StoreDataset, make_store: MakeStore
+) -> None:
+    batches = iter(make_loader(dataset, batch_size=4, shuffle=True))
+    first = next(batches)
+    make_store({"a": np.zeros((2, 3))}, name="new.zarr.zip").rename(dataset.sources[0].store.path)
+    for batch in itertools.chain([first], batches):
+        assert_holds_its_samples(batch)
+
+
+def test_closed_loader_ends_its_iterator_with_an_error(dataset: StoreDataset) -> None:
+    loader = make_loader(dataset, batch_size=4, shuffle=True)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    loader.close()
+    assert loader_threads() == []
+    with pytest.raises(StoreClosedError):
+        next(batches)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none_is_refused(dataset: StoreDataset) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_loader(dataset, batch_size=8, device="cuda", shuffle=True)
+    assert caught.value.kind == "device"
+
+
+def test_prefetch_that_is_dropped_ends_its_threads_also_by_one_of_them() -> None:
+    made: Any = Prefetch(itertools.count(), str, depth=2, num_threads=3)
+    made.get()
+    del made
+    assert loader_threads() == []
+    holder: list[Any] = []
+    go = threading.Event()
+
+    def drop(job: int) -> int:
+        go.wait(30)
+        holder.clear()
+        return job
+
+    holder.append(Prefetch(itertools.count(), drop, depth=2, num_threads=2))
+    threads = loader_threads()
+    caller = threading.Thread(target=lambda held: held[0].get(), args=(list(holder),))
+    caller.start()
+    go.set()
+    caller.join(30)
+    del caller
+    for thread in threads:
+        thread.join(30)
+    assert loader_threads() == []

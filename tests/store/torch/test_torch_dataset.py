@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import signal
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -493,3 +494,46 @@ def test_array_with_the_name_of_a_batch_key_is_refused_unless_left_out(make_stor
         StoreDataset(path)
     assert (caught.value.kind, caught.value.array) == ("names", "valid")
     assert len(StoreDataset(path, names=["a"])) == 2
+
+
+ODD = {
+    "strided": torch.zeros(5, 4)[:, 0],
+    "turned": torch.arange(6.0).reshape(2, 3).mT,
+    "expanded": torch.ones(1).expand(4),
+    "sparse": torch.eye(3).to_sparse(),
+    "conjugate": torch.ones(3, dtype=torch.complex64).conj(),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("key", ODD)
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # of torch, about sending them
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(ForkingPickler.dumps(it))])
+def test_tensor_that_somebody_puts_in_a_batch_stays_what_it_is(
+    key: str, copied: Callable[[Batch], Batch]
+) -> None:
+    batch = Batch({key: ODD[key], "index": torch.arange(3)})
+    found = copied(batch)
+    assert type(found) is Batch
+    assert type(found[key]) is type(ODD[key])
+    assert found[key].layout == ODD[key].layout
+    assert torch.equal(found[key].to_dense(), ODD[key].to_dense())
+    assert torch.equal(found["index"], batch["index"])
+
+
+@pytest.mark.parametrize("wrong", [{"horizon": 0}, {"stride": 0}, {"seed": -1}])
+def test_window_of_nothing_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(SpecError) as caught:
+        Window(**wrong)
+    assert caught.value.kind == "window"
+
+
+def test_times_of_another_length_are_refused(make_store: MakeStore) -> None:
+    path = make_store(
+        {"fields": trajectories()["latent"]},
+        constants={"t": np.arange(4.0)},
+        dims={"fields": ("sample", "time", "x", "c"), "t": ("t",)},
+    )
+    with pytest.raises(SpecError) as caught:
+        StoreDataset(path, window=Window())
+    assert caught.value.kind == "times"

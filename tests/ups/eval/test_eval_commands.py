@@ -167,17 +167,13 @@ def test_seeds_that_are_none_are_refused(seeds: str) -> None:
     [
         ([], 2, "which operator?: expected --config FILE or --checkpoint FILE"),
         (["--checkpoint", "none.safetensors"], 1, f"no such checkpoint; {TRAIN_IT}"),
-        (["--config", "none.yaml"], 2, "can't be read"),
         (["--split", "holdout"], 2, "--split: expected dev, val, test or train, found 'holdout'"),
-        (["--split", "tset"], 2, "did you mean test?"),
         (["--split", "val", "data.split_fractions=[0.9,0.0,0.1]"], 2, "would be empty"),
         (["--steps", "6"], 2, "expected 1 to 5 steps"),
         (["--steps", "0"], 2, "a rollout of 0 steps doesn't fit"),
-        (["--steps", "0"], 2, "expected 1 to 5 steps"),
         (["--phase", "data"], 2, "--phase: expected name=number, found 'data'"),
         (["data.root=nowhere"], 3, "nowhere"),
         (["data.reduce_space=2"], 2, "another grid"),
-        (["data.tusk=1"], 2, "unknown key"),
     ],
 )
 def test_evaluate_says_what_is_wrong(
@@ -684,9 +680,7 @@ def test_predict_that_was_interrupted_continues(
     ("arguments", "code", "says"),
     [
         (["--start", "6"], 2, "--start: expected 0 to 5, found 6"),
-        (["--steps", "0"], 2, "steps of the rollout"),
         (["--dt", "-1"], 2, "dt of the rollout"),
-        (["--parameter", "nu"], 2, "--parameter: expected name=number"),
         (["--parameter", "mu=1"], 2, "parameters: expected nu, found mu"),
         (["--task", "darcy2d"], 2, "task of the simulator"),
         (["--device", "abacus"], 2, "--device"),

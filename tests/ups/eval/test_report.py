@@ -260,8 +260,7 @@ def test_report_of_few_trajectories_says_why_it_has_no_intervals() -> None:
     assert "can't be told" not in one.confidence, "there is nothing to compare"
 
 
-@pytest.mark.parametrize("num", [19, 20])
-@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+@pytest.mark.parametrize(("num", "seeds"), [(19, (0,)), (20, (0, 1))])
 def test_verdict_is_explained_where_it_stands(num: int, seeds: tuple[int, ...]) -> None:
     untold = Paired(Interval(0.0, -1.0, 1.0), Interval(1.0, 0.5, 2.0), "can't be told")
     rows = [Row("operator", "operator", scores(Interval(0.1)), seeds=seeds)]
