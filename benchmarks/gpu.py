@@ -37,7 +37,8 @@ from benchmarks.harness.report import Result
 from benchmarks.harness.run import measure
 from benchmarks.peers.formats import Hdf5, Items, Peer, PtFolder, Samples
 from benchmarks.train.inputs import demo
-from ups.data.windows import TaskWindows, WindowBatch, WindowSource
+from ups.data.batches import WindowBatch, WindowSource
+from ups.data.windows import Windows
 from ups.train.tracking import GPU_LOAD
 from ups.train.trainer import Trainer
 from ups_store.torch import new_tensor
@@ -267,7 +268,7 @@ class _PeerWindows(WindowSource):
 class _PeerItems(Dataset[Tensor]):
     """One window an item, as people write it; every process opens the files for itself."""
 
-    def __init__(self, peer: Peer, windows: TaskWindows) -> None:
+    def __init__(self, peer: Peer, windows: Windows) -> None:
         self._peer, self._opened_by = peer, -1
         self._index, self._stride = windows._index, windows._stride
         self._length = windows.horizon * windows._stride + 1

@@ -21,7 +21,7 @@ import ups
 from benchmarks.harness.commands import note, show_and_keep, show_progress
 from ups.config import load_config
 from ups.data.solvers import make_dataset
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.eval.ensembles import Climate, ensemble_numbers, roll_out_members
 from ups.eval.forecasters import PriorForecaster
 from ups.output import with_nulls, write_atomically

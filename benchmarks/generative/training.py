@@ -32,7 +32,7 @@ from benchmarks.models.questions import TEST, Question, hash_of
 from benchmarks.models.training import make_data, run_values
 from ups.config import load_config
 from ups.data.solvers.burgers1d import random_kicks, solve
-from ups.data.trajectories import Trajectories, open_trajectories
+from ups.data.windows import Trajectories, open_trajectories
 from ups.eval.ensembles import Climate, EnsembleErrors, roll_out_members
 from ups.eval.forecasters import (
     CorrectedForecaster,

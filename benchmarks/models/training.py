@@ -21,7 +21,7 @@ from benchmarks.harness.commands import note
 from benchmarks.models.questions import TEST, TRAIN, VAL, Question, hash_of
 from ups.config import RunConfig, load_config
 from ups.data.solvers import make_datasets
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.errors import ShapeError
 from ups.eval.baseline_model import load_baseline
 from ups.eval.forecasters import Forecaster, OperatorForecaster, Persistence, roll_out, shown_size

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import on_demand_helpers
+import cache_runs
 import torch
 import torch.optim._muon as muon
 from rank_training import OPERATOR, Waves
@@ -61,11 +61,11 @@ BETWEEN, STEPS = 2, 4  # optimiser steps before the state is saved, and in all
 
 
 def stage_of(name: str, folder: Path, ranks: Ranks) -> Stage:
-    """A stage on the sources of `on_demand_helpers`, all weights changed so that no output is zero."""
+    """A stage on the sources of `cache_runs`, all weights changed so that no output is zero."""
     if name == "waves":
         return Waves()
     tasks = ["data.tasks=[burgers1d]"] if name in BASELINES else []
-    config = on_demand_helpers.configure(folder, *SETTINGS, *tasks, f"cache.dir={folder / 'fields'}")
+    config = cache_runs.configure(folder, *SETTINGS, *tasks, f"cache.dir={folder / 'fields'}")
     stage = make_stage(name, config, device=CPU)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

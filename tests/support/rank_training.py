@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import on_demand_helpers
+import cache_runs
 import torch
 from numbered_batches import numbered_loader
 from torch import Tensor, nn
@@ -158,17 +158,17 @@ ONE_TASK = ["data.tasks=[burgers1d]", "training.accum_steps=1"]  # of 4 tokens, 
 
 
 def operator_trainer(folder: Path, ranks: Ranks = ALONE, *, overrides: Sequence[str] = ()) -> Trainer:
-    """Stage operator on the finished latents of `on_demand_helpers`: two tasks, batches of 6 windows."""
-    config = on_demand_helpers.configure(folder, *OPERATOR, *overrides)
+    """Stage operator on the finished latents of `cache_runs`: two tasks, batches of 6 windows."""
+    config = cache_runs.configure(folder, *OPERATOR, *overrides)
     return Trainer(make_operator_stage(config, device=CPU), config, device=CPU, ranks=ranks)
 
 
 def baseline_trainer(folder: Path, ranks: Ranks = ALONE) -> Trainer:
-    """Stage fno on the sources of `on_demand_helpers`: batches of 6 windows, with all that is random."""
+    """Stage fno on the sources of `cache_runs`: batches of 6 windows, with all that is random."""
     overrides = ["data.tasks=[burgers1d]", "baselines.fno.width=8", "baselines.fno.modes=4"]
     overrides += ["baselines.noise=0.05", "baselines.curriculum=0.5", "stages.fno.steps=6"]
     overrides += ["stages.fno.epochs=1", "stages.fno.optimizer.name=sgd", "stages.fno.optimizer.lr=0.05"]
-    config = on_demand_helpers.configure(folder, *OPERATOR, *overrides)
+    config = cache_runs.configure(folder, *OPERATOR, *overrides)
     return Trainer(make_stage("fno", config, device=CPU), config, device=CPU, ranks=ranks)
 
 

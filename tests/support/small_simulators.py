@@ -12,7 +12,7 @@ from ups.data.fields import Fields, parameter_names
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.grid import boundary_types
 from ups.models.operator_size import OperatorSize
 from ups.trained.autoencoder import Autoencoder

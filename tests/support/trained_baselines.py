@@ -8,7 +8,7 @@ from typing import Any
 from small_simulators import configure
 
 from ups.config import RunConfig
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.eval.baseline_model import Baseline, Effort, load_baseline
 from ups.eval.baseline_spec import Kind, make_spec
 from ups.eval.runs import baseline_path

@@ -15,7 +15,7 @@ from benchmarks.generative.training import Cost, TrueFutures
 from ups import stages
 from ups.config import load_config
 from ups.data.solvers.burgers1d import Burgers1D
-from ups.data.trajectories import TrajectoryBatch
+from ups.data.windows import TrajectoryBatch
 from ups.eval.ensembles import Climate, EnsembleErrors, measure_ensemble
 from ups.eval.forecasters import Start
 

@@ -222,7 +222,7 @@ class TrainingConfig(Section):
     latent_cache_dtype: LatentDtype = key("float16", "of latents", affects=NOTHING, used_by=("evaluation",))
     cache_mode: Literal["auto", "store", "memory", "none"] = key(
         "auto",
-        "latents from finished stores, made on demand, in memory, or in every pass",
+        "latents: built where they are missing, of finished stores, built in memory, or made in each step",
         affects=FORECASTERS,
     )
     pin_memory: bool = key(True, "page-locked batches where there is a GPU", affects=NOTHING)

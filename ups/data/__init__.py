@@ -1,13 +1,12 @@
 """Where training data comes from, and what turns it into samples and batches.
 
-Each of these uses what stands behind it:
+Each of these uses what stands before it:
 
-- all stages: `batches`, which the loader of `ups_store.torch` makes; `augment`, `statistics`, `stores`.
-- stage `autoencoder`: `field_batches` (frames), `fields` (a store's, or from HDF5).
-- stages `operator` and `joint`: `windows` (of a store); `on_demand` while latents are being encoded.
-- validation, evaluation: `trajectories`, `latent_trajectories`; baselines train on `field_batches`.
-- `ups predict`: `prediction_files`.
-- `solvers` make data sets in the layout of PDEBench.
+- `stores` (where they lie, if they are the wanted ones), `fields` (samples of one), `splits` (opens them,
+  or HDF5 into one in memory), `windows` (what is trained on, and trajectories that are evaluated).
+- `batches`, which the loader of `ups_store.torch` makes; `augment`, `statistics`, `patch_basis`, `seams`.
+- `latents` builds what an operator is trained on, `cached` what generative models are.
+- `ups predict`: `given_states`, `prediction_files`. `solvers` make data sets in the layout of PDEBench.
 """
 
 from ups.errors import check_installed

@@ -1,13 +1,14 @@
-"""Fields of one task and split: out of a field store, or read straight from HDF5 into memory, whole.
+"""`Fields`: samples of one task and split, wherever they lie; nothing here needs torch.
 
-Letters: N samples, T time steps, X the axes of the grid, C channels, B batch.
+They are of a store: mapped, packed, in partitions, or in memory. Letters: N samples, B batch, T stored time
+steps, X the axes of the grid, C channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +17,15 @@ from ups.conditions import NUM_STEPS, arrays_of, condition_of, conditions_among
 from ups.data.origins import identity_of_store
 from ups.data.stores import Store
 from ups.errors import ConfigError
-from ups.grid import FIELDS, PERIODIC, GridSpec, boundary_types, directed_lengths
+from ups.grid import FIELDS, LATENT, LATENT_INPUT, PERIODIC, GridSpec, boundary_types, directed_lengths
 from ups.laws import Laws, TaskLaws, laws_of, lengths_of
 
-# Constant fields that belong to the input of a task.
-CONSTANT_FIELDS = ("coefficient", "force")
-
+CONSTANT_FIELDS = ("coefficient", "force")  # that belong to the input of a task
 TIMES = "t"  # time of every stored step, of all samples or of each
-
 STEP_TOLERANCE = 1e-3  # relative; of time steps that count as equal: some files have their times in float32
 
 Array = npt.NDArray[Any]
+Items = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class FieldsInfo:
 
     Attributes:
         task: Name of the task.
-        grid: Points, periodic axes, and channels of each array.
+        grid: Points, periodic axes, and channels of each array; of latents their tokens as points.
         channels: Names along the channel axis of "fields".
         boundary: Boundary type by axis name.
         domain_lengths: Length of the domain by axis name.
@@ -56,192 +55,118 @@ class FieldsInfo:
     units: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
-class Fields(Protocol):
-    """Fields of one task and split.
-
-    Attributes:
-        info: What they are.
-        origin: Where they come from, for people.
-        identity: What they are, wherever they lie: a store by its hash, files by names and digests.
-        num_steps: Valid time steps of each sample, int64, shape (N,).
-    """
-
-    info: FieldsInfo
-    origin: str
-    identity: str
-    num_steps: npt.NDArray[np.int64]
-
-    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
-        """Frames of samples (B,) at steps (B,), new, shape (B, *X, C); constant fields have no steps."""
-        ...
-
-    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
-        """Parameters of samples by name, each (B,)."""
-        ...
-
-    def times(self) -> npt.NDArray[np.float64] | None:
-        """Time of every stored step, (T,), or each sample's own, (N, T); None where the source has none."""
-        ...
-
-
-class StoreFields:
-    """Fields of a store, mapped, or packed.
-
-    Args:
-        store: A store with the array "fields".
-        limit: At most so many samples, the first ones.
-    """
-
-    def __init__(self, store: Store, *, limit: int | None = None) -> None:
-        self._store = store
-        self.info = info_of(store)
-        self.origin, self.identity = str(store.path), identity_of_store(store)
-        num_samples = min(len(store), limit or len(store))
-        self.num_steps = np.full(num_samples, store.arrays[FIELDS].shape[1], np.int64)
-        if NUM_STEPS in store:
-            self.num_steps[:] = store.gather(np.arange(num_samples), [NUM_STEPS])[NUM_STEPS]
-
-    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
-        """See `Fields.read`."""
-        window: dict[str, Any] = {"start": steps, "length": 1} if array == FIELDS else {}
-        values = self._store.gather(samples, [array], **window)[array]
-        frames = values[:, 0] if array == FIELDS else values
-        return _with_channels(frames, self.info.grid).astype(np.float32, copy=False)
-
-    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
-        """See `Fields.parameters`."""
-        return stored_parameters(self._store, self.info.parameters, samples)
-
-    def times(self) -> npt.NDArray[np.float64] | None:
-        """See `Fields.times`."""
-        return stored_times(self._store, len(self.num_steps))
-
-
-class ChosenSamples:
-    """Some samples of some fields (`Fields`).
-
-    Args:
-        fields: All of them.
-        numbers: Those that are taken, int64, shape (N,).
-        called: What they are called in the identity.
-    """
-
-    def __init__(self, fields: Fields, numbers: npt.NDArray[np.int64], *, called: str) -> None:
-        self._fields, self._numbers = fields, numbers
-        self.info, self.origin = fields.info, fields.origin
-        self.identity = f"{fields.identity}, {called}"
-        self.num_steps = fields.num_steps[numbers]
-
-    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
-        """See `Fields.read`."""
-        return self._fields.read(array, self._numbers[samples], steps)
-
-    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
-        """See `Fields.parameters`."""
-        return self._fields.parameters(self._numbers[samples])
-
-    def times(self) -> npt.NDArray[np.float64] | None:
-        """See `Fields.times`."""
-        times = self._fields.times()
-        return times if times is None or times.ndim == 1 else times[self._numbers]
-
-
-class MemoryFields:
-    """Fields in memory, read from HDF5 once.
-
-    Args:
-        info: What they are.
-        arrays: "fields" (N, T, *X, C), constant fields (N, *X[, C]) and parameters (N,).
-        origin: Where they come from.
-        identity: As `Fields.identity`; by default the origin.
-        times: As `Fields.times` gives them.
-    """
-
-    def __init__(
-        self,
-        info: FieldsInfo,
-        arrays: Mapping[str, Array],
-        *,
-        origin: str,
-        identity: str = "",
-        times: Array | None = None,
-    ) -> None:
-        self.info, self.origin, self.identity = info, origin, identity or f"files {origin}"
-        self._times = None if times is None else np.asarray(times, np.float64)
-        self._arrays = arrays
-        num_samples, num_steps = arrays[FIELDS].shape[:2]
-        self.num_steps = np.full(num_samples, num_steps, np.int64)
-        self.num_steps[:] = arrays.get(NUM_STEPS, num_steps)
-
-    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
-        """See `Fields.read`."""
-        values = self._arrays[array]
-        frames = values[samples, steps] if array == FIELDS else values[samples]
-        return np.asarray(_with_channels(frames, self.info.grid), np.float32)
-
-    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
-        """See `Fields.parameters`."""
-        return _columns(self.info.parameters, self._arrays, samples)
-
-    def times(self) -> npt.NDArray[np.float64] | None:
-        """See `Fields.times`."""
-        return self._times
-
-
-def info_of(described: Any) -> FieldsInfo:
-    """What a store holds, or by its plan will hold."""
+def info_of(described: Any, *, task: str | None = None) -> FieldsInfo:
+    """Describe what a store holds, or by its plan will hold; `task` where it needn't say its own."""
     attrs, constants = described.attrs, described.constants
     arrays = {name: tuple(spec.shape) for name, spec in described.arrays.items()}
+    parameters, name = (
+        conditions_among(described.arrays),
+        str(attrs.get("task", "")) if task is None else task,
+    )
+    if LATENT in arrays:
+        num_tokens, dim = arrays[LATENT][-2:]
+        latents = [FIELDS, *([LATENT_INPUT] if LATENT_INPUT in arrays else [])]
+        grid = GridSpec((num_tokens,), (False,), tuple((array, dim) for array in latents))
+        numbered = tuple(f"latent {number}" for number in range(dim))
+        return FieldsInfo(name, grid, numbered, {}, {}, parameters, steady=arrays[LATENT][1] == 1)
     ndim = len(arrays[FIELDS]) - 3
     boundary = dict(attrs.get("boundary") or {})
-    constant = [name for name in CONSTANT_FIELDS if name in arrays]
     channels = [(FIELDS, arrays[FIELDS][-1])]
-    channels += [(name, arrays[name][-1] if len(arrays[name]) == ndim + 2 else 1) for name in constant]
+    channels += [
+        (constant, arrays[constant][-1] if len(arrays[constant]) == ndim + 2 else 1)
+        for constant in CONSTANT_FIELDS
+        if constant in arrays
+    ]
+    periodic = tuple(kind == PERIODIC for kind in boundary_types(boundary, ndim=ndim))
     return FieldsInfo(
-        task=str(attrs["task"]),
-        grid=GridSpec(
-            points=arrays[FIELDS][2:-1],
-            periodic=tuple(kind == PERIODIC for kind in boundary_types(boundary, ndim=ndim)),
-            channels=tuple(channels),
-        ),
+        task=name,
+        grid=GridSpec(points=arrays[FIELDS][2:-1], periodic=periodic, channels=tuple(channels)),
         channels=tuple(attrs.get("channels") or ()),
         boundary=boundary,
         domain_lengths=dict(attrs.get("domain_lengths") or {}),
-        parameters=conditions_among(described.arrays),
+        parameters=parameters,
         steady=arrays[FIELDS][1] == 1,
         coordinates={name: constants[name] for name in "zyx" if name in constants},
         units=dict(attrs.get("units") or {}),
     )
 
 
-def stored_times(store: Store, num_samples: int) -> npt.NDArray[np.float64] | None:
-    """What `Fields.times` gives of the first samples of a store."""
-    if TIMES not in store:
-        return None
-    if TIMES in store.constants:
-        return np.asarray(store.constants[TIMES], np.float64)
-    return store.gather(np.arange(num_samples), [TIMES])[TIMES].astype(np.float64)
+class Fields:
+    """Samples of a store: their frames, conditions and times.
 
+    Args:
+        store: With the array "fields", or "latent" in its place.
+        limit: At most so many samples, the first ones.
+        samples: Numbers in the store of those that are taken; by default all.
+        info: What they are; by default what the store says.
+        origin: Where they come from, for people; by default the store's path.
+        identity: What they are, wherever they lie; by default the store's hash.
 
-def stored_parameters(
-    store: Store, names: Sequence[str], samples: Array
-) -> dict[str, npt.NDArray[np.float64]]:
-    """What `Fields.parameters` gives of samples of a store."""
-    wanted = arrays_of(names, store.arrays)
-    return _columns(names, store.gather(samples, wanted) if wanted else {})
+    Attributes:
+        store: As given.
+        info: What they are.
+        origin: As given.
+        identity: As given.
+        samples: Numbers in the store, int64, shape (N,).
+        num_steps: Valid time steps of each sample, int64, shape (N,).
+    """
 
+    def __init__(
+        self,
+        store: Store,
+        *,
+        limit: int | None = None,
+        samples: Items | None = None,
+        info: FieldsInfo | None = None,
+        origin: str | None = None,
+        identity: str | None = None,
+    ) -> None:
+        self.store, self.info = store, info or info_of(store)
+        self.origin = str(store.path) if origin is None else origin
+        self.identity = identity_of_store(store) if identity is None else identity
+        self.samples = np.arange(min(len(store), limit or len(store))) if samples is None else samples
+        self.array = LATENT if LATENT in store else FIELDS  # as the store calls what is read as "fields"
+        num_times = store.arrays[self.array].shape[1]
+        self.num_steps: Items = np.full(len(self.samples), num_times, np.int64)
+        if NUM_STEPS in store:
+            self.num_steps[:] = store.gather(self.samples, [NUM_STEPS])[NUM_STEPS].clip(0, num_times)
 
-def _columns(
-    names: Sequence[str], arrays: Mapping[str, Array], samples: Array | slice = slice(None)
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Conditions out of arrays of samples, new."""
-    found = {name: condition_of(name, arrays) for name in names}
-    return {name: column[samples].astype(np.float64) for name, column in found.items() if column is not None}
+    def chosen(self, numbers: Items, *, called: str) -> Fields:
+        """Take some of the samples; `called` says in the identity which ones."""
+        return Fields(
+            self.store,
+            samples=self.samples[numbers],
+            info=self.info,
+            origin=self.origin,
+            identity=f"{self.identity}, {called}",
+        )
 
+    def read(self, array: str, samples: Array, steps: Array) -> npt.NDArray[np.float32]:
+        """Read frames of samples (B,) at steps (B,), new, (B, *X, C); constant fields have no steps."""
+        name, window = array, dict[str, Any]()
+        if array == FIELDS:
+            name, window = self.array, {"start": steps, "length": 1}
+        values = self.store.gather(self.samples[samples], [name], **window)[name]
+        frames = values[:, 0] if array == FIELDS else values
+        if frames.ndim == self.info.grid.ndim + 1:  # a constant field of one channel may lack its axis
+            frames = frames[..., np.newaxis]
+        return frames.astype(np.float32, copy=False)
 
-def _with_channels(frames: Array, grid: GridSpec) -> Array:
-    """Add the channel axis that constant fields of one channel lack."""
-    return frames[..., np.newaxis] if frames.ndim == grid.ndim + 1 else frames
+    def parameters(self, samples: Array) -> dict[str, npt.NDArray[np.float64]]:
+        """Read parameters and boundary values of samples by name, each (B,), new."""
+        names = self.info.parameters
+        wanted = arrays_of(names, self.store.arrays)
+        arrays = self.store.gather(self.samples[samples], wanted) if wanted else {}
+        columns = {name: condition_of(name, arrays) for name in names}
+        return {name: column.astype(np.float64) for name, column in columns.items() if column is not None}
+
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """Time of every stored step, (T,), or each sample's own, (N, T); None where the source has none."""
+        if TIMES in self.store.constants:
+            return np.asarray(self.store.constants[TIMES], np.float64)
+        if TIMES not in self.store:
+            return None
+        return self.store.gather(self.samples, [TIMES])[TIMES].astype(np.float64)
 
 
 def parameter_names(fields: Mapping[str, Fields]) -> tuple[str, ...]:
@@ -250,11 +175,7 @@ def parameter_names(fields: Mapping[str, Fields]) -> tuple[str, ...]:
 
 
 def laws_of_fields(info: FieldsInfo, own: Mapping[str, Laws] | None) -> TaskLaws:
-    """The laws of a task on the grid of its fields.
-
-    Args:
-        own: What the configuration says holds.
-    """
+    """The laws of a task on the grid of its fields; `own` is what the configuration says holds."""
     kinds = boundary_types(info.boundary, ndim=info.grid.ndim)
     return TaskLaws(
         laws=laws_of(info.task, own),
@@ -267,6 +188,50 @@ def laws_of_fields(info: FieldsInfo, own: Mapping[str, Laws] | None) -> TaskLaws
     )
 
 
+def times_of(fields: Fields) -> npt.NDArray[np.float64] | None:
+    """Time of every stored time step that all samples have, shape (T,); None where the source has none.
+
+    Where samples have times of their own, it is the time since the first step.
+
+    Raises:
+        ConfigError: Kind "uneven_times", if the samples' time steps differ.
+    """
+    times = fields.times()
+    if times is None or times.ndim == 1:
+        return times
+    times = times[:, : fields.num_steps.min()] - times[:, :1]  # what follows are no frames of some
+    if not np.allclose(times, times[0], rtol=STEP_TOLERANCE, atol=0):
+        steps = np.diff(times, axis=1)
+        raise ConfigError(
+            f"the trajectories of {fields.info.task} don't go on in the same time steps",
+            kind="uneven_times",
+            path=fields.origin,
+            expected="one step length for all of a split, as they are rolled out and compared step by step",
+            found=f"steps of {steps.min():.4g} to {steps.max():.4g}",
+            hint="build a store of the samples of each step length: choose their files with data.files",
+        )
+    return np.asarray(times[0])
+
+
+def given_array(info: FieldsInfo) -> str:
+    """Name the array that a prediction starts from.
+
+    Raises:
+        ConfigError: Kind "no_input", if a steady task has no constant field or several.
+    """
+    if not info.steady:
+        return FIELDS
+    constant = [name for name in info.grid.arrays if name != FIELDS]
+    if len(constant) != 1:
+        raise ConfigError(
+            f"{info.task} is steady, so one constant field has to decide its solution",
+            kind="no_input",
+            expected="1 constant field",
+            found=", ".join(constant) or "none",
+        )
+    return constant[0]
+
+
 def too_short(horizon: int, stride: int, *, path: object, longest: int) -> ConfigError:
     """The error about trajectories, of at most `longest` time steps, that no window of training fits into."""
     return ConfigError(
@@ -277,3 +242,9 @@ def too_short(horizon: int, stride: int, *, path: object, longest: int) -> Confi
         found=f"at most {longest}",
         hint="take a shorter horizon or a smaller stride",
     )
+
+
+def evenly_spread(num_items: int, num: int) -> Items:
+    """Numbers of some items that stand for all, going up: the middles of `num` >= 1 equal parts of them."""
+    num = min(num, num_items)
+    return ((np.arange(num) + 0.5) * num_items / num).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Fields of a task's splits: opened from a field store, or read straight from HDF5 into memory."""
+"""Fields of a task's splits: of a field store, or read straight from HDF5 into one in memory."""
 
 from __future__ import annotations
 
@@ -12,30 +12,22 @@ import numpy as np
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.fields import (
-    TIMES,
-    Array,
-    ChosenSamples,
-    Fields,
-    FieldsInfo,
-    MemoryFields,
-    StoreFields,
-    info_of,
-)
+from ups.data.fields import Fields, FieldsInfo, info_of
 from ups.data.origins import identity_of_sources
 from ups.data.stores import (
     UNREADABLE,
     Store,
     StoreError,
     differing_selection,
+    latent_folder,
     open_latents,
     place_of,
     store_path,
 )
 from ups.errors import ConfigError, UpsError
-from ups.grid import FIELDS
+from ups.grid import FIELDS, LATENT
 from ups.log import logger
-from ups_store.build import Build, BuildConfig, DataConfig, Readers, open_build
+from ups_store.build import Build, BuildConfig, DataConfig, DigestCache, Readers, open_build
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +61,7 @@ def part_of_split(fields: Fields, split: str) -> Fields:
     chosen = np.arange(int(split == "dev"), len(fields.num_steps), 2)
     if split == "dev":
         check_has_dev(len(fields.num_steps), fields.info.task, origin=fields.origin)
-    return ChosenSamples(fields, chosen, called="every second sample")
+    return fields.chosen(chosen, called="every second sample")
 
 
 def check_has_dev(num: int, task: str, *, origin: object) -> None:
@@ -112,7 +104,7 @@ def open_fields(
 
 def _open_stored(
     config: BuildConfig, task: str, split: str, source: Literal["auto", "store", "hdf5"]
-) -> StoreFields | MemoryFields:
+) -> Fields:
     """All fields of a split of the stores."""
     path = store_path(config.cache.dir, task, split)
     store, problem = open_suitable(path, config.data) if source != "hdf5" else (None, "")
@@ -120,18 +112,13 @@ def _open_stored(
         if store.codec != "none":  # or every frame would take decoding its trajectory
             report = store.preload()
             _log.info("%s: packed by %s, decoded: %s", store.path, store.codec, report.why)
-        return StoreFields(store, limit=config.data.limit)
+        return Fields(store, limit=config.data.limit)
     if source == "store":
         command = "`ups-store build --config ... latent.encoder=none`"
         hint = f"{command} builds it, or says if it has no samples; or say training.field_source=hdf5"
         problem = f"no field store of {task} {split} as configured ({problem})"
         raise ConfigError(problem, kind="no_store", path=path, hint=hint)
-    build, arrays = read_split(config, task, split)
-    sources = [part.path for part in build.plan.parts]
-    origin = ", ".join(dict.fromkeys(path.name for path in sources))
-    identity = identity_of_sources(sources)
-    times = arrays.get(TIMES, build.plan.constants.get(TIMES))
-    return MemoryFields(info_of(build.plan), arrays, origin=origin, identity=identity, times=times)
+    return read_split(config, task, split)
 
 
 def describe_fields(config: BuildConfig, task: str, split: str = "train") -> tuple[FieldsInfo, int]:
@@ -199,31 +186,37 @@ def _problem_with(store: Store, data: DataConfig) -> str:
     return ", ".join(f"its {key} is {found}, not {wanted}" for key, (found, wanted) in differing.items())
 
 
-def read_split(config: BuildConfig, task: str, split: str) -> tuple[Build, dict[str, Array]]:
-    """Read all samples of a split.
+def read_split(config: BuildConfig, task: str, split: str) -> Fields:
+    """Read all samples of a split into a store in memory, in float32.
 
     Args:
         config: Which samples of which files; `data.on_nan` decides about NaN and Inf.
         split: "train", "val" or "test".
 
-    Returns:
-        What would build a store of it, and its arrays by name, new, the samples along the first axis; fields
-        in float32.
     Raises:
         ConfigError: As `open_split`; kind "too_large".
         ups_store.SourceError: If the files can't be read; kind "not_finite", with the file and the number of
             the sample in it.
     """
-    cache = config.cache.model_copy(update={"dtype": "float32"})
-    reading = config.reading.model_copy(update={"on_error": "fail"})  # nothing goes on without a sample here
-    with Readers(reading, note=logger.info) as readers:
-        build = open_split(config.model_copy(update={"cache": cache}), task, split, readers=readers)
+    config = config.model_copy(
+        update={
+            "cache": config.cache.model_copy(update={"dtype": "float32", "codec": "none"}),
+            # Nothing goes on without a sample; and nothing is kept that a digest of all bytes would be for.
+            "reading": config.reading.model_copy(update={"on_error": "fail"}),
+            "data": config.data.model_copy(update={"source_digest": "sampled"}),
+        }
+    )
+    with Readers(config.reading, note=logger.info) as readers:
+        digests = DigestCache(config.cache.dir, readers=readers, save=False)
+        build = open_split(config, task, split, readers=readers, digests=digests)
         check_room(build)
-        arrays = {name: np.empty(spec.shape, spec.dtype) for name, spec in build.plan.arrays.items()}
-        for batch in build.read():
-            for name, values in batch.arrays.items():
-                arrays[name][batch.samples] = values
-    return build, arrays
+        with build:
+            build.begin_in_memory()
+            build.fill()
+            store = build.finish()
+    sources = [part.path for part in build.plan.parts]
+    origin = ", ".join(dict.fromkeys(path.name for path in sources))
+    return Fields(store, origin=origin, identity=identity_of_sources(sources))
 
 
 def check_room(build: Build) -> None:
@@ -262,3 +255,32 @@ def open_split(config: BuildConfig, task: str, split: str, **options: Any) -> Bu
             hint="change data.split_fractions, or bring more samples",
         )
     return build
+
+
+def open_latent_fields(config: RunConfig, task: str, split: str) -> Fields:
+    """Open latents of which nothing says what encoded them, such as those imported from `.pt` files.
+
+    They can't be decoded, only compared: their tokens stand for points, so metrics mean over tokens.
+
+    Args:
+        split: "train", "val", "dev" or "test".
+
+    Raises:
+        ConfigError: Kinds "no_store", "empty_split".
+        ups_store.StoreError: If the store can't be read.
+    """
+    path = store_path(latent_folder(config), task, stored_split(split))
+    place = place_of(path)
+    if place is None:
+        raise ConfigError(
+            f"no latent store of {task} {stored_split(split)}",
+            kind="no_store",
+            path=path,
+            hint="latents of an unknown encoder can't be made from fields: import those of this split, too",
+        )
+    store = ups_store.open(place)
+    if LATENT not in store or len(store) == 0:
+        found = ", ".join(store.arrays)
+        problem = f"{task} {split} has no latents to evaluate"
+        raise ConfigError(problem, kind="empty_split", path=path, found=found)
+    return part_of_split(Fields(store, info=info_of(store, task=task), limit=config.data.limit), split)

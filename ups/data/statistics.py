@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.fields import Fields
-from ups.data.windows import TaskWindows, evenly_spread
+from ups.data.fields import Fields, evenly_spread
+from ups.data.windows import EncodedWindows, Windows
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT
 
@@ -154,7 +154,7 @@ INPUT = "input"  # key of a steady task's input
 LEAST_STD_OF_LATENTS = 1e-6  # they are of order 1, and computed in float32
 
 
-def measure_state_statistics(windows: TaskWindows) -> dict[str, Statistics]:
+def measure_state_statistics(windows: Windows) -> dict[str, Statistics]:
     """Mean and standard deviation of every channel of a task's states; of latents one deviation for all.
 
     Returns:
@@ -169,12 +169,13 @@ def measure_state_statistics(windows: TaskWindows) -> dict[str, Statistics]:
     return {key: _measure_states(windows, name) for key, name in arrays.items()}
 
 
-def _measure_states(windows: TaskWindows, name: str) -> Statistics:
+def _measure_states(windows: Windows, name: str) -> Statistics:
     shape = windows.store.arrays[name].shape[1:]
     nbytes = 4 * int(np.prod(shape))
     samples = evenly_spread(windows.num_samples, max(1, _MAX_NBYTES // nbytes))
     size = max(1, _BATCH_NBYTES // nbytes)
-    measure = latent_statistics if windows.state == LATENT else channel_statistics
+    is_latent = windows.state == LATENT or isinstance(windows, EncodedWindows)
+    measure = latent_statistics if is_latent else channel_statistics
     found = measure(
         _values(windows, name, samples[first : first + size]) for first in range(0, len(samples), size)
     )
@@ -183,17 +184,16 @@ def _measure_states(windows: TaskWindows, name: str) -> Statistics:
         raise ConfigError(
             f"the statistics of {name!r} aren't finite",
             kind="not_finite",
-            path=windows.store.path,
+            path=windows.fields.origin,
             found=f"NaN or infinity in channel {', '.join(map(str, bad))} of {len(found.std)}",
             hint="mend what it was made from and build it again; data.on_nan=fail refuses such samples",
         )
     return found
 
 
-def _values(windows: TaskWindows, name: str, samples: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def _values(windows: Windows, name: str, samples: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """All states of samples, shape (states, points, C); frames that aren't valid are left out."""
-    values = windows.store.gather(samples, [name])[name]
-    *points, channels = windows.store.arrays[windows.state].shape[2:]
+    values = windows.whole(samples, name)
     if name == windows.state:
         values = values[windows.valid_frames(samples)]
-    return values.reshape(-1, int(np.prod(points)), channels)
+    return values.reshape(-1, *values.shape[-2:])

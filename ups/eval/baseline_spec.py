@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ups.config.architecture import BaselinesConfig
-from ups.data.fields import FieldsInfo
+from ups.data.fields import FieldsInfo, given_array
 from ups.data.statistics import measure_statistics
-from ups.data.trajectories import Trajectories, given_array
+from ups.data.windows import Trajectories
 from ups.errors import ConfigError, check_installed, needs
 from ups.grid import Grid, GridSpec
 from ups.models.operator_size import FnoConfig, UnetConfig

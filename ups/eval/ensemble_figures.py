@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.trajectories import Trajectories
+from ups.data.windows import Trajectories
 from ups.eval.ensembles import EnsembleErrors, EnsembleScores, expected_rank_shares, seed_of
 from ups.eval.field_figures import points_along
 from ups.eval.figure_style import ONE_COLUMN, TWO_COLUMNS, Drawing, line_of, log_ticks, with_unit

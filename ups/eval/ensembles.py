@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.trajectories import Trajectories, TrajectoryBatch
+from ups.data.windows import Trajectories, TrajectoryBatch
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import ConfigError, ShapeError
 from ups.eval.forecasters import AnyForecaster, has_members, predict, start_of

@@ -15,11 +15,10 @@ import torch
 from ups.config import RunConfig
 from ups.config.seeds import family_of
 from ups.data.fields import Fields
-from ups.data.latent_trajectories import open_latent_fields, open_latent_trajectories
 from ups.data.origins import Origin, is_of_other_data, origin_of_checkpoint, origins_of_data
-from ups.data.splits import Split, open_fields
+from ups.data.splits import Split, open_fields, open_latent_fields
 from ups.data.stores import latent_folder
-from ups.data.trajectories import Trajectories, open_trajectories
+from ups.data.windows import Trajectories, open_latent_trajectories, open_trajectories
 from ups.errors import ConfigError
 from ups.eval.baseline_model import BASELINE
 from ups.eval.ensemble_figures import ensemble_figures

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.trajectories import Trajectories
+from ups.data.windows import Trajectories
 from ups.eval.baseline_model import Baseline
 from ups.eval.field_figures import Trajectory, fields_figure, points_along
 from ups.eval.figure_style import ONE_COLUMN, TWO_COLUMNS, Drawing, line_of, log_ticks, with_unit

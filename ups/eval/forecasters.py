@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.data.fields import Fields
+from ups.data.fields import Fields, evenly_spread
 from ups.data.observations import masks_of_samples
 from ups.data.statistics import frame_items
-from ups.data.trajectories import Trajectories, TrajectoryBatch
-from ups.data.windows import evenly_spread, parameter_table
+from ups.data.windows import Trajectories, TrajectoryBatch, parameter_table
 from ups.errors import ShapeError
 from ups.eval.metrics import Errors, MetricContext, OwnMetric, join, measure, measure_own, shell_energy
 from ups.grid import FIELDS, domain_lengths

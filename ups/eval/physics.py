@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ups.config import RunConfig
-from ups.data.fields import Fields, laws_of_fields
-from ups.data.trajectories import Trajectories, times_of
-from ups.data.windows import evenly_spread
+from ups.data.fields import Fields, evenly_spread, laws_of_fields, times_of
+from ups.data.windows import Trajectories
 from ups.errors import ConfigError
 from ups.laws import laws_of, lengths_of
 from ups.physics.priors import Step, TaskPhysics

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.field_batches import FrameBatch, spread_batches
+from ups.data.batches import FrameBatch, spread_batches
 from ups.data.fields import Fields
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import needs

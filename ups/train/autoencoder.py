@@ -18,8 +18,7 @@ from torch import Tensor
 from ups import stages
 from ups.config import RunConfig
 from ups.data.augment import Symmetries
-from ups.data.batches import batch_size_of
-from ups.data.field_batches import FrameBatch, augmented, frame_data, spread_batches
+from ups.data.batches import FrameBatch, augmented, batch_size_of, frame_data, spread_batches
 from ups.data.fields import Fields, parameter_names
 from ups.data.patch_basis import measure_bases
 from ups.data.splits import open_fields

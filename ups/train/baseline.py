@@ -17,10 +17,8 @@ from torch import Tensor
 
 from ups.config import RunConfig
 from ups.data.augment import Symmetries
-from ups.data.batches import batch_size_of
-from ups.data.field_batches import FieldWindowSource, field_window_data
-from ups.data.trajectories import Trajectories, open_trajectories
-from ups.data.windows import WindowBatch, augment_windows
+from ups.data.batches import WindowBatch, augment_windows, batch_size_of, window_data
+from ups.data.windows import Trajectories, Windows, open_trajectories
 from ups.distributed.sharding import ShardedPart
 from ups.errors import ConfigError
 from ups.eval.baseline_model import BASELINE, Baseline, Effort, load_baseline, save_baseline
@@ -118,13 +116,19 @@ class BaselineStage(Stage):
         self._is_compiled = bool(settings.compile)
         self._data = {model.spec.task: trajectories.fields.identity}
         horizon = 1 if trajectories.info.steady else own.horizon or config.training.horizon
-        source = FieldWindowSource(
-            trajectories,
+        windows = Windows(
+            trajectories.fields,
             horizon=horizon,
             stride=config.training.stride,
-            parameters=model.spec.parameters,
+            dt=trajectories.dt or 1.0,
         )
-        data = field_window_data(source, global_batch_size=batch_size_of(settings), seed=config.seed)
+        data = window_data(
+            {model.spec.task: windows},
+            global_batch_size=batch_size_of(settings),
+            seed=config.seed,
+            parameters=model.spec.parameters,
+            drops_last=True,
+        )
         self.loader = data.loader(config, device, prepare=self._prepare)
         accum_steps = config.training.accum_steps
         schedule = Schedule.of(settings, num_batches=len(self.loader), accum_steps=accum_steps)

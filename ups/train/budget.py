@@ -24,9 +24,8 @@ from ups.config import RunConfig, StageConfig
 from ups.config.checks import check_countable
 from ups.config.stages import BudgetConfig
 from ups.config.training import QuerySamplingConfig
-from ups.data.batches import DataOrder, endless
-from ups.data.field_batches import FrameBatch
-from ups.data.windows import WindowBatch
+from ups.data.batches import DataOrder, FrameBatch, WindowBatch, endless
+from ups.data.stores import Store
 from ups.distributed.ranks import ALONE, Ranks
 from ups.errors import CheckpointError
 from ups.log import logger
@@ -172,6 +171,7 @@ def within_budget(
     device: torch.device,
     ranks: Ranks = ALONE,
     is_continued: bool = True,
+    latents: Mapping[str, Store] | None = None,
 ) -> RunConfig:
     """The configuration with a stage's budget as its number of steps; unchanged where there is no budget.
 
@@ -180,6 +180,7 @@ def within_budget(
     Args:
         device: Where it is trained.
         is_continued: Whether a training state that is there is continued from.
+        latents: As `StageStart.latents`.
 
     Raises:
         ConfigError: As `make_stage` and `measure_costs`.
@@ -194,7 +195,7 @@ def within_budget(
     own = config
     if settings.budget.seconds is not None:  # a thread that prepares batches would be measured, too
         own = without_preparing(config)
-    stage = make_stage(name, own, device=device, start=StageStart())
+    stage = make_stage(name, own, device=device, start=StageStart(latents=latents))
     try:
         if settings.budget.seconds is None:
             costs = measure_costs(stage, config, device=device, ranks=ranks)

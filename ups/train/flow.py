@@ -24,15 +24,23 @@ from ups import stages
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
 from ups.data.batches import TrainingData, batch_size_of
+from ups.data.cached import (
+    FlowBatch,
+    PairBuild,
+    ResidualBatch,
+    ResidualBuild,
+    ResidualSource,
+    residual_data,
+    shifted,
+    sigma_by_lead,
+    wanted_residuals,
+)
+from ups.data.fields import evenly_spread, times_of
 from ups.data.held_out import HeldOutPart, Items
 from ups.data.identities import hash_of
-from ups.data.residual_batches import FlowBatch, ResidualBatch, ResidualSource, residual_data, shifted
-from ups.data.residuals import ResidualBuild, sigma_by_lead, wanted_residuals
 from ups.data.seams import measure_seams
 from ups.data.stores import Store
-from ups.data.teacher_pairs import PairBuild
-from ups.data.trajectories import Trajectories, times_of
-from ups.data.windows import evenly_spread
+from ups.data.windows import Trajectories
 from ups.diffusion.paths import FlowTimes, at_time, flow_matching_error, flow_time
 from ups.distributed.sharding import ShardedPart
 from ups.errors import CheckpointError, GateMissedError
@@ -398,10 +406,6 @@ class CorrectorStage(FlowStage):
             },
             "members": self._config.diffusion.val_members,
         }
-
-    def close(self) -> None:
-        """Release the stores; closing twice is allowed."""
-        self._data.close()
 
     def _training_data(self) -> TrainingData[Any]:
         return residual_data(

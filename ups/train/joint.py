@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from ups import stages
 from ups.config import RunConfig
 from ups.config.checks import check_joint
-from ups.data.batches import batch_size_of
-from ups.data.fields import StoreFields
+from ups.data.batches import WindowBatch, augment_windows_of, batch_size_of, window_data
+from ups.data.fields import Fields, evenly_spread
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import INPUT, Statistics, latent_statistics
-from ups.data.windows import TaskWindows, WindowBatch, augment_windows_of, evenly_spread, window_data
+from ups.data.windows import Windows
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import AutoencoderFloor, OperatorForecaster
 from ups.grid import FIELDS
@@ -85,7 +85,7 @@ def make_joint_stage(
         validation = open_validation(config)
     start.check_data(data_hashes(windows))
     with start.phase("statistics"):
-        fields = {task: StoreFields(some.store, limit=config.data.limit) for task, some in windows.items()}
+        fields = {task: Fields(some.store, limit=config.data.limit) for task, some in windows.items()}
         spec = make_autoencoder_spec(config, fields)
     with start.phase("model_built"):
         torch.manual_seed(config.seed)
@@ -118,7 +118,7 @@ class JointStage(Stage):
         config: RunConfig,
         model: Simulator,
         *,
-        windows: Mapping[str, TaskWindows],
+        windows: Mapping[str, Windows],
         validation: RolloutValidation,
         device: torch.device,
         priors: PhysicsPriors | None = None,
@@ -280,7 +280,7 @@ def _set_statistics(normalizer: nn.Module, statistics: Mapping[str, list[float]]
 
 
 def make_joint_simulator(
-    config: RunConfig, autoencoder: Autoencoder, windows: Mapping[str, TaskWindows]
+    config: RunConfig, autoencoder: Autoencoder, windows: Mapping[str, Windows]
 ) -> Simulator:
     """A new simulator all of whose weights are trained.
 
@@ -304,7 +304,7 @@ def make_joint_simulator(
 
 
 @torch.no_grad()
-def _latent_statistics(autoencoder: Autoencoder, task: str, windows: TaskWindows) -> dict[str, Statistics]:
+def _latent_statistics(autoencoder: Autoencoder, task: str, windows: Windows) -> dict[str, Statistics]:
     """Of the latents of some windows' last frames, and of a steady task's input, as a store's would be."""
     states = windows.read(evenly_spread(len(windows), _FRAMES_OF_SCALE)).states
     frames = {FIELDS: (FIELDS, states[:, -1])}

@@ -18,12 +18,18 @@ from torch import Tensor
 from ups import stages
 from ups.config import RunConfig
 from ups.config.checks import check_latent_size, check_no_inverse_losses
-from ups.data.batches import TrainingData, batch_size_of
-from ups.data.on_demand.opening import open_training_windows
-from ups.data.on_demand.sources import LiveSource
+from ups.data.batches import (
+    TrainingData,
+    WindowBatch,
+    WindowSource,
+    augment_windows_of,
+    batch_size_of,
+    window_data,
+)
+from ups.data.latents import open_latent_windows
 from ups.data.statistics import measure_state_statistics
 from ups.data.stores import check_configured_encoder, open_field_states, tells_encoder
-from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows_of, window_data
+from ups.data.windows import EncodedWindows, Windows
 from ups.distributed.sharding import ShardedPart
 from ups.eval.forecasters import AutoencoderFloor, operator_forecaster
 from ups.grid import FIELDS
@@ -58,12 +64,12 @@ def open_windows(
         device: Where states are used.
         start: Called with what is done, also from another thread; asked before a store is replaced.
     Raises:
-        ConfigError: As `open_training_windows`, `open_field_states` and `TaskWindows`.
+        ConfigError: As `open_latent_windows`, `open_field_states` and `Windows`.
         ups_store.StoreError: If a store can't be read.
     """
     batch_size = batch_size_of(config.stage(stages.OPERATOR.name))
     if config.operator.state == "latent":
-        return open_training_windows(
+        return open_latent_windows(
             config,
             "train",
             autoencoder_path=autoencoder_path,
@@ -71,6 +77,7 @@ def open_windows(
             horizon=config.training.horizon,
             seed=config.seed,
             device=str(device),
+            made=start.latents,
             check_data=start.check_data,
         )
     windows = open_field_windows(config)
@@ -79,16 +86,16 @@ def open_windows(
     return window_data(windows, global_batch_size=batch_size, seed=config.seed, parameters=parameters)
 
 
-def open_field_windows(config: RunConfig) -> dict[str, TaskWindows]:
+def open_field_windows(config: RunConfig) -> dict[str, Windows]:
     """Training windows of the field stores of all tasks.
 
     Raises:
-        ConfigError: As `open_field_states` and `TaskWindows`.
+        ConfigError: As `open_field_states` and `Windows`.
         ups_store.StoreError: If a store can't be read.
     """
     training = config.training
     return {
-        task: TaskWindows(
+        task: Windows(
             open_field_states(config, task, "train"),
             horizon=training.horizon,
             stride=training.stride,
@@ -98,18 +105,13 @@ def open_field_windows(config: RunConfig) -> dict[str, TaskWindows]:
     }
 
 
-def preload_windows(
-    config: RunConfig,
-    windows: Mapping[str, TaskWindows],
-    *,
-    device: torch.device,
-) -> None:
+def preload_windows(config: RunConfig, windows: Mapping[str, Windows], *, device: torch.device) -> None:
     """Bring the stores into memory as `training.preload` says, and say where each lies then."""
     for some in windows.values():
         logger.info(f"{some.store.path}: {some.preload(config.training.preload, device=str(device))}")
 
 
-def data_hashes(windows: Mapping[str, TaskWindows]) -> dict[str, str]:
+def data_hashes(windows: Mapping[str, Windows]) -> dict[str, str]:
     """What a stage is trained on, as its `data_identity`: hashes of the stores by task."""
     return {task: some.store.config_hash for task, some in windows.items()}
 
@@ -120,8 +122,8 @@ def as_stores(hashes: Mapping[str, str]) -> dict[str, str]:
 
 
 def are_of_known_encoder(source: WindowSource) -> bool:
-    """Whether all stores of latents say what encoded them; those that are made while training do."""
-    return isinstance(source, LiveSource) or all(tells_encoder(some.store) for some in source.tasks.values())
+    """Whether all stores of latents say what encoded them."""
+    return all(tells_encoder(some.store) for some in source.tasks.values())
 
 
 def make_operator_stage(
@@ -196,6 +198,7 @@ class OperatorStage(Stage):
         settings = config.stage(self.name)
         self._is_compiled = bool(settings.compile)
         self._data = data
+        self._encodes = any(isinstance(some, EncodedWindows) for some in data.source.tasks.values())
         self.loader = data.loader(config, device, prepare=self._prepare)
         self._data_hashes = data_hashes(data.source.tasks)
         accum_steps = config.training.accum_steps
@@ -207,27 +210,30 @@ class OperatorStage(Stage):
 
     def _prepare(self, batch: WindowBatch, number: int) -> WindowBatch:
         """As long as the curriculum says, with noise, augmented; with what its physics priors take."""
-        batch = self._with_priors(self.curriculum.cut(batch, number), number)
+        batch = self.curriculum.cut(batch, number)
+        if self._encodes:  # fields, which can be shifted by single points, and reflected
+            batch = self._data.source.encoded(self._augmented(batch, is_latent=False))
+        batch = self._with_priors(batch, number)
         return pushed(batch) if self._config.training.pushforward else batch
 
     def _with_priors(self, batch: WindowBatch, number: int) -> WindowBatch:
         """With noise, augmented, and with what the physics priors that are due take."""
         states, batch = batch.states, self._with_noise(batch)
         weights = self.priors.weights_at(number) if self.priors is not None else {}
+        is_latent = self.model.spec.states == "latent"
         if not weights:
-            return self._augmented(batch)
+            return batch if self._encodes else self._augmented(batch, is_latent=is_latent)
         # Priors hold between the frames themselves: the one without noise moves along, as a last frame.
         batch = dataclasses.replace(batch, states=torch.cat([batch.states, states[:, :1]], dim=1))
-        batch = self._augmented(batch)
+        batch = batch if self._encodes else self._augmented(batch, is_latent=is_latent)
         moved, clean = batch.states[:, :-1], batch.states[:, -1]
         return PhysicsBatch(**{**vars(batch), "states": moved}, prior_weights=weights, clean=clean)
 
-    def _augmented(self, batch: WindowBatch) -> WindowBatch:
-        if self._config.training.augment:
-            spec = self.model.spec
-            task, is_latent = spec.tasks[batch.task], spec.states == "latent"
-            batch = augment_windows_of(task, batch, laws=self._laws, is_latent=is_latent)
-        return batch
+    def _augmented(self, batch: WindowBatch, *, is_latent: bool) -> WindowBatch:
+        if not self._config.training.augment:
+            return batch
+        task = self.model.spec.tasks[batch.task]
+        return augment_windows_of(task, batch, laws=self._laws, is_latent=is_latent)
 
     def losses(self, forward: Callable[..., Tensor], batch: WindowBatch) -> Losses:
         """One-step and rollout errors of normalised states, and whatever else has a weight."""
@@ -308,13 +314,8 @@ class OperatorStage(Stage):
             total += num_frames * sum(encoding_flops(autoencoder, task, array) for array in arrays)
         return total
 
-    def close(self) -> None:
-        """End what makes latents in the background; closing twice is allowed."""
-        self._data.close()
-
     def finish(self) -> dict[str, Any]:
         """Errors of what was exported beside persistence and the autoencoder's floor."""
-        self.close()
         simulator = load_simulator(self.path, device=str(self._device))
         found = self._validation.report(operator_forecaster(simulator), ranks=self.ranks)
         floor = {}

@@ -8,9 +8,8 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.operator_size import operator_size
-from ups.data.fields import StoreFields
 from ups.data.statistics import INPUT, Statistics
-from ups.data.windows import TaskWindows
+from ups.data.windows import Windows
 from ups.errors import ConfigError
 from ups.grid import FIELDS, LATENT, PERIODIC, GridSpec, boundary_types, cut_grid
 from ups.models.operator_size import TOKEN_UNET
@@ -21,7 +20,7 @@ from ups.trained.specs import SimulatedTask, SimulatorSpec, TaskSpec
 
 def make_spec(
     config: RunConfig,
-    windows: Mapping[str, TaskWindows],
+    windows: Mapping[str, Windows],
     *,
     statistics: Mapping[str, Mapping[str, Statistics]],
     autoencoder: Autoencoder | None,
@@ -106,7 +105,7 @@ def spec_of_states(
 
 def _simulated(
     config: RunConfig,
-    windows: TaskWindows,
+    windows: Windows,
     known: TaskSpec,
     statistics: Mapping[str, Statistics],
     autoencoder: Autoencoder | None,
@@ -130,7 +129,7 @@ def _simulated(
     return dataclasses.replace(task, statistics=measured)
 
 
-def _check_shape(windows: TaskWindows, autoencoder: Autoencoder) -> None:
+def _check_shape(windows: Windows, autoencoder: Autoencoder) -> None:
     """A store of an unknown encoder needn't have the shape of this one's latents."""
     if windows.state != LATENT:  # fields, which are encoded in every step
         return
@@ -160,11 +159,11 @@ def tokens_of(config: RunConfig, grid: GridSpec, autoencoder: Autoencoder | None
     return cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=None).tokens
 
 
-def _of_fields(windows: TaskWindows) -> TaskSpec:
-    info = StoreFields(windows.store).info
+def _of_fields(windows: Windows) -> TaskSpec:
+    info = windows.fields.info
     return TaskSpec(info.grid, info.channels, info.steady, statistics={})
 
 
-def window_parameters(windows: Mapping[str, TaskWindows]) -> tuple[str, ...]:
+def window_parameters(windows: Mapping[str, Windows]) -> tuple[str, ...]:
     """Names of all parameters that any of the tasks has, sorted."""
     return tuple(sorted({name for some in windows.values() for name in some.parameters}))

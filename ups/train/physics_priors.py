@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ups.config import RunConfig
+from ups.data.batches import WindowBatch
 from ups.data.splits import open_fields
-from ups.data.windows import TaskWindows, WindowBatch
+from ups.data.windows import Windows
 from ups.distributed.sharding import is_sharded
 from ups.errors import ConfigError
 from ups.eval.physics import check_residual_floor, physics_of, residual_floor, shown_floor
@@ -129,7 +130,7 @@ class PhysicsPriors:
 
 
 def make_priors(
-    config: RunConfig, spec: SimulatorSpec, windows: Mapping[str, TaskWindows]
+    config: RunConfig, spec: SimulatorSpec, windows: Mapping[str, Windows]
 ) -> PhysicsPriors | None:
     """The priors that the configuration asks for; None if it asks for none.
 

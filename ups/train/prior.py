@@ -19,14 +19,12 @@ from torch import Tensor
 from ups import stages
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
-from ups.data.batches import batch_size_of
-from ups.data.fields import Fields, parameter_names
+from ups.data.batches import SolutionBatch, WindowBatch, augment_windows_of, batch_size_of, window_data
+from ups.data.fields import Fields, evenly_spread, parameter_names
 from ups.data.held_out import Items
 from ups.data.observations import check_observed, drawn_masks, masks_of_samples
 from ups.data.statistics import latent_statistics, measure_statistics
-from ups.data.steady_batches import SolutionBatch, steady_data
-from ups.data.trajectories import Trajectories, open_trajectories
-from ups.data.windows import WindowBatch, augment_windows_of, evenly_spread, parameter_table
+from ups.data.windows import Trajectories, Windows, open_trajectories, parameter_table
 from ups.distributed.sharding import ShardedPart
 from ups.eval.ensembles import Climate, ensemble_numbers, roll_out_members
 from ups.eval.forecasters import PriorForecaster
@@ -111,13 +109,13 @@ class SteadyPriorStage(FlowStage):
         self._is_flow = self.score_name == "flow"
         if not self._is_flow:
             self.times_checked = 1  # without noise all are the same
-        self._data = steady_data(
-            train,
+        batches = window_data(
+            {task: Windows(some.fields) for task, some in train.items()},
             parameters=model.spec.parameters,
             global_batch_size=batch_size_of(config.stage(self.name)),
             seed=config.seed,
         )
-        self.loader = self._data.loader(config, device, prepare=self._prepare)
+        self.loader = batches.loader(config, device, prepare=self._prepare)
         self.path = config.checkpoint.dir / PRIOR_FILE
 
     @torch.no_grad()  # by a frozen encoder, or none
@@ -188,10 +186,6 @@ class SteadyPriorStage(FlowStage):
             "members": members,
             "scores": scores,
         }
-
-    def close(self) -> None:
-        """Release the data; closing twice is allowed."""
-        self._data.close()
 
     def _prepare(self, batch: WindowBatch, number: int) -> SolutionBatch:
         """Augmented, with the points that are observed, noise and flow times, drawn in this order."""

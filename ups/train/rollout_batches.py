@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ups.data.windows import WindowBatch
+from ups.data.batches import WindowBatch
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.checks import check_optimizer
+from ups.data.latents import make_latents
 from ups.data.splits import are_there
+from ups.data.stores import Store
 from ups.device import compile_cache, free_memory, matmul_precision
 from ups.distributed.ranks import Ranks
 from ups.errors import CheckpointError, ConfigError, check_installed
@@ -28,6 +30,7 @@ from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import Stage, StageStart, facts_of, make_stage
 from ups.train.state_files import remove_state
 from ups.train.switches import check_switches
+from ups.train.tracking import CACHE_MINUTES
 from ups.train.trainer import Trainer
 from ups.train.unused import unused_settings
 
@@ -69,7 +72,23 @@ def run_stage(
         check_installed("tensorboard", extra="tensorboard")  # before minutes of opening data
     before = {**_of_cache(config, name), **(before_stage(began) if began else {}), **(startup or {})}
     clock = StartupClock(began=launched_at(began) if began else None, before=before)
-    training = config.training
+    training, saved = config.training, state_path(config, name)
+    is_continued = saved.exists() and not restart
+    latents: dict[str, Store] | None = None
+    if name == "operator" and config.operator.state == "latent":
+        # Before ranks join: none waits in a collective for one that encodes, dies or hangs.
+        check_data = None
+        if is_continued:
+            state = SavedState.read(saved)
+            check_data = state.check_data
+            if config.stage(name).budget is None:  # which says the number of steps only later
+                state.check_config(config, stage=name)
+        places: dict[str, Any] = {"autoencoder_path": config.autoencoder_path, "device": training.device}
+        built_s = time.perf_counter()
+        with clock.phase("cache"), before_steps(name, saved, restart=restart):
+            latents = make_latents(config, check_data=check_data, **places)
+        built_s = time.perf_counter() - built_s
+        clock.take({CACHE_MINUTES: clock.metrics[CACHE_MINUTES] + built_s / 60})
     with (
         joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
         matmul_precision(training.matmul_precision),
@@ -84,16 +103,17 @@ def run_stage(
             logger.warning(f"{text}")
         if ranks.is_first:
             stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, is_nested=True))
-        saved = state_path(config, name)
         with clock.phase("budget"), before_steps(name, saved, restart=restart):
-            config = within_budget(name, config, device=device, ranks=ranks, is_continued=not restart)
-        expected = StageStart(phase=clock.phase)
-        if saved.exists() and not restart:
+            config = within_budget(
+                name, config, device=device, ranks=ranks, is_continued=not restart, latents=latents
+            )
+        expected = StageStart(phase=clock.phase, latents=latents)
+        if is_continued:
             state = SavedState.read(saved)
             state.check_config(config, stage=name)
             for text in state.changes(config, stage=name) if ranks.is_first else ():
                 logger.info(text)
-            expected = StageStart(state.check_data, clock.phase)  # before a store is replaced
+            expected = StageStart(state.check_data, clock.phase, latents)
         with clock.phase("stage"), before_steps(name, saved, restart=restart):
             stage = make_stage(name, config, device=device, start=expected)
         stack.callback(stage.close)  # also if its state can't be continued from

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ups.config import OptimizerConfig, RunConfig
 from ups.data.batches import Loader
+from ups.data.stores import Store
 from ups.device import with_compiled, with_compiled_blocks
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import ShardedPart, blocks_of, is_sharded, shard_part
@@ -42,6 +43,7 @@ class StageStart:
     """What listens while a stage is made.
 
     Attributes:
+        latents: Stores in memory that `make_latents` gave; None where nobody has called it.
         check_data: Given the stage's `data_identity` as soon as it is known, and before anything is built or
             replaced; raises CheckpointError if the run was begun on other data.
         phase: Gives a context manager, inside which the time belongs to a phase of the start.
@@ -49,6 +51,7 @@ class StageStart:
 
     check_data: Callable[[Mapping[str, Any]], None] = lambda identity: None
     phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
+    latents: Mapping[str, Store] | None = None
 
 
 QUIET_START = StageStart()

@@ -23,10 +23,17 @@ from ups.config import RunConfig
 from ups.config.corrector_size import student_size
 from ups.data.augment import Draws
 from ups.data.batches import TrainingData, batch_size_of, random_order, rows_of_rank
+from ups.data.cached import (
+    FlowBatch,
+    PairBatch,
+    PairBuild,
+    PairSource,
+    ResidualBatch,
+    ResidualBuild,
+    shifted_pairs,
+    wanted_residuals,
+)
 from ups.data.held_out import PARTS, HeldOutPart, Items
-from ups.data.residual_batches import FlowBatch, ResidualBatch
-from ups.data.residuals import ResidualBuild, wanted_residuals
-from ups.data.teacher_pairs import PairBatch, PairBuild, PairSource, shifted_pairs
 from ups.device import with_compiled
 from ups.diffusion.distillation import (
     consistency_error,

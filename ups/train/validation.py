@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from ups.config import RunConfig
-from ups.data.latent_trajectories import open_latent_trajectories
-from ups.data.trajectories import Trajectories, open_trajectories
-from ups.data.windows import evenly_spread
+from ups.data.fields import evenly_spread
+from ups.data.windows import Trajectories, open_latent_trajectories, open_trajectories
 from ups.distributed.ranks import ALONE, Ranks
 from ups.eval.forecasters import AutoencoderFloor, Forecaster, Persistence, predict
 from ups.eval.metrics import DefinedErrors, mean_of_defined

@@ -164,6 +164,55 @@ class BatchEncoder:
 
         return finish
 
+    def encode_frames(
+        self,
+        frames_FXC: npt.NDArray[np.float32],
+        parameters: Arrays,
+        *,
+        samples: npt.NDArray[np.int64],
+        steps: npt.NDArray[np.int64],
+        num_steps: int,
+        array: str = FIELDS,
+    ) -> Tensor:
+        """Encode frames of some trajectories to what a store of all of them would hold, to the bit.
+
+        Each lies where it would in the micro-batches of a build; those of one place go into several of them.
+
+        Args:
+            frames_FXC: Physical units, shape (F, X..., C).
+            parameters: Conditions by name, each (F,).
+            samples: Of the trajectories, shape (F,): their numbers in the store.
+            steps: Of the frames in their trajectories, shape (F,).
+            num_steps: Of a trajectory as it is stored; 1 of a constant field.
+            array: Which one it is.
+
+        Returns:
+            Float32, shape (F, L, D), on the CPU.
+        """
+        import torch
+
+        self.prepare()
+        assert self._lanes is not None
+        cut = MicroBatches(num_steps, largest=self.micro_batch)
+        places = samples % cut.num_samples * cut.piece + steps % cut.piece
+        order = np.argsort(places, kind="stable")
+        number = np.empty_like(places)  # of the frame among those of its place
+        number[order] = np.arange(len(places)) - np.searchsorted(places[order], places[order])
+        out, jobs = np.empty((len(places), *self.encoder.latent_shape), np.float32), list[Future[None]]()
+        for each in range(number.max(initial=-1) + 1):
+            rows = np.flatnonzero(number == each)
+            given = _laid_out(parameters, rows, places[rows], cut.num_samples * cut.piece)
+            micro = self._host_tensor((cut.num_samples * cut.piece, 1, *frames_FXC.shape[1:])).zero_()
+            micro.numpy()[places[rows], 0] = frames_FXC[rows]
+            job = partial(
+                self._forward, array, {**given, array: micro}, out[:, None], rows, places[rows], slice(0, 1)
+            )
+            jobs.append(self._lanes.submit(job))
+        for job_done in jobs:
+            job_done.result()
+        dtype = getattr(torch, self.encoder.latent_dtype)
+        return torch.from_numpy(out).to(dtype).float()
+
     def prepare(self) -> None:
         """Choose the device and load the weights, the first time."""
         if self._lanes is not None:

@@ -1,7 +1,6 @@
 """The build of one store: finding or claiming its file, filling it, publishing it; alone or with others.
 
-`python -m ups_store.build` and training's on-demand mode both drive `Build`: the one from end to end, by
-`build_store`, the other a few samples at a time while they are used.
+`build_store` drives `Build` from end to end.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ import glob
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 import ups_store
 from ups_store.building.config import BuildConfig
@@ -38,7 +35,6 @@ from ups_store.building.read import read_batches
 from ups_store.building.readers import Readers
 from ups_store.building.staging import Sources
 from ups_store.errors import (
-    BuildLockedError,
     ConfigError,
     CorruptChunkError,
     FormatError,
@@ -76,7 +72,6 @@ def open_build(
     digests: Digests | None = None,
     watcher: Watcher | None = None,
     rank: BuildRank = ALONE,
-    groups_per_batch: int | None = None,
     sources: Sources | None = None,
 ) -> Build:
     """Find the sources of a task and split, and decide what becomes of them; no sample is read or written.
@@ -89,8 +84,6 @@ def open_build(
         digests: Known digests of the sources; by default those beside the stores.
         watcher: Hears how it goes; by default nothing is shown.
         rank: Place of this process among those that build together.
-        groups_per_batch: Samples that are committed at a time, where the configuration leaves that open, in
-            groups of samples that are encoded together; small batches make the first samples come soon.
         sources: Finds them; by default the configuration's, copied first where it says so.
     Raises:
         SourceError: If sources are missing, unreadable, or don't go together.
@@ -98,8 +91,6 @@ def open_build(
     """
     sources = sources or Sources(config, watcher=watcher)
     plan = plan_store(config, task, split, readers=readers, sources=sources).partition_of(rank)
-    if groups_per_batch is not None and plan.batch_size is None:
-        plan = replace(plan, batch_size=groups_per_batch * plan.group_size)
     digests = digests or DigestCache(config.cache.dir, readers=readers)
     return Build(plan, config, digests=digests, readers=readers, watcher=watcher or QuietWatcher(), rank=rank)
 
@@ -116,7 +107,7 @@ class Build(PlannedStore):
         title: Task and split, for people.
         path: Where the store goes.
         num_samples: N; 0 for a split that would be empty.
-        clock: Seconds by stage since `begin`, or `use`.
+        clock: Seconds by stage since `begin`.
         is_reused: Whether `begin` found the store there already.
         is_finished: Whether the store is complete.
     """
@@ -125,15 +116,8 @@ class Build(PlannedStore):
     is_finished = False
     _committer: Committer | None = None
     _store: AnyStore | None = None
-    _committed: npt.NDArray[np.bool_] | None = None
     _filling: Filling | None = None
-    _helps = False
     _has_looked = False
-
-    def use(self, readers: Readers, watcher: Watcher) -> None:
-        """Go on with other readers and another watcher, such as those of another thread."""
-        self._readers, self._watcher, self.clock = readers, watcher, Stopwatch(watcher.waits)
-        self._filling = None
 
     # --- finding and beginning it ------------------------------------------------------------------------
 
@@ -187,13 +171,11 @@ class Build(PlannedStore):
             self._take(decision.store)
         return self.is_reused
 
-    def begin(self, *, overwrite: bool = False, helps: bool = False) -> None:
-        """Find the store; or create its file, continue it, or join the process that builds it.
+    def begin(self, *, overwrite: bool = False) -> None:
+        """Find the store; or create its file, continue it, or join the first of the ranks that build it.
 
         Args:
             overwrite: Whether to build from scratch whatever is there.
-            helps: Whether to join any process that builds it already, and to finish the store should that
-                one end before. Otherwise that is an error, and only the ranks of one command join.
         Raises:
             SourceError: As `identify`.
             IdentityMismatchError: If an unfinished file of another identity holds samples.
@@ -202,11 +184,11 @@ class Build(PlannedStore):
             ConfigError: If there can't be a store in its place.
             StoreError: As `ups_store.create`; kind "no_builder" if local rank 0 never begins.
         """
-        self._helps = helps
         if self.is_reused or (not self._has_looked and self.find(overwrite=overwrite)):
             return
         with self.clock.timed("open"):
-            if self.rank.is_builder and self._become_builder(overwrite=overwrite):
+            if self.rank.is_builder:
+                self._become_builder(overwrite=overwrite)
                 return
         self._committer = _join(self.path, self.identify(), self.config_hash)
         if self._committer is None:
@@ -231,25 +213,18 @@ class Build(PlannedStore):
         path = self._committer.path if self._committer else None
         return path if path is not None and is_in_memory(path) else None
 
-    def _become_builder(self, *, overwrite: bool) -> bool:
-        """Build the store from now on, or find it finished; False where another process builds it."""
-        try:
-            writer = self._open_writer(overwrite=overwrite)
-        except BuildLockedError as error:
-            if not self._helps:
-                raise
-            self._watcher.note(f"{self.title}: {error.found} builds it too; helping")
-            return False
+    def _become_builder(self, *, overwrite: bool) -> None:
+        """Build the store from now on, or find it finished."""
+        writer = self._open_writer(overwrite=overwrite)
         with contextlib.ExitStack() as failing:
             failing.push(writer)
             published = self._published_meanwhile(overwrite=overwrite)
             if published is None:
                 failing.pop_all()
                 self._committer = writer
-                return True
+                return
             files.remove(building_path(self.path))  # while the writer is open no other process builds in it
         self._take(published)
-        return True
 
     def _published_meanwhile(self, *, overwrite: bool) -> AnyStore | None:
         """Open the store if another process has just published it; set a damaged file aside."""
@@ -355,16 +330,6 @@ class Build(PlannedStore):
             pass
         return np.flatnonzero(~self.store.committed)
 
-    def has(self, samples: Samples) -> bool:
-        """Return whether samples are there, by whichever process."""
-        if self._committed is None or not self._committed[samples].all():
-            self._committed = self.store.committed
-        return bool(self._committed[samples].all())
-
-    def num_there(self) -> int:
-        """Return how many samples are there."""
-        return int(self.store.committed.sum())
-
     @property
     def num_committed(self) -> int:
         """How many samples this process has committed."""
@@ -373,7 +338,7 @@ class Build(PlannedStore):
     def fill(self, samples: Samples | None = None) -> None:
         """Read, encode and commit samples; those that are there already are left out.
 
-        Samples that can't be read are skipped where the configuration says so; see `check_complete`.
+        Samples that can't be read are skipped where the configuration says so; `finish` fails then.
 
         Args:
             samples: Their numbers, sorted; by default this process's share of all.
@@ -390,14 +355,6 @@ class Build(PlannedStore):
         except StoreReplacedError:  # the builder had made these too, and has published the store
             if not self.store.committed.all():
                 raise
-
-    def check_complete(self) -> None:
-        """Fail if samples were skipped.
-
-        Raises:
-            UnreadSamplesError: The others are committed.
-        """
-        self.filling.check_complete()
 
     # --- finishing it ------------------------------------------------------------------------------------
 
@@ -416,10 +373,8 @@ class Build(PlannedStore):
         with self.clock.timed("finish"):
             if isinstance(committer, StoreWriter):
                 self._take(self._publish(committer))
-            elif is_in_memory(committer.path) or not self._helps:
-                self._take(wait_for_store(committer.path, self.config_hash))
             else:
-                self._take(self._wait_or_take_over())
+                self._take(wait_for_store(committer.path, self.config_hash))
         return self.store
 
     def _publish(self, writer: StoreWriter) -> AnyStore:
@@ -427,21 +382,6 @@ class Build(PlannedStore):
         self.filling.check_complete()
         self.plan.check_sources()
         return open_store(writer.finish())
-
-    def _wait_or_take_over(self) -> AnyStore:
-        """Wait for the store that another process builds; should that end before, finish it here."""
-        while not is_finished(self.path, self.config_hash):
-            self._watcher.waits("builder")
-            try:
-                writer = self._open_writer()
-            except BuildLockedError:
-                time.sleep(POLL_S)
-                continue
-            with writer:
-                if not is_finished(self.path, self.config_hash):
-                    return self._publish(writer)
-                files.remove(building_path(self.path))
-        return open_any(self.path)
 
     def _take(self, store: AnyStore) -> None:
         self._store, self.is_finished = store, True

@@ -50,6 +50,7 @@ from ups_store.system import files
 
 if TYPE_CHECKING:
     from ups_store.sources.source import Source
+    from ups_store.sources.stores import StoreSource
 
 MAX_MESSAGE_BYTES = 200_000  # what a Unix socket takes at once by default
 _PICKLED_BYTES = 50_000  # of a message, at most what arrays take beside their bytes
@@ -181,7 +182,7 @@ class ReadRequest:
                     raise self._not_finite(name, values, source)
         return ranges
 
-    def _not_finite(self, name: str, cast: npt.NDArray[Any], source: Source) -> SourceError:
+    def _not_finite(self, name: str, cast: npt.NDArray[Any], source: Source | StoreSource) -> SourceError:
         """Return the error about the first sample of the batch that isn't finite."""
         bad = ~np.isfinite(cast).reshape(len(cast), -1)
         row = int(np.flatnonzero(bad.any(axis=1))[0])
@@ -315,7 +316,7 @@ class Reader:
     def __init__(self, report: Callable[[Activity], None] = lambda status: None) -> None:
         self.status = Activity(-1, 0.0, 0.0, "starting")
         self._report = report
-        self._sources: OrderedDict[Any, tuple[Source, FileState]] = OrderedDict()
+        self._sources: OrderedDict[Any, tuple[Source | StoreSource, FileState]] = OrderedDict()
         self._place: Place
 
     def answer(self, request_id: int, load: Callable[[], Request], memory: SlotMemory, slot: int) -> Answer:
@@ -375,7 +376,7 @@ class Reader:
         selection: Selection,
         follow: Path | None = None,
         state: FileState | None = None,
-    ) -> Iterator[Source]:
+    ) -> Iterator[Source | StoreSource]:
         """Give a source, which is opened unless it still is, for the duration of a block."""
         key = (path, task.name if task else None, selection, follow)
         if key not in self._sources:

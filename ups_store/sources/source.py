@@ -43,6 +43,7 @@ from ups_store.sources.hdf5 import (
     translated,
 )
 from ups_store.sources.regions import DatasetExtent, chunk_length, read_hyperslabs
+from ups_store.sources.stores import SUFFIX, StoreSource
 from ups_store.sources.tasks import Task
 from ups_store.sources.values import CastLoss, CfEncoding
 from ups_store.system.paths import check_local
@@ -60,11 +61,11 @@ def open_source(
     follow: str | os.PathLike[str] | None = None,
     is_mapped: bool = False,
     note: Note = lambda name: None,
-) -> Source:
+) -> Source | StoreSource:
     """Open a file whose layout is recognised by what it holds.
 
     Args:
-        path: HDF5 file.
+        path: HDF5 file, or a store (`.zarr.zip`).
         task: What it is meant to be. Without one, any known layout is taken as it is.
         selection: Reduction in space and time, applied while reading.
         follow: Folder below which other files may lie that it takes data from: by external links, external
@@ -83,6 +84,8 @@ def open_source(
     """
     check_local(path)
     path = Path(path)
+    if path.name.endswith(SUFFIX):
+        return StoreSource(path, task=task, selection=selection)
     file = CheckedFile(path, None if follow is None else Path(follow), note)
     try:
         with translated("can't read the structure", path):

@@ -1,4 +1,4 @@
-"""Cutting a pass into batches; items that stand for all."""
+"""Items and frames that stand for all."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ups.data.on_demand.order import batch_ends, count_batches
+from ups.data.fields import evenly_spread
 from ups.data.statistics import frame_items, spread_frames
-from ups.data.windows import evenly_spread
-
-
-@pytest.mark.parametrize(
-    ("num_items", "batch_size", "expected"),
-    [(63, 32, [31, 32]), (64, 32, [32, 32]), (65, 32, [21, 22, 22]), (3, 32, [3]), (0, 4, [0])],
-)
-def test_batches_hold_all_items_and_none_is_too_large(
-    num_items: int, batch_size: int, expected: list[int]
-) -> None:
-    ends = batch_ends(num_items, count_batches(num_items, batch_size))
-    assert np.diff(ends, prepend=0).tolist() == expected
 
 
 @pytest.mark.parametrize(

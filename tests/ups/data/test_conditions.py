@@ -16,11 +16,11 @@ import ups_store
 from ups.conditions import arrays_of, condition_of, conditions_among, has_boundary_values
 from ups.config import load_config
 from ups.data.augment import Draws, Symmetries, augment
+from ups.data.batches import WindowSource
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.data.stores import store_path
-from ups.data.trajectories import open_trajectories
-from ups.data.windows import TaskWindows, WindowSource
+from ups.data.windows import Windows, open_trajectories
 from ups.laws import LAWS
 from ups.train.operator import make_operator_stage
 from ups_store.torch import new_tensor
@@ -64,7 +64,7 @@ def store(tmp_path: Path) -> ups_store.Store:
 
 
 def test_boundary_values_stand_in_the_table_of_a_batch_by_name(store: ups_store.Store) -> None:
-    windows = TaskWindows(store)
+    windows = Windows(store)
     assert windows.parameters == NAMES
     assert windows.parameter_ranges()["bc_left_1"] == (1.0, 2 * N - 1)
     source = WindowSource({"walls1d": windows}, parameters=(*NAMES, "beta"))

@@ -11,7 +11,7 @@ from operator_runs import build
 
 from ups.config import load_config
 from ups.data.fields import Fields
-from ups.data.latent_trajectories import open_latent_fields
+from ups.data.splits import open_latent_fields
 from ups.errors import ConfigError
 from ups_store.errors import StoreNotFoundError
 

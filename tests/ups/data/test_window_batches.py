@@ -12,9 +12,9 @@ from numbered_batches import batch_of
 
 import ups_store
 from ups.data.augment import Draws, Symmetries
-from ups.data.batches import TrainingData
+from ups.data.batches import TrainingData, WindowBatch, WindowSource, augment_windows, window_data
 from ups.data.statistics import measure_state_statistics
-from ups.data.windows import TaskWindows, WindowBatch, WindowSource, augment_windows, window_data
+from ups.data.windows import Windows
 from ups.errors import ConfigError
 from ups_store import ArraySpec
 from ups_store.packed.pack import pack
@@ -63,8 +63,8 @@ def write_steady(path: Path, *, num_samples: int = 10) -> Path:
     return write_store(path, arrays, t=None)
 
 
-def open_windows(path: Path, **options: Any) -> TaskWindows:
-    return TaskWindows(ups_store.open(path), **options)
+def open_windows(path: Path, **options: Any) -> Windows:
+    return Windows(ups_store.open(path), **options)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from small_simulators import configure, make_data
 from trained_baselines import EFFORT, untrained
 
 from ups.config import load_config
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.errors import CheckpointError, ConfigError, MissingExtraError
 from ups.eval.baseline_model import BASELINE, Baseline, load_baseline, save_baseline
 from ups.eval.baseline_spec import check_kinds, network_size

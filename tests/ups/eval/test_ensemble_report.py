@@ -18,7 +18,7 @@ from rich.console import Console
 from small_simulators import configure, make_data, make_simulator
 from torch import Tensor
 
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.errors import ConfigError
 from ups.eval.ensemble_figures import QUANTILES, EnsembleExample, fan_figure, make_example, spaghetti_figure
 from ups.eval.ensembles import seed_of

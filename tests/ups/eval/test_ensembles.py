@@ -12,7 +12,7 @@ import torch
 from small_simulators import configure, make_data
 from torch import Tensor
 
-from ups.data.trajectories import Trajectories, TrajectoryBatch, open_trajectories
+from ups.data.windows import Trajectories, TrajectoryBatch, open_trajectories
 from ups.distributed.ranks import Ranks
 from ups.errors import ConfigError, ShapeError
 from ups.eval.ensembles import (

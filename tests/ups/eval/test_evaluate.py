@@ -16,7 +16,7 @@ from trained_baselines import untrained
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.errors import ConfigError
 from ups.eval.baseline_model import save_baseline
 from ups.eval.evaluate import evaluate

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.data.trajectories import TrajectoryBatch
+from ups.data.windows import TrajectoryBatch
 from ups.errors import ConfigError, GateMissedError
 from ups.eval.ensembles import Climate, EnsembleErrors, measure_ensemble
 from ups.eval.gate_verdicts import GateVerdict, check_gates, judge_number

@@ -12,7 +12,7 @@ from small_simulators import configure, make_data
 from torch import Tensor
 from trained_baselines import train
 
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.eval.forecasters import Persistence, roll_out
 from ups.models.grid_networks import FourierNeuralOperator, NeuraloperatorFNO, neuraloperator_modes
 from ups.nn.spectral import SpectralConv

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import ups
 from ups.config import dump_config, load_config
-from ups.data.trajectories import open_trajectories
+from ups.data.windows import open_trajectories
 from ups.errors import ConfigError, GateMissedError, ShapeError
 from ups.eval.evaluate import evaluate
 from ups.eval.metrics import MetricContext, own_metrics

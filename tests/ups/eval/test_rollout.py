@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from memory_fields import fields_of
 from torch import Tensor
 from typer.testing import CliRunner
 
-from ups.data.fields import Fields, MemoryFields
+from ups.data.fields import Fields, times_of
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.data.statistics import measure_statistics
-from ups.data.trajectories import Trajectories, open_trajectories, times_of
-from ups.data.windows import parameter_table
+from ups.data.windows import Trajectories, open_trajectories, parameter_table
 from ups.errors import ConfigError, ShapeError
 from ups.eval.forecasters import (
     AutoencoderFloor,
@@ -138,7 +138,7 @@ def with_own_times(root: Path, times: np.ndarray, **more: np.ndarray) -> Fields:
     steps = np.arange(6)
     values = [train.read("fields", np.full(6, sample), steps) for sample in range(16)]
     arrays = {"fields": np.stack(values), "nu": train.parameters(np.arange(16))["nu"], **more}
-    return MemoryFields(train.info, arrays, origin="memory", times=times)
+    return fields_of(train.info, arrays, times=times)
 
 
 def test_times_of_every_sample_may_begin_anywhere(root: Path) -> None:
@@ -179,7 +179,6 @@ def test_persistence_repeats_what_was_given(root: Path) -> None:
 
 def test_mean_is_that_of_the_training_frames_only(root: Path) -> None:
     train = open_fields(configure(root), "burgers1d", "train")
-    assert isinstance(train, MemoryFields)
     frames = np.concatenate([train.read("fields", np.arange(16), np.full(16, step)) for step in range(6)])
     forecast = TrainingMean(train).forecast(Start("burgers1d", torch.zeros(2, 32, 1), {}, 0.1), 4)
     assert forecast.shape == (2, 4, 32, 1)

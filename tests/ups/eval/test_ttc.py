@@ -14,7 +14,7 @@ from torch import Tensor
 
 import ups_store
 from ups.config import RunConfig
-from ups.data.trajectories import TrajectoryBatch, open_trajectories
+from ups.data.windows import TrajectoryBatch, open_trajectories
 from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate
 from ups.eval.forecasters import Start

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from memory_fields import fields_of
 
 from ups.config import RunConfig
-from ups.data.field_batches import FrameBatch
-from ups.data.fields import FieldsInfo, MemoryFields
-from ups.data.trajectories import Trajectories
+from ups.data.batches import FrameBatch
+from ups.data.fields import Fields, FieldsInfo
+from ups.data.windows import Trajectories
 from ups.distributed.ranks import ALONE
 from ups.errors import ConfigError
 from ups.eval.forecasters import Persistence
@@ -28,9 +29,9 @@ GRID = GridSpec((8,), (True,), (("fields", 2),))
 CHANNELS = ("density", "velocity")
 
 
-def in_memory(fields: np.ndarray) -> MemoryFields:
+def in_memory(fields: np.ndarray) -> Fields:
     info = FieldsInfo("gas", GRID, CHANNELS, {}, {}, (), steady=False)
-    return MemoryFields(info, {"fields": fields}, origin="memory")
+    return fields_of(info, {"fields": fields})
 
 
 def validation(fields: np.ndarray) -> RolloutValidation:

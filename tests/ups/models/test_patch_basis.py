@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from memory_fields import fields_of
 from torch import Tensor
 
 import ups.data.patch_basis as measuring
-from ups.data.fields import FieldsInfo, MemoryFields
+from ups.data.fields import Fields, FieldsInfo
 from ups.data.patch_basis import measure_bases
 from ups.data.statistics import measure_statistics
 from ups.errors import ConfigError
@@ -26,7 +27,7 @@ PLANE = GridSpec((8, 8), (True, False), (("fields", 1), ("coefficient", 1)))
 BOX = GridSpec((8, 8, 8), (True, True, False), (("fields", 1),))
 
 
-def make_fields(task: str, grid: GridSpec, *, seed: int = 0, num: int = 12) -> MemoryFields:
+def make_fields(task: str, grid: GridSpec, *, seed: int = 0, num: int = 12) -> Fields:
     """Sums of a few smooth waves, of another amplitude and offset in every channel."""
     rng = np.random.default_rng(seed)
     steady = len(grid.channels) > 1
@@ -45,11 +46,11 @@ def make_fields(task: str, grid: GridSpec, *, seed: int = 0, num: int = 12) -> M
     arrays |= {name: frames(num, channels) for name, channels in grid.channels[1:]}
     names = tuple(f"u{channel}" for channel in range(grid.channels[0][1]))
     info = FieldsInfo(task, grid, names, {}, {}, (), steady)
-    return MemoryFields(info, arrays, origin="test")
+    return fields_of(info, arrays)
 
 
 def make_model(
-    fields: Mapping[str, MemoryFields],
+    fields: Mapping[str, Fields],
     *,
     latent_dim: int,
     num_tokens: int,
@@ -80,8 +81,8 @@ def make_model(
     return model.eval()
 
 
-def frames_of(fields: MemoryFields, array: str = "fields") -> Tensor:
-    values = fields._arrays[array]
+def frames_of(fields: Fields, array: str = "fields") -> Tensor:
+    values = fields.store.gather(fields.samples, [array])[array]
     return torch.from_numpy(values.reshape(-1, *fields.info.grid.points, values.shape[-1]))
 
 

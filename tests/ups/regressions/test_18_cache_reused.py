@@ -44,7 +44,7 @@ def trained(run: Path, *overrides: str) -> tuple[float, list[str]]:
 
 
 def test_stage_says_whether_its_latents_were_there(run: Path) -> None:
-    assert trained(run)[0] == 0.0  # made on demand
+    assert trained(run)[0] == 0.0  # built before the first step
     build_latents(load_config(run), config_path=run, overrides=[], is_first=True)
     assert trained(run)[0] == 1.0
     Path("latents/burgers1d_val.zarr.zip").unlink()

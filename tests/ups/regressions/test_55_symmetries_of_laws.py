@@ -8,7 +8,7 @@ import torch
 from ups.config import RunConfig, load_config
 from ups.config.stage_keys import stage_keys
 from ups.data.augment import Draws
-from ups.data.windows import WindowBatch, augment_windows_of
+from ups.data.batches import WindowBatch, augment_windows_of
 from ups.grid import GridSpec
 from ups.laws import Laws
 from ups.trained.specs import SimulatedTask

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import rank_training
 import torch
-from on_demand_helpers import build, make_folder
+from cache_runs import build, make_folder
 from rank_processes import rank_variables, start, wait
 from rank_training import TRAINERS, Waves, baseline_trainer, make_config
 

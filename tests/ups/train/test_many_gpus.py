@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_demand_helpers import build, make_folder
+from cache_runs import build, make_folder
 from operator_runs import own_copy, shared_run
 from rank_training import CPU, Waves, make_config, operator_trainer, patched
 from test_distributed import run_ranks, steps_of

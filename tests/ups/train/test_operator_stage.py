@@ -57,7 +57,7 @@ def batches_of_epoch(run: Path) -> tuple[list[Any], str]:
         stage = make_operator_stage(config, device=CPU)
     batches = list(stage.loader)
     stage.close()
-    (line,) = [note for note in notes if "latents reused" in note]
+    (line,) = [note for note in notes if ": latents " in note]
     return batches, line
 
 

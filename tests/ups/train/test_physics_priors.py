@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ups.config import load_config
 from ups.config.training import LawsConfig, PhysicsPriorsConfig
-from ups.data.windows import WindowBatch
+from ups.data.batches import WindowBatch
 from ups.errors import ConfigError
 from ups.laws import EQUATIONS, PRIORS, Laws, Prior
 from ups.physics.priors import TaskPhysics, prior_losses

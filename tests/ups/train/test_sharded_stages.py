@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_demand_helpers import build, make_folder
+from cache_runs import build, make_folder
 from rank_processes import rank_variables, start, wait
 from rank_sharding import BETWEEN, STEPS, Run, add_operator, main, stage_of, validate_copies
 

@@ -22,9 +22,9 @@ from operator_runs import build, made_once
 import ups
 import ups_store
 from ups.config import RunConfig, load_config
-from ups.data.residuals import held_out
+from ups.data.cached import held_out
 from ups.data.solvers import make_dataset
-from ups.data.trajectories import TrajectoryBatch
+from ups.data.windows import TrajectoryBatch
 from ups.errors import CheckpointError, ConfigError, GateMissedError, MissedGatesWarning
 from ups.eval.ensembles import Climate, ensemble_numbers, measure_ensemble
 from ups.eval.evaluate import evaluate_run

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from cache_runs import make_folder
 from numbered_batches import batch_of
-from on_demand_helpers import make_folder
 from test_trainer import CPU, Regression, Rows, make_config, records, train
 from torch import Tensor, nn
 

@@ -1,7 +1,8 @@
-"""Two small tasks, an encoder for both, and a run's configuration, for tests of on-demand mode."""
+"""Two small tasks, an encoder for both, and a run's configuration, for tests of `training.cache_mode`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import h5py
@@ -10,10 +11,10 @@ import torch
 from quiet import Quiet
 
 from ups.config import RunConfig, load_config
-from ups.data.batches import TrainingData
-from ups.data.on_demand.opening import open_training_windows
+from ups.data.batches import TrainingData, WindowSource
+from ups.data.latents import open_latent_windows
 from ups.data.solvers import make_dataset
-from ups.data.windows import WindowSource
+from ups.data.stores import Store
 from ups.grid import GridSpec
 from ups.trained.autoencoder import Autoencoder, save_autoencoder
 from ups.trained.specs import AutoencoderSpec, TaskSpec
@@ -98,8 +99,10 @@ def configure(folder: Path, *overrides: str) -> RunConfig:
     return load_config(folder / "run.yaml", overrides=[*paths, *overrides])
 
 
-def open_windows(folder: Path, *overrides: str, seed: int = 0) -> TrainingData[WindowSource]:
-    return open_training_windows(
+def open_windows(
+    folder: Path, *overrides: str, seed: int = 0, made: Mapping[str, Store] | None = None
+) -> TrainingData[WindowSource]:
+    return open_latent_windows(
         configure(folder, *overrides),
         "train",
         autoencoder_path=checkpoint(folder),
@@ -107,6 +110,7 @@ def open_windows(folder: Path, *overrides: str, seed: int = 0) -> TrainingData[W
         horizon=HORIZON,
         seed=seed,
         device="cpu",
+        made=made,
     )
 
 

@@ -1,1 +1,0 @@
-"""Latents that are made while they are trained on: `opening.open_training_windows`."""
