@@ -341,7 +341,7 @@ class PairBuild(CachedStore):
         if self.sampling.sampler == "adaptive":
             how = f"adaptive to {self.sampling.tolerance:g}"
         logger.info(f"{self.path}: the teacher draws {self.num_pairs} residuals, {how}")
-        state = residuals.arrays[GIVEN].shape[1:]
+        state = tuple(residuals.arrays[GIVEN].shape[1:])
         noise = {NOISE: ups_store.ArraySpec((self.num_pairs, *state), "float32")}
         with self._writer(self.num_pairs, state, len(teacher.spec.parameters), noise) as writer:
             missing = writer.missing()

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import DistError, TCPStore
+from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
 import ups_store
@@ -278,7 +278,7 @@ _numbers = itertools.count()  # of the stores in memory that this process has bu
 
 
 @cache
-def _meeting() -> TCPStore:
+def _meeting() -> Any:
     """Where ranks leave word before they join; kept as long as the process, which may serve it to others."""
-    store: TCPStore = next(rendezvous("env://", timeout=timedelta(seconds=_MEETING_S)))[0]
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_MEETING_S)))
     return store
