@@ -84,11 +84,9 @@ def run_stage(
             if config.stage(name).budget is None:  # which says the number of steps only later
                 state.check_config(config, stage=name)
         places: dict[str, Any] = {"autoencoder_path": config.autoencoder_path, "device": training.device}
-        built_s = time.perf_counter()
         with clock.phase("cache"), before_steps(name, saved, restart=restart):
             latents = make_latents(config, check_data=check_data, **places)
-        built_s = time.perf_counter() - built_s
-        clock.take({CACHE_MINUTES: clock.metrics[CACHE_MINUTES] + built_s / 60})
+        clock.take({CACHE_MINUTES: clock.metrics["startup/cache_sec"] / 60})
     with (
         joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
         matmul_precision(training.matmul_precision),
