@@ -116,7 +116,7 @@ def test_configuration_is_a_word_a_flag_or_that_of_a_variable(
 
 def test_dry_run_lists_nodes_and_writes_nothing() -> None:
     check = Node("check", "validation", (), dict, command=lambda restart: ["false"])
-    found = result(make_graph(extra=(check,)), [], dry_run=True)
+    found = result(make_graph(extra=(check,)), dry_run=True)
     plan = {"first": "run", "second": "unknown", "third": "unknown", "check": "run"}
     assert found["plan"] == plan
     assert sorted(path.name for path in Path().iterdir()) == ["input.txt"]
@@ -152,7 +152,7 @@ def test_sigterm_goes_to_the_node_and_the_run_says_that_it_was_stopped() -> None
 
 
 def test_second_run_of_a_folder_is_refused_while_the_first_works(notes: list[str]) -> None:
-    first, second, notes = RunFolder(Path("run")), RunFolder(Path("run")), []
+    first, second = RunFolder(Path("run")), RunFolder(Path("run"))
     with (
         first.locked(),
         pytest.raises(UpsError, match=f"process {os.getpid()} of") as caught,

@@ -22,7 +22,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from ups.locks import locked
-with locked(Path(sys.argv[1]), note=print):
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
