@@ -27,6 +27,7 @@ HOW_TO_HAVE_OPERATOR, HOW_TO_HAVE_TEACHER = (
     f"train it with `ups train --stage {stage.name}`, or name one by {stage.makes[0].key}"
     for stage in (stages.OPERATOR, stages.CORRECTOR)
 )
+HOW_TO_HAVE_ENCODER = "train it with `--stage autoencoder`, or operator.state=fields does without"
 _SHOWN = 12  # digits of a hash
 
 

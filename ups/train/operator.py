@@ -36,6 +36,7 @@ from ups.grid import FIELDS
 from ups.log import logger
 from ups.losses import LossContext, check_losses, loss_weights, rollout_losses
 from ups.train.flops import count_flops
+from ups.train.given_models import HOW_TO_HAVE_ENCODER
 from ups.train.operator_spec import make_spec, window_parameters
 from ups.train.physics_priors import PhysicsBatch, PhysicsPriors, check_floors, make_priors
 from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
@@ -366,7 +367,7 @@ def load_autoencoder_of(config: RunConfig, path: Path, device: torch.device) -> 
         CheckpointError: If there is none, or it is damaged.
         ConfigError: Kinds "other_task", "latent_size".
     """
-    with hinting_where_missing("train it with `--stage autoencoder`, or operator.state=fields does without"):
+    with hinting_where_missing(HOW_TO_HAVE_ENCODER):
         autoencoder = load_autoencoder(path, device=str(device))
     for task in config.data.tasks:
         check_task(autoencoder.spec, task, path)

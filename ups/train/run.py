@@ -22,6 +22,7 @@ from ups.train.best import LOST_WEIGHTS, export
 from ups.train.budget import within_budget
 from ups.train.checks import builds_fields, builds_latents
 from ups.train.distributed import check_num_ranks, joined_ranks
+from ups.train.given_models import HOW_TO_HAVE_ENCODER
 from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
 from ups.train.memory import saying_what_takes_memory
@@ -33,6 +34,7 @@ from ups.train.switches import check_switches
 from ups.train.tracking import CACHE_MINUTES
 from ups.train.trainer import Trainer
 from ups.train.unused import unused_settings
+from ups.trained.checkpoint import hinting_where_missing
 
 
 def run_stage(
@@ -84,7 +86,11 @@ def run_stage(
             if config.stage(name).budget is None:  # which says the number of steps only later
                 state.check_config(config, stage=name)
         places: dict[str, Any] = {"autoencoder_path": config.autoencoder_path, "device": training.device}
-        with clock.phase("cache"), before_steps(name, saved, restart=restart):
+        with (
+            clock.phase("cache"),
+            before_steps(name, saved, restart=restart),
+            hinting_where_missing(HOW_TO_HAVE_ENCODER),
+        ):
             latents = make_latents(config, check_data=check_data, **places)
         clock.take({CACHE_MINUTES: clock.metrics["startup/cache_sec"] / 60})
     with (
