@@ -211,7 +211,7 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, kind: str = OPERATO
         ConfigError: If it is no configuration of today, or an override is wrong.
     """
     values = dict(read_document(checkpoint, kind=kind)["config"])
-    if "evaluation" in values:  # metrics are code, which a file shall not import by itself
+    if isinstance(values.get("evaluation"), dict):  # metrics are code, which a file doesn't import by itself
         values["evaluation"] = {**values["evaluation"], "metrics": ()}
     return load_config(values, overrides=overrides, name=f"the configuration in {checkpoint}")
 
