@@ -211,7 +211,7 @@ def evaluate(
         report = _evaluate_task(config, rows, trajectories, split, members, seed, own, is_latent=is_latent)
         tasks.append(replace(report, protocol=" ".join(filter(None, (report.protocol, warning)))))
     logs = runs[0].logs
-    seconds: dict[str, float] = defaultdict(float, phases or {})
+    seconds: dict[str, float] = defaultdict(float)
     for run in runs:  # all seeds together
         for stage in run.logs:
             seconds[stage.stage] += stage.seconds
@@ -222,7 +222,7 @@ def evaluate(
         title=f"{', '.join(config.data.tasks)}: evaluation on {split}",
         tasks=tasks,
         split=split,
-        seconds={**seconds, "evaluation": time.perf_counter() - began},
+        seconds={**(phases or {}), **seconds, "evaluation": time.perf_counter() - began},
         stages=logs,
         data_wait_share=data_wait_share(logs),
         config=config.model_dump(mode="json"),

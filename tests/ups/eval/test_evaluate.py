@@ -113,9 +113,11 @@ def test_report_tells_the_seconds_of_every_phase(root: Path) -> None:
     config = configure(root)
     baseline = untrained(root)
     baseline.log = StageLog("fno", 12.0, 2.0, 9.0, 0.0, 1, 32)
-    report = evaluate(config, [Run(make_simulator(config), baselines=[baseline])], phases={"data": 2.5})
+    phases = {"data": 2.5, "fno_samples burgers1d": 1.0}  # of the last one the log says more
+    report = evaluate(config, [Run(make_simulator(config), baselines=[baseline])], phases=phases)
     assert list(report.seconds) == ["data", "fno_samples burgers1d", "evaluation"]
     assert report.seconds["data"] == 2.5
+    assert report.seconds["fno_samples burgers1d"] == 12.0
     assert report.data_wait_share is None
 
 
