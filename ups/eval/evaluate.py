@@ -183,11 +183,15 @@ def evaluate(
         phases: Seconds of what happened before, by name, for the report.
 
     Raises:
-        ConfigError: Kinds "members", "other_grid", "other_task", those of `open_trajectories`, such as
-            "empty_split" and "horizon", and of metrics of one's own.
+        ConfigError: Kinds "same_seed", "members", "other_grid", "other_task", those of `open_trajectories`,
+            such as "empty_split" and "horizon", and of metrics of one's own.
         ups_store.StoreError: If the data can't be read.
     """
     began = time.perf_counter()
+    if len(seeds := [run.seed for run in runs]) > len({*seeds}):
+        raise ConfigError(
+            "runs of one row", kind="same_seed", expected="a seed of its own for each", found=seeds
+        )
     members = config.evaluation.members if members is None else members
     if members is not None:
         check_members(members)

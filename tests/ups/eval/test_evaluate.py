@@ -132,6 +132,13 @@ def test_protocol_says_what_was_given_and_that_the_truth_conserves_its_mean(root
 # --- what is refused -----------------------------------------------------------------------------------
 
 
+def test_runs_of_one_seed_are_refused_instead_of_one_being_lost(root: Path) -> None:
+    config = configure(root)
+    with pytest.raises(ConfigError, match="a seed of its own") as caught:
+        evaluate(config, [Run(make_simulator(config)), Run(make_simulator(config))])
+    assert caught.value.kind == "same_seed"
+
+
 def test_task_that_the_operator_does_not_know_is_refused(root: Path) -> None:
     simulator = make_simulator(configure(root))
     with pytest.raises(ConfigError, match="wasn't trained for this task") as caught:
