@@ -399,6 +399,17 @@ def test_compare_trains_with_no_code_that_a_checkpoint_names(
     assert "theirs.code" not in sys.modules
 
 
+def test_stages_of_ones_own_that_a_checkpoint_names_need_no_code_to_use_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    tensors, document = load_checkpoint(folder / "checkpoints" / "operator.safetensors", kind=OPERATOR)
+    stages = {**document["config"]["stages"], "polish": {"epochs": 5}}
+    config = {**document["config"], "code": ["mylab.stages"], "stages": stages}
+    save_checkpoint(tmp_path / "operator", tensors, kind=OPERATOR, document={**document, "config": config})
+    done = run("evaluate", "--checkpoint", tmp_path / "operator", "--out", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+
+
 def test_configuration_in_a_checkpoint_that_is_none_is_a_typed_error(folder: Path, tmp_path: Path) -> None:
     tensors, document = load_checkpoint(folder / "checkpoints" / "operator.safetensors", kind=OPERATOR)
     config = {**document["config"], "evaluation": None}
