@@ -11,7 +11,7 @@ the token grid, P points, Q parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -238,14 +238,18 @@ def loss_weights(training: TrainingConfig) -> dict[str, float]:
     return {training.rollout_loss: 1.0} | {name: weight for name, weight in weights.items() if weight}
 
 
-def check_losses(training: TrainingConfig) -> None:
+def check_losses(training: TrainingConfig, *, allow_code: str | Iterable[str] | None = None) -> None:
     """Find every loss of `training.losses`, importing the modules that they name.
+
+    Args:
+        allow_code: See `Registry.find`.
 
     Raises:
         ConfigError: Kinds "unknown_loss", "no_code".
+        CheckpointError: As `Registry.find`.
     """
     for name in training.losses:
-        register_loss.find(name)
+        register_loss.find(name, allow_code=allow_code)
 
 
 def rollout_losses(

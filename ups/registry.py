@@ -68,12 +68,12 @@ class Registry(Generic[Thing]):
         if name in self._known:
             return self._known[name]
         module, colon, attribute = name.partition(":")
-        if not colon:
+        if not colon or not module or module.startswith("."):
             hint = (
                 did_you_mean(name, self.names())
-                or f"write yours as module:attribute, such as mylab.model:{name}"
+                or f"write yours as module:attribute, such as mylab.model:{attribute or name}"
             )
-            expected = f"one of {', '.join(self.names())}"
+            expected = f"one of {', '.join(self.names())}" if self.names() else "module:attribute"
             kind = f"unknown_{self.noun}"
             raise ConfigError(f"{self.key}", kind=kind, expected=expected, found=repr(name), hint=hint)
         if module not in sys.modules:

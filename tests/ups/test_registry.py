@@ -41,6 +41,10 @@ def test_an_unknown_name_lists_what_is_known_and_how_to_name_ones_own(things: Re
         things.find("sobolev")
     assert caught.value.kind == "unknown_loss"
     assert "mylab.model:sobolev" in str(caught.value)
+    for name in (":sobolev", ".mylab:sobolev"):  # which no module can be called
+        with pytest.raises(ConfigError, match=r"mylab\.model:sobolev") as caught:
+            things.find(name, allow_code=())
+        assert caught.value.kind == "unknown_loss"
     with pytest.raises(ConfigError, match="no_such_module") as caught:
         things.find("no_such_module:f")
     assert caught.value.kind == "no_code"

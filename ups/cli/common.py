@@ -79,7 +79,7 @@ AllowCode = Annotated[
         "--allow-code",
         metavar="MODULE",
         callback=_allow_code,
-        help="import it where a checkpoint names an operator of it; repeatable",
+        help="import it where a checkpoint names code of it; repeatable",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout")]

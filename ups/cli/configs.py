@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated
@@ -52,6 +53,8 @@ def operator(
 ) -> None:
     """Print the keys of an operator's `operator.config`; without a name, which operators there are."""
     with importing():
+        from pydantic_core import to_jsonable_python
+
         from ups.models.operator_size import TOKEN_UNET
         from ups.models.operators import config_section, operators
     if name is None:
@@ -62,8 +65,10 @@ def operator(
         return
     print_lines("operator:", f"  name: {name}", "  config:")
     for key, field in config_section(name).model_fields.items():
-        default = "null" if field.default is None else str(field.default)
-        print_lines(f"    {key}: {default}  # {field.description or ''}".rstrip("# "))
+        default = field.get_default(call_default_factory=True)
+        shown = "" if field.is_required() else f" {json.dumps(to_jsonable_python(default))}"
+        about = "; ".join(filter(None, ("needed" if field.is_required() else "", field.description)))
+        print_lines(f"    {key}:{shown}  # {about}" if about else f"    {key}:{shown}")
 
 
 def _first_sentence(file: Path) -> str:

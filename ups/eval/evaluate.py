@@ -183,11 +183,15 @@ def evaluate(
         phases: Seconds of what happened before, by name, for the report.
 
     Raises:
-        ConfigError: Kinds "members", "other_grid", "other_task", those of `open_trajectories`, such as
-            "empty_split" and "horizon", and of metrics of one's own.
+        ConfigError: Kinds "same_seed", "members", "other_grid", "other_task", those of `open_trajectories`,
+            such as "empty_split" and "horizon", and of metrics of one's own.
         ups_store.StoreError: If the data can't be read.
     """
     began = time.perf_counter()
+    if len(seeds := [run.seed for run in runs]) > len({*seeds}):
+        raise ConfigError(
+            "runs of one row", kind="same_seed", expected="a seed of its own for each", found=seeds
+        )
     members = config.evaluation.members if members is None else members
     if members is not None:
         check_members(members)
@@ -211,7 +215,7 @@ def evaluate(
         report = _evaluate_task(config, rows, trajectories, split, members, seed, own, is_latent=is_latent)
         tasks.append(replace(report, protocol=" ".join(filter(None, (report.protocol, warning)))))
     logs = runs[0].logs
-    seconds: dict[str, float] = defaultdict(float, phases or {})
+    seconds: dict[str, float] = defaultdict(float)
     for run in runs:  # all seeds together
         for stage in run.logs:
             seconds[stage.stage] += stage.seconds
@@ -222,7 +226,7 @@ def evaluate(
         title=f"{', '.join(config.data.tasks)}: evaluation on {split}",
         tasks=tasks,
         split=split,
-        seconds={**seconds, "evaluation": time.perf_counter() - began},
+        seconds={**(phases or {}), **seconds, "evaluation": time.perf_counter() - began},
         stages=logs,
         data_wait_share=data_wait_share(logs),
         config=config.model_dump(mode="json"),

@@ -2,8 +2,8 @@
 
 Functions take predictions p and truths y, both (B, T, X..., C) in physical units and float64. PDEBench's
 metrics follow their definitions (Takamoto et al. 2022, arXiv:2210.07182, appendix B). A metric of one's own
-is a function under `@ups.metric`, named by `evaluation.metrics`. Letters: B trajectories, T time steps, X the
-axes of the grid, C channels, K wave numbers or shells, N means over trajectories.
+is a function under `@register_metric`, named by `evaluation.metrics`. Letters: B trajectories, T time steps,
+X the axes of the grid, C channels, K wave numbers or shells, N means over trajectories.
 """
 
 from __future__ import annotations

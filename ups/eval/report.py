@@ -1,6 +1,7 @@
 """A report of an evaluation: rows of errors beside their baselines, as JSON, CSV, a page, and in a terminal.
 
-The page (`page.html.j2`) holds its pictures, and `figures/` beside it has every figure as SVG, PDF and CSV.
+The page (`page.html.j2`) holds its pictures, and `figures/` beside it has every figure as SVG and PDF, and
+a CSV of its lines.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ups.eval.baseline_model import Baseline, load_baseline
 from ups.eval.forecasters import missed_by
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.log import logger, prefixed, quiet
-from ups.stages import BASELINES
+from ups.stages import BASELINES, STAGES
 from ups.trained.checkpoint import hash_tensors, missing_checkpoint, read_document
 from ups.trained.corrected import CorrectedSimulator, candidate_of, load_corrected
 from ups.trained.prior import SteadyPrior, load_prior
@@ -206,13 +206,17 @@ def join_alike(runs: Sequence[Run], others: Sequence[Run]) -> tuple[list[Run], l
 def config_of(checkpoint: Path, overrides: Sequence[str], *, kind: str = OPERATOR) -> RunConfig:
     """Read the configuration that a checkpoint, by default an operator's, was made with, with overrides.
 
+    It is without metrics of one's own, and without stages whose code isn't imported.
+
     Raises:
         CheckpointError: If there is no such checkpoint, or it is damaged.
         ConfigError: If it is no configuration of today, or an override is wrong.
     """
     values = dict(read_document(checkpoint, kind=kind)["config"])
-    if "evaluation" in values:  # metrics are code, which a file shall not import by itself
+    if isinstance(values.get("evaluation"), dict):  # metrics are code, which a file doesn't import by itself
         values["evaluation"] = {**values["evaluation"], "metrics": ()}
+    if values.get("code") and isinstance(stages := values.get("stages"), dict):  # so are stages of one's own
+        values["stages"] = {name: keys for name, keys in stages.items() if name in STAGES}
     return load_config(values, overrides=overrides, name=f"the configuration in {checkpoint}")
 
 

@@ -81,10 +81,7 @@ class StageLog:
 
 
 def read_stage_logs(config: RunConfig) -> list[StageLog]:
-    """The stages of a run that left a log, in the order of training.
-
-    Args:
-    """
+    """The stages of a run that left a log, in the order of training."""
     found = []
     for stage in STAGES:  # in the order in which they are trained
         path = log_path(config, stage)
@@ -110,10 +107,7 @@ def data_wait_share(logs: Sequence[StageLog]) -> float | None:
     return sum(log.data_wait_s for log in logs) / seconds if seconds > 0 else None
 
 
-def _last_training(
-    path: Path,
-    stage: str,
-) -> list[dict[str, Any]]:
+def _last_training(path: Path, stage: str) -> list[dict[str, Any]]:
     """Records of a stage since it last began from scratch; a line that was cut off is left out."""
     records: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):

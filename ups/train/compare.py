@@ -22,6 +22,8 @@ from ups.eval.runs import baseline_path, open_others, open_runs, opened
 from ups.eval.split_uses import daily_split
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.log import logger, quiet
+from ups.losses import check_losses
+from ups.models.operators import dotted_name
 from ups.train.budget import ROUNDS, ratio_of, step_seconds, without_preparing
 from ups.train.stage import Stage, StageStart, make_stage
 from ups.train.train_baselines import config_of_baseline, obtain_baseline
@@ -61,6 +63,9 @@ def compare_run(
     wanted, limits = check_kinds(kinds), check_limits(by)
     runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds)
     configs = [opened(run)[0] for run in runs]
+    if config_path is None:  # the checkpoint's, whose code is that of others
+        check_losses(configs[0].training, allow_code=())
+        dotted_name(configs[0].operator.name, allow_code=())
     others = open_others(also, configs[0], runs[0].operator)
     which = daily_split(split, configs[0].evaluation.split)
     tasks, all_logs = configs[0].data.tasks, [read_stage_logs(config) for config in configs]

@@ -35,6 +35,7 @@ _DTYPES = {  # PyTorch's names, and those of safetensors
     **{"complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
 }
 _MOST_NAMED = 5  # tensors in one message
+_MOST_SHOWN = 200  # characters of what safetensors says, which may be a tensor's name
 _METADATA_KEY = "ups"
 # Where shards begin, as PyTorch's distributed checkpoints read it from safetensors files.
 _SHARDING_KEY, _OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
@@ -413,7 +414,7 @@ def _read_header(path: Path, *, kind: str | None = None) -> tuple[dict[str, Any]
         with safe_open(path, framework="np"):
             return header, start
     except SafetensorError as error:
-        raise _not_ours(path, str(error).rpartition("header: ")[2]) from error
+        raise _not_ours(path, str(error).rpartition("header: ")[2][:_MOST_SHOWN]) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise _not_ours(path, "its header isn't that of safetensors") from error
 

@@ -341,7 +341,7 @@ def load_corrected(
         autoencoder = Autoencoder(inner) if inner else None
         return CorrectedSimulator(Simulator(spec, autoencoder, allow_code=allow_code), corrector)
 
-    return filled(build, tensors, path=path, device=device, is_trusted="name" in spec.operator)
+    return filled(build, tensors, path=path, device=device, is_trusted=":" in spec.operator.get("name", ""))
 
 
 def _check_bound(path: str | os.PathLike[str], *, found: str, corrector: CorrectorSpec) -> None:

@@ -91,7 +91,7 @@ def filled(
 
     Args:
         build: Makes it as its specification says, with any weights.
-        is_trusted: Whether a constructor of others is called, with as many temporary tensors as it likes.
+        is_trusted: Whether a constructor of others is called, which may make as many tensors as it likes.
 
     Raises:
         CheckpointError: Kind "no_spec", if the specification describes no model, or one larger than the file.

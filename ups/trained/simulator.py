@@ -253,5 +253,5 @@ def load_simulator(
         tensors,
         path=path,
         device=device,
-        is_trusted="name" in spec.operator,
+        is_trusted=":" in spec.operator.get("name", ""),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -373,6 +374,48 @@ def test_compare_has_all_baselines_at_all_budgets(folder: Path, tmp_path: Path) 
     rows = json.loads((tmp_path / "less" / "report.json").read_text())["rows"]
     assert list(rows)[:3] == ["operator", "fno_flops", "persistence"]
     assert "--by: expected flops or samples or seconds" in run("compare", *given, "--by", "steps").stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"training": {"losses": {"theirs.code:f": 1.0}}}, {"operator": {"name": "theirs.code:f", "config": {}}}],
+    ids=["loss", "operator"],
+)
+def test_compare_trains_with_no_code_that_a_checkpoint_names(
+    folder: Path, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPS_ALLOW_CODE", "")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "code.py").touch()
+    monkeypatch.chdir(tmp_path)
+    tensors, document = load_checkpoint(folder / "checkpoints" / "operator.safetensors", kind=OPERATOR)
+    config = document["config"]
+    for section, values in given.items():
+        config = {**config, section: {**config[section], **values}}
+    save_checkpoint(tmp_path / "operator", tensors, kind=OPERATOR, document={**document, "config": config})
+    budgets = ["--by", "samples", "--budget-samples", "32"]
+    done = run("compare", "--checkpoint", tmp_path / "operator", *budgets)
+    assert "--allow-code theirs.code" in done.stderr
+    assert "theirs.code" not in sys.modules
+
+
+def test_stages_of_ones_own_that_a_checkpoint_names_need_no_code_to_use_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    tensors, document = load_checkpoint(folder / "checkpoints" / "operator.safetensors", kind=OPERATOR)
+    stages = {**document["config"]["stages"], "polish": {"epochs": 5}}
+    config = {**document["config"], "code": ["mylab.stages"], "stages": stages}
+    save_checkpoint(tmp_path / "operator", tensors, kind=OPERATOR, document={**document, "config": config})
+    done = run("evaluate", "--checkpoint", tmp_path / "operator", "--out", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+
+
+def test_configuration_in_a_checkpoint_that_is_none_is_a_typed_error(folder: Path, tmp_path: Path) -> None:
+    tensors, document = load_checkpoint(folder / "checkpoints" / "operator.safetensors", kind=OPERATOR)
+    config = {**document["config"], "evaluation": None}
+    save_checkpoint(tmp_path / "operator", tensors, kind=OPERATOR, document={**document, "config": config})
+    done = run("evaluate", "--checkpoint", tmp_path / "operator")
+    assert "evaluation: expected keys and values" in done.stderr
 
 
 def test_compare_refuses_another_operator_before_it_trains_baselines(folder: Path, tmp_path: Path) -> None:

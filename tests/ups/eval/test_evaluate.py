@@ -113,9 +113,11 @@ def test_report_tells_the_seconds_of_every_phase(root: Path) -> None:
     config = configure(root)
     baseline = untrained(root)
     baseline.log = StageLog("fno", 12.0, 2.0, 9.0, 0.0, 1, 32)
-    report = evaluate(config, [Run(make_simulator(config), baselines=[baseline])], phases={"data": 2.5})
+    phases = {"data": 2.5, "fno_samples burgers1d": 1.0}  # of the last one the log says more
+    report = evaluate(config, [Run(make_simulator(config), baselines=[baseline])], phases=phases)
     assert list(report.seconds) == ["data", "fno_samples burgers1d", "evaluation"]
     assert report.seconds["data"] == 2.5
+    assert report.seconds["fno_samples burgers1d"] == 12.0
     assert report.data_wait_share is None
 
 
@@ -128,6 +130,13 @@ def test_protocol_says_what_was_given_and_that_the_truth_conserves_its_mean(root
 
 
 # --- what is refused -----------------------------------------------------------------------------------
+
+
+def test_runs_of_one_seed_are_refused_instead_of_one_being_lost(root: Path) -> None:
+    config = configure(root)
+    with pytest.raises(ConfigError, match="a seed of its own") as caught:
+        evaluate(config, [Run(make_simulator(config)), Run(make_simulator(config))])
+    assert caught.value.kind == "same_seed"
 
 
 def test_task_that_the_operator_does_not_know_is_refused(root: Path) -> None:

@@ -223,6 +223,20 @@ def test_its_memory_is_counted_without_computing(run: Path) -> None:
 def test_keys_of_an_operator_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_verb(["configs", "operator", "mylab.model:Slices"])
     assert "    slices: 8  # slices that attend to each other" in capsys.readouterr().out
+    Path("mylab/keys.py").write_text(
+        "import torch, ups\n"
+        "class Net(torch.nn.Module):\n"
+        "    class Config(ups.Section):\n"
+        "        width: int\n"
+        "        depths: tuple[int, ...] = (1, 2)\n"
+        "        residual: bool = ups.key(True, 'whether it adds')\n"
+    )
+    run_verb(["configs", "operator", "mylab.keys:Net"])
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        "    width:  # needed",
+        "    depths: [1, 2]",
+        "    residual: true  # whether it adds",
+    ]
     run_verb(["configs", "operator"])
     assert "fno_neuraloperator" in capsys.readouterr().out
 

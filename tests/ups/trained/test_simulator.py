@@ -299,6 +299,20 @@ def test_boundary_types_survive_the_checkpoint_and_change_the_prediction(tmp_pat
         torch.testing.assert_close(loaded.rollout(coefficient, 1, task="darcy2d"), expected, rtol=0, atol=0)
 
 
+def test_operator_with_a_name_is_built_no_larger_than_its_file(tmp_path: Path) -> None:
+    spec = make_simulator("fields").spec
+    named = {"name": "fno", "config": {"width": 8, "modes": 2, "depth": 1}}
+    line = dataclasses.replace(spec, tasks={"burgers1d": spec.tasks["burgers1d"]}, operator=named)
+    save_simulator(tmp_path / "small", Simulator(line), config={}, report={})
+    assert load_simulator(tmp_path / "small").spec.operator == named
+    tensors, document = load_checkpoint(tmp_path / "small", kind="operator")
+    document["spec"]["operator"]["config"]["width"] = 1 << 20
+    save_checkpoint(tmp_path / "large", tensors, kind="operator", document=document)
+    with pytest.raises(CheckpointError, match="weights of") as caught:
+        load_simulator(tmp_path / "large")
+    assert caught.value.kind == "no_spec"
+
+
 def test_checkpoint_without_boundary_types_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     tensors, document = load_checkpoint(checkpoint, kind="operator")
     for task in document["spec"]["tasks"].values():
