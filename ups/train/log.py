@@ -126,9 +126,9 @@ class RunLog:
             self._unrecorded.append(text)
 
     def epoch(self, number: int, total: int, values: dict[str, float]) -> None:
-        """Show the end of an epoch on the terminal."""
+        """Say the end of an epoch."""
         shown = "  ".join(f"{name} {value:.{_SHOWN_DIGITS}g}" for name, value in values.items())
-        logger.info(f"{self._stage} epoch {number}/{total}  {shown}")
+        self.note(f"{self._stage} epoch {number}/{total}  {shown}")
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""

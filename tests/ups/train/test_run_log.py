@@ -60,11 +60,13 @@ def test_terminal_shows_rates_beside_the_bar() -> None:
     assert "12,346 samples/s, 25% waiting for data" in shown
 
 
-def test_quiet_log_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_log_says_nothing(capsys: pytest.CaptureFixture[str], notes: list[str]) -> None:
     with RunLog(stage="operator", total_steps=10, is_quiet=True) as log:
         log.note("hello")
         log.record("start")
+        log.epoch(1, 2, {"loss": 1.0})
     assert capsys.readouterr() == ("", "")
+    assert notes == []
 
 
 class Recorder:
