@@ -245,7 +245,8 @@ def check_losses(training: TrainingConfig) -> None:
         ConfigError: Kinds "unknown_loss", "no_code".
     """
     for name in training.losses:
-        register_loss.find(name)
+        if not callable(register_loss.find(name)):
+            raise ConfigError(f"training.losses = {name}", kind="no_code", expected="a function")
 
 
 def rollout_losses(
