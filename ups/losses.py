@@ -249,7 +249,8 @@ def check_losses(training: TrainingConfig, *, allow_code: str | Iterable[str] | 
         CheckpointError: As `Registry.find`.
     """
     for name in training.losses:
-        register_loss.find(name, allow_code=allow_code)
+        if not callable(register_loss.find(name, allow_code=allow_code)):
+            raise ConfigError(f"training.losses = {name}", kind="no_code", expected="a function")
 
 
 def rollout_losses(

@@ -181,7 +181,7 @@ class BaselineStage(Stage):
             context=LossContext(
                 batch.task,
                 points,
-                batch.dt,
+                batch.dt.to(self._device, non_blocking=True),
                 parameters_BP,
                 lambda states_BKPC: states_BKPC.unflatten(2, points) * std_C + mean_C,
             ),

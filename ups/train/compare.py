@@ -142,15 +142,16 @@ def measure_equal_times(
         By kind the budget, with the ratio of a baseline's step to one of the operator's, and the steps.
     """
     used = [log for log in used_stages(logs) if log.steps]
-    with quiet(), ExitStack() as stack:
-        device = choose_device(config.training.device)
+    with ExitStack() as stack:
         stages = [(log.stage, without_preparing(config)) for log in used]
         stages += [(kind, without_preparing(config_of_baseline(config, kind, task))) for kind in kinds]
         made: list[tuple[Stage, RunConfig]] = []
-        for name, own in stages:
-            stage = make_stage(name, own, device=device, start=StageStart())
-            stack.callback(stage.close)
-            made.append((stage, own))
+        with quiet():  # said when they were trained, or will be
+            device = choose_device(config.training.device)
+            for name, own in stages:
+                stage = make_stage(name, own, device=device, start=StageStart())
+                stack.callback(stage.close)
+                made.append((stage, own))
         seconds = step_seconds(made, device=device, rounds=ROUNDS)
     # The operator's last stage is the unit; an autoencoder's steps, and encoding, count as so many of it.
     steps_of = dict(zip((log.stage for log in used), seconds, strict=False))

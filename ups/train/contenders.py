@@ -87,7 +87,8 @@ class Contender:
 
     def __enter__(self) -> Contender:
         with self._alone():
-            stage = make_stage(self._stage_name, self._config, device=self._device)
+            with quiet():  # all say the same of their data
+                stage = make_stage(self._stage_name, self._config, device=self._device)
             self._stack.callback(stage.close)
             self._stack.enter_context(closing(stage.loader))
             self._trainer = Trainer(stage, self._config, device=self._device, restart=True)
@@ -170,7 +171,10 @@ class Contender:
     def _alone(self) -> Iterator[None]:
         """Inside, random numbers and the precision of products are its own."""
         precision = self._config.training.matmul_precision
-        with quiet(), torch.random.fork_rng(devices=self._gpus), matmul_precision(precision):
+        with ExitStack() as stack:
+            with quiet():
+                stack.enter_context(matmul_precision(precision))
+            stack.enter_context(torch.random.fork_rng(devices=self._gpus))
             torch.set_rng_state(self._random[0])
             for gpu, state in zip(self._gpus, self._random[1], strict=True):
                 torch.cuda.set_rng_state(state, gpu)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,15 +42,21 @@ _NOT_TRAINED = (
 _FILES = ("checkpoint", "autoencoder", "figure")
 
 
-class _Warnings(logging.Handler):
-    """Records what a run is warned of in its log, too."""
+def _record_warnings(log: RunLog) -> Callable[[], object]:
+    """Record what a run is warned of in its log, too, be it shown or not; returns what ends that.
 
-    def __init__(self, log: RunLog) -> None:
-        super().__init__(logging.WARNING)
-        self._log = log
+    A filter, and the first one: a handler would miss what is quiet, and Python shows warnings by itself only
+    where there is none. It ends with the log where a training is made and never begins.
+    """
+    wanted = weakref.ref(log)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self._log.warned(record.getMessage())
+    def look(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING and (own := wanted()) is not None:
+            own.warned(record.getMessage())
+        return True
+
+    logger.filters.insert(0, look)
+    return weakref.finalize(log, logger.removeFilter, look)
 
 
 class RunLog:
@@ -72,9 +79,7 @@ class RunLog:
         self.console = console or terminal()
         self._stage, self._is_quiet = stage, is_quiet
         self._unrecorded: list[str] = []  # warnings that came before there were sinks
-        self._warnings = _Warnings(self)
-        if not is_quiet:
-            logger.addHandler(self._warnings)
+        self._stop_recording = (lambda: None) if is_quiet else _record_warnings(self)
         name = TextColumn("{task.description}", markup=False)
         columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         rates = TextColumn("{task.fields[rates]}", markup=False)
@@ -121,9 +126,9 @@ class RunLog:
             self._unrecorded.append(text)
 
     def epoch(self, number: int, total: int, values: dict[str, float]) -> None:
-        """Show the end of an epoch on the terminal."""
+        """Say the end of an epoch."""
         shown = "  ".join(f"{name} {value:.{_SHOWN_DIGITS}g}" for name, value in values.items())
-        logger.info(f"{self._stage} epoch {number}/{total}  {shown}")
+        self.note(f"{self._stage} epoch {number}/{total}  {shown}")
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
@@ -142,7 +147,7 @@ class RunLog:
             self.record("failed", error=str(error) or type(error).__name__)
         for sink in reversed(self.sinks):  # the file last: it takes what the others warn of
             sink.close(has_failed=has_failed)
-        logger.removeHandler(self._warnings)
+        self._stop_recording()
 
 
 def show_report(report: Mapping[str, Any], console: Console) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.checks import check_optimizer
+from ups.config.checks import check_no_inverse_losses, check_optimizer
 from ups.data.latents import make_latents
 from ups.data.splits import are_there
 from ups.data.stores import Store
@@ -17,11 +17,12 @@ from ups.device import compile_cache, free_memory, matmul_precision
 from ups.distributed.ranks import Ranks
 from ups.errors import CheckpointError, ConfigError, check_installed
 from ups.locks import TRAINING_LOCK, locked
-from ups.log import logger
+from ups.log import logger, quiet
+from ups.losses import check_losses
 from ups.train.best import LOST_WEIGHTS, export
 from ups.train.budget import within_budget
 from ups.train.checks import builds_fields, builds_latents
-from ups.train.distributed import check_num_ranks, joined_ranks
+from ups.train.distributed import check_num_ranks, joined_ranks, launched_ranks
 from ups.train.given_models import HOW_TO_HAVE_ENCODER
 from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
@@ -78,20 +79,12 @@ def run_stage(
     is_continued = saved.exists() and not restart
     latents: dict[str, Store] | None = None
     if name == "operator" and config.operator.state == "latent":
-        # Before ranks join: none waits in a collective for one that encodes, dies or hangs.
-        check_data = None
-        if is_continued:
-            state = SavedState.read(saved)
-            check_data = state.check_data
-            if config.stage(name).budget is None:  # which says the number of steps only later
-                state.check_config(config, stage=name)
-        places: dict[str, Any] = {"autoencoder_path": config.autoencoder_path, "device": training.device}
         with (
             clock.phase("cache"),
             before_steps(name, saved, restart=restart),
             hinting_where_missing(HOW_TO_HAVE_ENCODER),
         ):
-            latents = make_latents(config, check_data=check_data, **places)
+            latents = _make_latents(name, config, SavedState.read(saved) if is_continued else None)
         clock.take({CACHE_MINUTES: clock.metrics["startup/cache_sec"] / 60})
     with (
         joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
@@ -135,6 +128,32 @@ def run_stage(
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
     }
+
+
+def _make_latents(name: str, config: RunConfig, state: SavedState | None) -> dict[str, Store]:
+    """Build the latents that a stage reads, before ranks join: none waits in a collective for what encodes.
+
+    What would be refused after these minutes is refused before.
+
+    Args:
+        state: What is continued.
+    """
+    check_no_inverse_losses(config)
+    check_losses(config.training)
+    if state is not None and config.stage(name).budget is None:  # which says the number of steps only later
+        state.check_config(config, stage=name)
+    device = config.training.device
+    with quiet():  # said once more when ranks have joined
+        ranks = launched_ranks()
+        check_num_ranks(config.training, ranks)
+        check_switches(config, name, device=ranks.device(device), num_ranks=ranks.world_size)
+    with locked(config.checkpoint.dir / TRAINING_LOCK, is_nested=True) if ranks.is_first else nullcontext():
+        return make_latents(
+            config,
+            autoencoder_path=config.autoencoder_path,
+            device=device,
+            check_data=None if state is None else state.check_data,
+        )
 
 
 def _of_cache(config: RunConfig, stage: str) -> dict[str, float]:

@@ -399,14 +399,19 @@ class WandbSink:
             logger.info(f"waiting for Weights & Biases, at most {deadline_s:g} s")
             self._thread.join(deadline_s - patience_s)
         if self._thread.is_alive():
-            self._problems.append(
-                f"Weights & Biases took longer than {self._settings.timeout_s:g} s and is left behind; "
-                f"`wandb sync` sends what lies in {self._folder / 'wandb'}"
-            )
+            self._leave_behind()
         self._warn()
 
     def _named(self, numbers: Mapping[str, float]) -> dict[str, float]:
         return {f"{self._job}/{name}": value for name, value in numbers.items()}
+
+    def _leave_behind(self) -> None:
+        problem = (
+            f"Weights & Biases took longer than {self._settings.timeout_s:g} s and is left behind; "
+            f"`wandb sync` sends what lies in {self._folder / 'wandb'}"
+        )
+        if problem not in self._problems:  # as both threads may see it
+            self._problems.append(problem)
 
     def _warn(self) -> None:
         while self._problems:
@@ -433,7 +438,10 @@ class WandbSink:
                     if not has_failed:
                         self._problems.append(f"Weights & Biases didn't take {what} ({_one_line(error)})")
                     has_failed = True
-            run.finish(exit_code=self._exit_code)
+            try:
+                run.finish(exit_code=self._exit_code)
+            except TimeoutError:
+                self._leave_behind()
         except Exception as error:
             problem = f"Weights & Biases gets nothing more of this command ({_one_line(error)})"
             self._problems.append(problem)
@@ -454,12 +462,18 @@ class WandbSink:
             # Output isn't captured: each line of it would wait for wandb's service. Half of the time is for
             # the beginning, so that a run that doesn't begin can still be kept offline.
             "settings": wandb.Settings(
-                console="off", silent=True, init_timeout=timeout_s / 2, finish_timeout=timeout_s
+                console="off",
+                silent=True,
+                init_timeout=timeout_s / 2,
+                finish_timeout=timeout_s,
+                finish_timeout_raises=True,  # else nobody would hear that rows are missing
             ),
         }
         mode = os.environ.get("WANDB_MODE") or context.mode
         try:
             run = wandb.init(**options, mode=mode)
+            if run.id != context.run_id:  # one that was left behind, which wandb gives back
+                raise RuntimeError(f"run {run.id} isn't over in this process")
         except Exception as error:
             if mode == "offline":
                 raise
@@ -520,6 +534,7 @@ def send_report(report: Report, files: Mapping[str, Path], *, name: str, joins: 
         name: What the evaluation is called there, such as "small-eval".
         joins: Whether it is only sent where the trained run is there already.
     """
+    sink = None
     try:
         settings = WandbConfig.model_validate(report.config["logging"]["wandb"])
         folder = Path(report.config["checkpoint"]["dir"])
@@ -555,6 +570,8 @@ def send_report(report: Report, files: Mapping[str, Path], *, name: str, joins: 
             sink.close(has_failed=False)
     except Exception as error:
         logger.warning(f"the report isn't at Weights & Biases: {error}")
+        if sink is not None:  # else it would be the run of what this process does next
+            sink.close(has_failed=True)
 
 
 class _Utilization(ctypes.Structure):

@@ -27,7 +27,7 @@ from ups.eval.baseline_spec import check_kinds, network_size
 from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
 from ups.locks import locked
-from ups.log import logger, quiet
+from ups.log import logger, once_each, quiet
 from ups.models.operator_size import TOKEN_UNET
 from ups.models.operators import config_section
 from ups.output import check_writable, write_atomically
@@ -140,6 +140,7 @@ def import_optuna() -> Any:
         return import_module("optuna")
 
 
+@once_each()
 def tune(
     stage: str,
     config_path: Path | None,
@@ -292,10 +293,10 @@ class _Search:
         ]
         with quiet():
             config = load_config(self._config_path, overrides=[*self._overrides, *own])
-            if stage in BASELINES:
-                reports = train_stage_of_baselines(stage, config)["stages"]
-            else:
-                reports = {stage: run_stage(stage, config)}
+        if stage in BASELINES:
+            reports = train_stage_of_baselines(stage, config)["stages"]
+        else:
+            reports = {stage: run_stage(stage, config)}
         scores = [report["score"] for report in reports.values()]
         steps = {name: report["steps"] for name, report in reports.items()}
         return {"score": sum(scores) / len(scores), "steps": steps}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from ups.config import load_config
 from ups.config.operator_size import operator_size
 from ups.data.splits import open_fields
 from ups.data.stores import open_field_states, open_latents
-from ups.errors import CheckpointError, ConfigError, ConfigWarning
+from ups.errors import CheckpointError, ConfigError, ConfigWarning, UpsError
 from ups.eval.metrics import nrmse_per_sample
+from ups.locks import TRAINING_LOCK
 from ups.models.operator_size import SIZES, OperatorSize
 from ups.train.operator import OperatorStage, make_operator_stage
 from ups.train.run import run_stage
@@ -31,6 +34,17 @@ from ups.trained.checkpoint import hash_tensors, read_document
 from ups_store.torch import map_tensors
 
 CPU = torch.device("cpu")
+
+
+# Holds a lock until its stdin ends.
+HOLDING = """
+import sys
+from pathlib import Path
+from ups.locks import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 def make_stage(folder: Path, *overrides: str) -> OperatorStage:
@@ -349,6 +363,33 @@ def test_missing_latents_are_made_while_training(run: Path) -> None:
     report = run_stage("operator", configure(run, only("burgers1d")))
     assert report["score"] < report["persistence_nrmse"]["burgers1d"]
     assert path.read_bytes() == built
+
+
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [
+        ("training.losses={sobolev: 1}", "unknown_loss"),
+        ("training.use_inverse_losses=true", "inverse_losses_frozen"),
+        ("training.num_gpus=3", "num_gpus"),
+        ("training.horizon=1", "run_locked"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused_before_latents_are_made(
+    run: Path, override: str, kind: str
+) -> None:
+    path = run / "latents" / "burgers1d_train.zarr.zip"
+    path.unlink()
+    config = configure(run, only("burgers1d"), override)
+    held = HOLDING if kind == "run_locked" else "pass"
+    other = [sys.executable, "-c", held, str(config.checkpoint.dir / TRAINING_LOCK)]
+    with subprocess.Popen(other, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(UpsError) as caught:
+            run_stage("operator", config)
+        process.communicate(b"")
+    assert caught.value.kind == kind
+    assert not path.exists()
 
 
 def test_transient_and_steady_task_of_different_grids_train_together(run: Path) -> None:

@@ -156,6 +156,22 @@ def test_a_contender_computes_what_it_computes_alone(run: Path) -> None:
     assert ours.measured.peak_nbytes > alone.state_nbytes()
 
 
+def test_a_contender_whose_compiler_fails_says_so(
+    run: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    """Else eager steps are compared as compiled ones."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise TorchDynamoException("no compiler")
+
+    monkeypatch.setattr("torch.compile", lambda function, **options: fail)
+    _, compiled = variants_of(run / "run.yaml", "training.compile=true")
+    with Contender(compiled, stage="operator", steps=4, device=CPU) as contender:
+        contender.warm_up(2)
+    assert any("torch.compile failed, going on without" in note for note in notes)
+
+
 def test_what_ends_a_contender_ends_no_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     baseline, other = variants_of(run / "run.yaml", "training.amp=true")
     with (

@@ -124,6 +124,7 @@ def test_losses_by_name_are_those_of_the_older_keys_to_the_bit(run: Path) -> Non
         ("{sobolev: 1}", "unknown_loss"),
         ("{no_such_module:f: 1}", "no_code"),
         ("{ups.losses:f: 1}", "no_code"),
+        ("{ups.losses:_TINY: 1}", "no_code"),
     ],
 )
 def test_unknown_loss_is_refused_before_data_is_opened(run: Path, losses: str, kind: str) -> None:

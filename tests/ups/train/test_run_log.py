@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import logging
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +19,7 @@ from rich.console import Console
 from test_trainer import CPU, Regression, make_config, records, train
 
 from ups.errors import InterruptedTrainingError
+from ups.log import logger, quiet
 from ups.stages import JOINT
 from ups.train.launched import process_began
 from ups.train.log import RunLog
@@ -56,20 +60,26 @@ def test_terminal_shows_rates_beside_the_bar() -> None:
     assert "12,346 samples/s, 25% waiting for data" in shown
 
 
-def test_quiet_log_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_log_says_nothing(capsys: pytest.CaptureFixture[str], notes: list[str]) -> None:
     with RunLog(stage="operator", total_steps=10, is_quiet=True) as log:
         log.note("hello")
         log.record("start")
+        log.epoch(1, 2, {"loss": 1.0})
     assert capsys.readouterr() == ("", "")
+    assert notes == []
 
 
 class Recorder:
-    """A sink that keeps how it was closed."""
+    """A sink that keeps what was warned of, and how it was closed."""
 
     run_id = None
     has_failed: bool | None = None
 
-    def write(self, record: dict[str, Any]) -> None: ...
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.warnings += [record["text"]] if record["event"] == "warning" else []
 
     def close(self, *, has_failed: bool) -> None:
         self.has_failed = has_failed
@@ -82,6 +92,33 @@ def test_interrupted_run_is_not_a_failed_one(error: type[Exception], has_failed:
     with pytest.raises(error), log:
         raise error("stop")
     assert sink.has_failed is has_failed
+
+
+def test_warnings_are_recorded_though_they_are_quiet_and_shown_without_any_handler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logger, "propagate", False)  # pytest's own handlers
+    monkeypatch.setattr(logging, "lastResort", logging.StreamHandler(sys.stderr))
+    sink = Recorder()
+    with quiet(), RunLog(stage="operator", total_steps=1) as log:
+        log.sinks.append(sink)
+        logger.warning("of a trial")
+        logger.info("no warning")
+    with RunLog(stage="operator", total_steps=1) as log:
+        log.sinks.append(sink)
+        logger.warning("of a library")
+    logger.warning("of nobody")
+    assert sink.warnings == ["of a trial", "of a library"]
+    assert capsys.readouterr().err == "of a library\nof nobody\n"
+
+
+def test_log_of_a_training_that_never_begins_leaves_nothing_behind() -> None:
+    before = list(logger.filters)
+    log = RunLog(stage="operator", total_steps=1)
+    assert len(logger.filters) == len(before) + 1
+    del log
+    gc.collect()
+    assert logger.filters == before
 
 
 # --- the start -----------------------------------------------------------------------------------------

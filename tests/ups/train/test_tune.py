@@ -71,6 +71,7 @@ def test_search_records_its_trials_and_leaves_the_best_to_be_included(
     assert config.baselines.fno.width == best["values"]["baselines.fno.width"]
     assert "nRMSE on validation" in (folder / "best.yaml").read_text()
     assert sum(note.startswith("trial ") for note in notes) == 3
+    assert sum(note.startswith("fno epoch ") for note in notes) == 3
 
 
 def test_search_that_was_interrupted_ends_as_one_that_was_not(

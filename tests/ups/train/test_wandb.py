@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from ups.train.tracking import (
     forget_run,
     handing_on,
     open_wandb,
+    send_report,
 )
 
 
@@ -165,6 +167,7 @@ def test_missing_wandb_is_one_warning_with_the_extra(tmp_path: Path, monkeypatch
         ("finish", "gets nothing more of this command (finish is not to be had)"),
         ("init:hang", "took longer than 0.4 s and is left behind"),
         ("finish:hang", "took longer than 0.4 s and is left behind"),
+        ("finish:timeout", "took longer than 60 s and is left behind"),
     ],
 )
 def test_training_goes_on_whatever_wandb_does(tmp_path: Path, wandb: Standin, fails: str, says: str) -> None:
@@ -190,6 +193,28 @@ def test_run_that_can_not_begin_online_is_kept_offline(
     assert "can't begin online (online is not to be had)" in begin
     assert "`wandb sync` sends it" in begin
     assert artifact == "warning: Weights & Biases didn't take artifact (artifact is not to be had)"
+
+
+def test_rows_never_go_to_another_run_that_was_left_behind(
+    tmp_path: Path, wandb: Standin, notes: list[str]
+) -> None:
+    """Which wandb gives back as long as it isn't over."""
+    wandb.monkeypatch.setenv("STANDIN_RUN", "earlier")
+    sink = opened(tmp_path, "operator")
+    sink.log({"operator/loss": 1.0})
+    sink.close(has_failed=False)
+    assert "can't begin online (run earlier isn't over in this process)" in notes[0]
+    assert [call["mode"] for call in wandb.calls("init")] == [None, "offline"]
+    assert len(wandb.calls("teardown")) == len(wandb.rows) == 1
+
+
+def test_report_that_can_not_be_sent_leaves_no_run_open(
+    tmp_path: Path, wandb: Standin, notes: list[str]
+) -> None:
+    values = with_wandb(tmp_path).model_dump(mode="json")
+    send_report(SimpleNamespace(config=values), {}, name="evaluation")  # type: ignore[arg-type]
+    assert "the report isn't at Weights & Biases" in notes[0]
+    assert wandb.calls("finish") == [{"exit_code": 1}]
 
 
 def test_context_that_can_not_be_written_is_a_warning(

@@ -127,7 +127,7 @@ def test_checkpoint_is_an_artifact_that_names_what_it_was_made_from(kept: dict[s
 
 
 HANGING = """
-import socket, sys, threading
+import socket, sys, threading, time
 from pathlib import Path
 from ups.config.run import WandbConfig
 from ups.train.tracking import open_wandb
@@ -138,7 +138,9 @@ import os
 os.environ |= {"WANDB_BASE_URL": "http://127.0.0.1:%d" % server.getsockname()[1], "WANDB_API_KEY": "a" * 40}
 sink = open_wandb(WandbConfig(enabled=True, timeout_s=2), Path("."), job="operator", run_config={})
 sink.write({"event": "step", "step": 1, "time": 0.0, "loss/error": 1.0})
+began = time.monotonic()
 sink.close(has_failed=False)
+assert time.monotonic() - began < 20
 print("the command goes on")
 """
 
