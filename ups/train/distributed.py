@@ -238,7 +238,7 @@ def joined_ranks(
             scheduler started several processes without them, which would all train the same.
         UpsError: Kind "rank_lost", when another rank ended or kept this one waiting for too long.
     """
-    ranks = _from_environment(variables)
+    ranks = ranks_from_environment(variables)
     device = ranks.device(device_name)
     if ranks.world_size == 1 or dist.is_initialized():  # alone, or inside of another `joined_ranks`
         yield ranks, device
@@ -287,7 +287,8 @@ def _leave(ranks: Ranks) -> None:
     dist.destroy_process_group()
 
 
-def _from_environment(variables: Mapping[str, str]) -> Ranks:
+def ranks_from_environment(variables: Mapping[str, str] = os.environ) -> Ranks:
+    """This process's place among the ranks that `torchrun` started; errors are those of `joined_ranks`."""
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         check_shared(variables)
         return ALONE

@@ -17,11 +17,11 @@ from ups.device import compile_cache, free_memory, matmul_precision
 from ups.distributed.ranks import Ranks
 from ups.errors import CheckpointError, ConfigError, check_installed
 from ups.locks import TRAINING_LOCK, locked
-from ups.log import logger
+from ups.log import logger, quiet
 from ups.train.best import LOST_WEIGHTS, export
 from ups.train.budget import within_budget
 from ups.train.checks import builds_fields, builds_latents
-from ups.train.distributed import check_num_ranks, joined_ranks
+from ups.train.distributed import check_num_ranks, joined_ranks, ranks_from_environment
 from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
 from ups.train.memory import saying_what_takes_memory
@@ -75,6 +75,11 @@ def run_stage(
     training, saved = config.training, state_path(config, name)
     is_continued = saved.exists() and not restart
     latents: dict[str, Store] | None = None
+    with quiet():  # it is said once ranks have joined
+        ranks = ranks_from_environment()
+        device = ranks.device(training.device)
+        check_num_ranks(training, ranks)
+    check_switches(config, name, device=device, num_ranks=ranks.world_size)
     if name == "operator" and config.operator.state == "latent":
         # Before ranks join: none waits in a collective for one that encodes, dies or hangs.
         check_data = None
@@ -95,7 +100,6 @@ def run_stage(
         ExitStack() as stack,
     ):
         check_num_ranks(training, ranks)
-        check_switches(config, name, device=device, num_ranks=ranks.world_size)
         free_memory(device)  # that a stage before in this process held
         for text in unused_settings(config, name) if ranks.is_first else ():
             logger.warning(f"{text}")

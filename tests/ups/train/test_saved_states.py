@@ -253,3 +253,19 @@ def test_report_for_machines_has_no_numbers_that_json_has_not() -> None:
     report = {"score": math.nan, "all": [math.inf, 1.5], "by": {"task": -math.inf}, "name": "operator"}
     read = json.loads(report_json(report), parse_constant=pytest.fail)
     assert read == {"score": None, "all": [None, 1.5], "by": {"task": None}, "name": "operator"}
+
+
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [
+        ("training.num_gpus=2", "num_gpus"),
+        ("training.device=gpu", "config"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused_before_latents_are_built(
+    folder: Path, override: str, kind: str
+) -> None:
+    with pytest.raises(UpsError) as caught:
+        train(short(folder, override))
+    assert caught.value.kind == kind
+    assert not list(folder.glob("latents/*"))
