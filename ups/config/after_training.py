@@ -10,7 +10,7 @@ from ups.stages import GENERATIVE, STAGES
 from ups_store.sources import LocalPath
 
 with needs("train"):
-    from pydantic import model_validator
+    from pydantic import ValidationInfo, model_validator
 
 
 class EvaluationConfig(Section):
@@ -116,7 +116,7 @@ class GatesConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _are_known(self) -> GatesConfig:
+    def _are_known(self, info: ValidationInfo) -> GatesConfig:
         for name in self.ceilings:
             _known_or_own(name.rpartition("/")[2])
         for name in self.ensemble_ceilings:
@@ -127,7 +127,8 @@ class GatesConfig(Section):
                 raise ValueError(f"{name}: from {low:g} to {high:g} is no range")
         if self.improvement is not None:
             _known_or_own(self.improvement)
-        for name in self.throughput:
+        is_own = (info.context or {}).get("is_own", True)  # as `StageName`
+        for name in self.throughput if is_own else ():
             _known(name, STAGES, "stage")
         return self
 

@@ -149,6 +149,8 @@ def _import_code(modules: Any) -> None:
         if os.getcwd() not in sys.path:  # as `python -m` has it; what is installed goes first
             sys.path.append(os.getcwd())
         try:
+            if not all(word.isidentifier() for word in str(module).split(".")):
+                raise ImportError("expected the name of a module, such as mylab.stages")
             import_module(str(module))
         except ImportError as error:
             hint = "install it, or run the command in the folder that it lies in"

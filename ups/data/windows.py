@@ -27,6 +27,7 @@ from ups.data.fields import (
     times_of,
     too_short,
 )
+from ups.data.identities import hash_of
 from ups.data.splits import open_fields, open_latent_fields
 from ups.data.stores import Store
 from ups.errors import ConfigError
@@ -120,6 +121,11 @@ class Windows:
     def __len__(self) -> int:
         """Number of windows."""
         return self.num_samples if self.is_steady else len(self._index)
+
+    @property
+    def data_hash(self) -> str:
+        """Hash of what the states are made from."""
+        return self.store.config_hash
 
     @property
     def num_samples(self) -> int:
@@ -270,6 +276,11 @@ class EncodedWindows(Windows):
     def __init__(self, source: Fields, encoder: BatchEncoder, *, horizon: int = 1, stride: int = 1) -> None:
         super().__init__(source, horizon=horizon, stride=stride)
         self.encoder = encoder
+
+    @property
+    def data_hash(self) -> str:
+        """Hash of the fields, and of what encodes them."""
+        return hash_of([self.store.config_hash, self.encoder.identity()])
 
     def encoded(self, states: Tensor, parameters: Mapping[str, Array], items: Items) -> Tensor:
         """Encode windows of these numbers, perhaps cut or augmented, to (B, K' + 1, L, D) on the CPU."""

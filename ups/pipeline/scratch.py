@@ -44,7 +44,6 @@ _WARM_UP = 2  # steps before those that are timed; the first one compiles
 _LEAST_SAMPLES = 4  # half of a validation split is of the development split
 _WITH_RESIDUALS = [stage for stage in STAGES.values() if stage.learns == "residuals"]
 _ON_DATA = [stage for stage in STAGES.values() if stage.learns in ("codes", "steps")]
-_NEEDED = {model for stage in STAGES.values() for model in stage.needs}  # by later stages
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,8 @@ class Scratch:
             "data.source_digest": "sampled",
             "cache.codec": "none",
             "cache.remote": None,
-            **{str(model.key): None for model in _NEEDED},
-            **{str(model.key): str(path) for model, path in models.items()},
+            **{model.key: None for model in _needed_models() if model.key is not None},
+            **{model.key: str(path) for model, path in models.items() if model.key is not None},
             **_few_residuals(config),
         }
         if self._has_sources:
@@ -127,6 +126,11 @@ class Scratch:
         given = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in values.items())]
         with quiet():
             self.config = load_config(config_path, overrides=given)
+        for model, path in models.items():  # no key says where these are
+            if model.key is None and path.exists():
+                link = self.config.path_of(model)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path)
 
     def with_own_paths(self, text: str) -> str:
         """What is said of a file of this folder, as of the one of the run that it stands for."""
@@ -166,7 +170,7 @@ class Scratch:
             stage = make_stage(name, config, device=device, start=StageStart())
             try:
                 measured = _measured(stage, config, self._ranks, device=device, num_steps=num_steps)
-                if _NEEDED & {*STAGES[name].makes}:
+                if _needed_models() & {*STAGES[name].makes}:
                     left = stage.export({"score": math.inf}, stage.model.state_dict())
                     # A generative model has another name until it has passed its gates.
                     left.rename(left.with_name(left.name.replace(".candidate.", ".")))
@@ -177,6 +181,11 @@ class Scratch:
         if config.stage(name).budget is None or steps is None:
             return measured
         return replace(measured, steps=self._ranks.steps_of(steps))
+
+
+def _needed_models() -> set[Model]:
+    """Models that later stages need, also those of your own."""
+    return {model for stage in STAGES.values() for model in stage.needs}
 
 
 def _few_residuals(config: RunConfig) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def preload_windows(config: RunConfig, windows: Mapping[str, Windows], *, device
 
 
 def data_hashes(windows: Mapping[str, Windows]) -> dict[str, str]:
-    """What a stage is trained on, as its `data_identity`: hashes of the stores by task."""
+    """What a stage is trained on: hashes of the stores by task."""
     return {task: some.store.config_hash for task, some in windows.items()}
 
 
@@ -202,6 +202,7 @@ class OperatorStage(Stage):
         self._encodes = any(isinstance(some, EncodedWindows) for some in data.source.tasks.values())
         self.loader = data.loader(config, device, prepare=self._prepare)
         self._data_hashes = data_hashes(data.source.tasks)
+        self._data_identity = {task: some.data_hash for task, some in data.source.tasks.items()}
         accum_steps = config.training.accum_steps
         schedule = Schedule.of(settings, num_batches=len(self.loader), accum_steps=accum_steps)
         self.curriculum = Curriculum(
@@ -301,8 +302,8 @@ class OperatorStage(Stage):
         return [operator_part(self.model)]
 
     def data_identity(self) -> Mapping[str, Any]:
-        """Hashes of the stores by task."""
-        return self._data_hashes
+        """Hashes of the stores by task, or of fields and their encoder."""
+        return self._data_identity
 
     def preparation_flops(self) -> float:
         """Of encoding every training frame once, where states are latents."""

@@ -149,9 +149,12 @@ class StoreSource:
             dims = spec.dims or ("sample",) * (len(spec.shape) == 1)
             if len(dims) != len(spec.shape) or not set(dims) <= _LETTERS.keys():
                 continue
-            letters = "".join(_LETTERS[dim] for dim in dims)
-            ndim = len(set(letters) & set("xyz"))
-            axes = fields_axes(ndim) if name == "fields" else letters
+            axes = letters = "".join(_LETTERS[dim] for dim in dims)
+            if name == "fields":
+                space = sorted(set(letters) & set("xyz"))
+                axes = fields_axes(len(space))
+                if "".join(space) not in ("x", "xy", "xyz") or not set(letters) <= set(axes):
+                    continue
             arrays[name] = StoredArray(axes, (StoredDataset(name, letters),))
         if "fields" not in arrays:
             self._fail(
@@ -159,12 +162,21 @@ class StoreSource:
                 None,
                 "unknown_layout",
                 "an array 'fields' with names of dimensions, such as (sample, time, x, channel)",
-                ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in self._store.arrays.items()),
+                ", ".join(
+                    f"{name} {spec.dims or tuple(spec.shape)}" for name, spec in self._store.arrays.items()
+                ),
                 hint="declare its layout (docs/guides/own-data.md)",
             )
-        count = self._store.arrays["fields"].shape[-1] if "c" in arrays["fields"].datasets[0].axes else 1
-        names = tuple(self._store.attrs.get("channels") or ())
-        return arrays, names if len(names) == count else tuple(f"fields_{n}" for n in range(count))
+        letters = arrays["fields"].datasets[0].axes
+        count = self._store.arrays["fields"].shape[letters.index("c")] if "c" in letters else 1
+        names: Any = self._store.attrs.get("channels")
+        if names is None:
+            return arrays, tuple(f"fields_{number}" for number in range(count))
+        names = [names] if isinstance(names, str) else names
+        is_list = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+        if not is_list or len(names) != count:
+            self._fail("attribute 'channels'", None, "wrong_length", f"{count} names", repr(names))
+        return arrays, tuple(names)
 
     def _describe(self, task: Task | None, channels: tuple[str, ...]) -> SourceInfo:
         lengths, arrays = dict[str, int](), dict[str, SourceArray]()
@@ -172,6 +184,9 @@ class StoreSource:
             components = dict[str, int]()
             for stored in array.datasets:
                 spec = self._store.arrays[stored.name]
+                if spec.is_ragged:
+                    expected = "samples of one shape"
+                    self._fail("is ragged", stored.name, "wrong_rank", expected, tuple(spec.shape))
                 for axis, length in zip(stored.axes, spec.shape, strict=True):
                     if axis in "ck":
                         components[axis] = components.get(axis, 0) + length
@@ -184,10 +199,17 @@ class StoreSource:
             kinds = "f" if name == "fields" else "fiub"
             for stored, dtype in zip(array.datasets, dtypes, strict=True):
                 if dtype.kind not in kinds and dtype.name != "bfloat16":
-                    self._fail("has the wrong dtype", stored.name, "wrong_dtype", "numbers", dtype)
-            dtype = np.dtype("float64") if array.axes == "s" else np.result_type(np.float16, *dtypes)
+                    expected = "floats" if name == "fields" else "numbers"
+                    self._fail("has the wrong dtype", stored.name, "wrong_dtype", expected, dtype)
+            # NumPy has no dtype for float16 and bfloat16 together.
+            wide = [np.dtype("float32") if dtype.name == "bfloat16" else dtype for dtype in dtypes]
+            dtype = np.dtype("float64") if array.axes == "s" else np.result_type(np.float16, *wide)
             arrays[name] = SourceArray(shape, dtype, tuple(AXIS_NAMES[axis] for axis in array.axes[1:]))
-        layout, attrs = task.layout if task else None, self._store.attrs
+        layout, boundary = task.layout if task else None, (task.boundary if task else {})
+        boundary = boundary or self._store.attrs.get("boundary") or {}
+        if not isinstance(boundary, Mapping):
+            expected = "a type by axis, such as {x: periodic}"
+            self._fail("attribute 'boundary'", None, "bad_parameter", expected, repr(boundary))
         info = SourceInfo(
             path=self._path,
             layout="store",
@@ -197,7 +219,7 @@ class StoreSource:
             constants=self._coordinates(layout, lengths),
             parameters=self._numbers(layout) if layout else {},
             channels=channels,
-            boundary=dict((task.boundary if task else {}) or attrs.get("boundary") or {}),
+            boundary=dict(boundary),
         )
         ndim = len(arrays["fields"].dims) - 2
         if task is not None and ndim != task.ndim:
@@ -253,6 +275,9 @@ class StoreSource:
         shown = ", ".join(AXIS_NAMES[letter] for letter in letters)
         if len(spec.shape) != len(letters) or letters[:1] != "s":
             self._fail("has other axes", name, "wrong_rank", f"({shown}), sample first", tuple(spec.shape))
+        dims = [_LETTERS.get(dim, "") for dim in spec.dims or ()]
+        if dims != [*letters] and sorted(dims) == sorted(letters):
+            self._fail("has its axes in another order", name, "wrong_rank", f"({shown})", spec.dims)
         return spec
 
     def _fail(

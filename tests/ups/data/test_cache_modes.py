@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from numbered_batches import batch_of
 
 import ups_store
 from ups.data.batches import WindowBatch, augment_windows_of
+from ups.data.latents import make_latents
 from ups.data.statistics import measure_state_statistics
 from ups.data.stores import latent_build
 from ups.data.windows import EncodedWindows
@@ -293,6 +295,17 @@ def test_limit_takes_its_samples_from_the_whole_store_and_leaves_it(folder: Path
     assert sum(rows.values()) == 24
     assert rows == rows_of(limited) <= rows_of(whole)
     assert store_path(folder).read_bytes() == before
+
+
+def test_limited_run_on_whole_stores_goes_on_with_them(folder: Path) -> None:
+    build(folder)
+    checked: list[Mapping[str, Any]] = []
+    options: dict[str, Any] = {"autoencoder_path": checkpoint(folder), "device": "cpu"}
+    make_latents(configure(folder, "data.limit=8"), check_data=checked.append, **options)
+    assert not checked  # a training state has the hash of what was opened, the whole store
+    make_latents(configure(folder), check_data=checked.append, **options)
+    with ups_store.open(store_path(folder)) as store:
+        assert checked == [{"burgers1d": store.config_hash}]
 
 
 def test_partitions_of_several_machines_are_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from ups.data.augment import Draws
 from ups.data.batches import TaskBatch
 from ups.errors import ConfigError
 from ups.pipeline.nodes import training_nodes
+from ups.pipeline.scratch import Scratch
 from ups.train.run import run_stage
 from ups.train.stage import Losses, Stage
 from ups.trained.checkpoint import save_checkpoint
@@ -93,3 +94,34 @@ def test_module_that_registers_is_imported_by_code(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match="code: nowhere") as caught:
         load_config(overrides=[TASK, "code=[nowhere]"])
     assert caught.value.kind == "no_code"
+
+
+def test_configuration_in_a_checkpoint_may_have_stages_whose_code_isnt_imported() -> None:
+    gates = {"throughput": {"own": 1.0}}
+    values = {"stages": {"own": {"epochs": 1}}, "pipeline": {"full": {"gates": gates}}}
+    config = load_config({"data": {"tasks": ["burgers1d"]}, "code": ["nowhere"], **values})
+    assert "own" not in config.trained_stages
+    with pytest.raises(ConfigError, match="is no stage"):
+        load_config(overrides=[TASK, "stages.own.epochs=1"])
+
+
+@pytest.mark.parametrize("module", ["''", ".own", "own.py:f"])
+def test_code_that_is_no_module_is_refused(module: str) -> None:
+    with pytest.raises(ConfigError, match="code: ") as caught:
+        load_config(overrides=[TASK, f"code=[{module}]"])
+    assert caught.value.kind == "no_code"
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_dry_run_has_models_of_ones_own_for_later_stages(tmp_path: Path, is_kept: bool) -> None:
+    model = stages.Model("slope", "slope.safetensors")
+    stages.stage("slope", makes=(model,))(Slope)
+    stages.stage("steeper", needs=(model,))(Slope)
+    own = tmp_path / "own.safetensors"
+    own.write_bytes(b"trained")
+    given: dict[str, Any] = {"config_path": None, "overrides": [TASK], "tasks": {}}
+    given["models"] = {model: own} if is_kept else {}
+    scratch = Scratch(load_config(overrides=[TASK]), folder=tmp_path / "scratch", **given)
+    there = scratch.config.path_of(model)
+    assert there.is_relative_to(tmp_path / "scratch")
+    assert there.exists() == is_kept

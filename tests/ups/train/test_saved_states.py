@@ -28,6 +28,7 @@ from ups.train.run import run_stage
 from ups.train.saved_state import TRAINING, state_path
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
+from ups.trained.specs import AUTOENCODER
 
 inside = partial(run_ups, "train")  # torch is there already
 SHORT = (
@@ -105,6 +106,20 @@ def test_state_of_an_earlier_version_is_refused_before_anything_is_opened(folder
     assert (caught.value.kind, caught.value.path) == ("too_old", str(path))
     says = "was written by an earlier version: found no best_step, start_score; begin again with --restart"
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["auto", "none"])
+def test_training_on_latents_of_another_encoder_is_not_continued(folder: Path, mode: str) -> None:
+    config = short(folder, f"training.cache_mode={mode}")
+    train(config)
+    tensors, document = load_checkpoint(checkpoint(folder), kind=AUTOENCODER)
+    others = {
+        name: values + 0.01 if values.is_floating_point() else values for name, values in tensors.items()
+    }
+    save_checkpoint(checkpoint(folder), others, kind=AUTOENCODER, document=document)
+    with pytest.raises(CheckpointError) as caught:
+        train(config)
+    assert caught.value.kind == "other_data"
 
 
 def test_all_stages_train_anew_what_an_earlier_version_left(folder: Path, notes: list[str]) -> None:
@@ -238,3 +253,19 @@ def test_report_for_machines_has_no_numbers_that_json_has_not() -> None:
     report = {"score": math.nan, "all": [math.inf, 1.5], "by": {"task": -math.inf}, "name": "operator"}
     read = json.loads(report_json(report), parse_constant=pytest.fail)
     assert read == {"score": None, "all": [None, 1.5], "by": {"task": None}, "name": "operator"}
+
+
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [
+        ("training.num_gpus=2", "num_gpus"),
+        ("training.device=gpu", "config"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused_before_latents_are_built(
+    folder: Path, override: str, kind: str
+) -> None:
+    with pytest.raises(UpsError) as caught:
+        train(short(folder, override))
+    assert caught.value.kind == kind
+    assert not list(folder.glob("latents/*"))
