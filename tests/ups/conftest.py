@@ -26,6 +26,15 @@ def notes() -> Iterator[list[str]]:
         yield lines
 
 
+@pytest.fixture(autouse=True)
+def _compiled_is_not_eager(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which the compiler gave up, unless it looks at what is said."""
+    with noted() as lines:
+        yield
+    if "notes" not in request.fixturenames:
+        assert not [line for line in lines if "going on without" in line]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _reads_here(request: pytest.FixtureRequest) -> Iterator[None]:
     """Sources are read in the test's process, but for modules marked `multi_process`."""

@@ -127,7 +127,8 @@ def test_compiler_that_fails_is_said_once_for_all_blocks(
     expected = gradients_of(stage, losses_of(stage))
     forward = forward_of(stage, config_of(run, "convolution", *BY_BLOCKS))
     assert_same(gradients_of(stage, losses_of(stage, forward)), expected)
-    assert notes == ["torch.compile failed, going on without: TorchDynamoException: no C++ compiler"]
+    failures = [note for note in notes if note.startswith("torch.compile")]
+    assert failures == ["torch.compile failed, going on without: TorchDynamoException: no C++ compiler"]
 
 
 # --- a stage's own settings ----------------------------------------------------------------------------
@@ -218,6 +219,5 @@ def test_without_a_cpp_compiler_the_reason_is_said(
     config = config_of(run, "convolution", *BY_BLOCKS, f"training.compile_cache={run / 'compiled'}")
     expected = gradients_of(stage, losses_of(stage))
     assert_same(step_of(stage, config), expected)
-    assert len(notes) == 1
-    assert "going on without" in notes[0]
-    assert "compiler" in notes[0].lower().partition("without")[2]
+    (reason,) = (note for note in notes if "going on without" in note)
+    assert "compiler" in reason.lower().partition("without")[2]
