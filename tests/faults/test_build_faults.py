@@ -619,7 +619,7 @@ def test_first_line_comes_within_a_second_and_a_diagnosis_follows_while_a_read_h
         used_s = sum(psutil.Process(process.pid).cpu_times()[:2])
         _, err = process.communicate(timeout=60)
     assert first == f"building burgers1d (train): sources in {source.parent}, stores in {tmp_path}/cache\n"
-    assert used_s < 1.0
+    assert used_s < 5.0  # imports alone; half a second to two, by how busy the machine is
     assert "no progress for " in err
     assert f": the structure of {source}" in err
     assert "in open_hdf5" in err
