@@ -220,7 +220,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "ups_verb": (("train",), ups_verb),
     "figure": (("train", "plot"), figure),
     "wandb": (("train", "wandb"), wandb),
-    "tensorboard": (("train", "tensorboard"), tensorboard),
+    "tensorboard": (("tensorboard",), tensorboard),
     "neuraloperator": (("train", "neuraloperator"), neuraloperator),
     "torchao": (("train", "torchao"), torchao),
     "tune": (("train", "tune"), tune),
