@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 import ups_store
 from ups_store.building.config import BuildConfig
-from ups_store.errors import SourceError
+from ups_store.errors import SourceError, StoreClosedError
 from ups_store.sources import open_source
+from ups_store.sources.tasks import get_task
 
 
 def array(*shape: int, dtype: Any = "float32") -> NDArray[Any]:
@@ -79,3 +80,25 @@ def test_declared_axes_in_another_order_than_the_store_s_are_refused(tmp_path: P
     build = BuildConfig.model_validate(values, context={"tasks": ("mine",)})
     with pytest.raises(SourceError, match="another order"):
         open_source(path, task=build.get_task("mine"))
+
+
+def test_closed_source_reads_nothing(tmp_path: Path) -> None:
+    source = open_source(write(tmp_path, array(5, 8), "x"))
+    source.close()
+    source.close()
+    with pytest.raises(StoreClosedError):
+        source.read([0])
+
+
+def test_file_that_is_no_store_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "own.zarr.zip"
+    path.write_bytes(b"no store")
+    with pytest.raises(SourceError) as caught:
+        open_source(path)
+    assert caught.value.kind == "unreadable"
+
+
+def test_store_of_another_number_of_axes_is_not_of_the_task(tmp_path: Path) -> None:
+    path = write(tmp_path, array(5, 8, 8), "x", "y")
+    with pytest.raises(SourceError, match="can't be of task 'burgers1d'"):
+        open_source(path, task=get_task("burgers1d"))

@@ -16,6 +16,7 @@ from rank_sharding import BETWEEN, STEPS, Run, add_operator, main, stage_of, val
 from ups.distributed.ranks import ALONE
 from ups.distributed.sharding import load_shards
 from ups.errors import ConfigError
+from ups.stages import FNO_NEURALOPERATOR
 from ups.train.baseline import BaselineStage
 from ups.trained.checkpoint import load_checkpoint
 
@@ -87,7 +88,7 @@ def test_ranks_measure_together_what_one_process_measures(
 
 def test_stage_that_can_not_be_sharded_says_so() -> None:
     stage = object.__new__(BaselineStage)  # without the package of its network
-    stage.name = "fno_neuraloperator"
+    stage.facts = FNO_NEURALOPERATOR
     with pytest.raises(ConfigError, match="stage fno_neuraloperator can't be sharded") as caught:
         stage.shard(None)  # type: ignore[arg-type]
     assert caught.value.kind == "not_shardable"
