@@ -244,7 +244,8 @@ class _PeerWindows(WindowSource):
         super().__init__(source.tasks, parameters=source.parameters)
         self._order, windows = order, source.tasks[task]
         items = _PeerItems(peer, windows)
-        self._constants = source.read(task, windows, np.zeros(1, np.int64), new_tensor)  # one ν, one dt
+        first = np.zeros(1, np.int64)
+        self._constants = source.fetch(0, first, epoch=0, allocate=new_tensor)  # one ν, one dt
         self._loader = DataLoader(
             items, batch_sampler=self, num_workers=size.num_workers, multiprocessing_context="fork"
         )
