@@ -97,7 +97,8 @@ def test_interrupted_run_is_not_a_failed_one(error: type[Exception], has_failed:
 def test_warnings_are_recorded_though_they_are_quiet_and_shown_without_any_handler(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logger, "propagate", False)  # pytest's own handlers
+    monkeypatch.setattr(logger, "propagate", False)  # handlers of pytest and of this suite
+    monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logging, "lastResort", logging.StreamHandler(sys.stderr))
     sink = Recorder()
     with quiet(), RunLog(stage="operator", total_steps=1) as log:
