@@ -546,3 +546,21 @@ def test_progress_is_shown_on_demand_only(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == ""
     ups_store.write(tmp_path / "b.zarr.zip", mixed(), identity={}, progress=True).close()
     assert "b.zarr.zip: making the store" in capsys.readouterr().err
+
+
+def test_names_choose_columns_and_name_the_one_array(tmp_path: Path) -> None:
+    columns = {"a": np.arange(3.0), "b": np.arange(3.0) + 5}
+    with ups_store.write(tmp_path / "b.zarr.zip", columns, names=["b"]) as store:
+        assert list(store.arrays) == ["b"]
+    with ups_store.write(tmp_path / "u.zarr.zip", np.arange(3.0), names=["u"]) as store:
+        assert store["u"].tolist() == [0, 1, 2]
+    for samples, names in ((columns, ["z"]), (np.arange(3.0), ["u", "v"])):
+        with pytest.raises(SpecError) as caught:
+            ups_store.write(tmp_path / "wrong.zarr.zip", samples, names=names)
+        assert caught.value.kind == "names"
+
+
+def test_map_without_inputs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        ups_store.write(tmp_path / "a.zarr.zip", map=str)
+    assert caught.value.kind == "argument"
