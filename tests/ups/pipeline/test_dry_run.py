@@ -78,7 +78,7 @@ def test_corrector_and_operator_that_are_kept_are_what_the_student_is_measured_o
 def test_what_cant_be_measured_is_said_of_the_runs_own_files(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups.pipeline.scratch._NEEDED", {*()})  # as if no stage left its model
+    monkeypatch.setattr("ups.pipeline.scratch._needed_models", set)  # as if no stage left its model
     plan = dry_run(run, WITH_GENERATIVE, num_steps=1)
     said = [check.text for check in plan.checks if "isn't measured" in check.text]
     assert "stage diff_residual isn't measured: checkpoints/operator.safetensors: no such" in said[0]
