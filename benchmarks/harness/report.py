@@ -101,9 +101,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def markdown(
-    results: Sequence[Result],
-    about: Mapping[str, Any],
-    elsewhere: Mapping[int, Sequence[str]] | None = None,
+    results: Sequence[Result], about: Mapping[str, Any], elsewhere: Mapping[int, Sequence[str]] | None = None
 ) -> str:
     """For the documentation.
 

@@ -386,11 +386,7 @@ class FrameSource:
 
 
 def frame_data(
-    fields: Mapping[str, Fields],
-    *,
-    global_batch_size: int,
-    seed: int,
-    parameters: tuple[str, ...] = (),
+    fields: Mapping[str, Fields], *, global_batch_size: int, seed: int, parameters: tuple[str, ...] = ()
 ) -> TrainingData[FrameSource]:
     """Batches of random frames, each of one task and array.
 

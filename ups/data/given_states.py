@@ -97,12 +97,7 @@ class Where:
 
 
 def read_given(
-    path: Path,
-    task: str,
-    where: Where,
-    *,
-    config: BuildConfig,
-    ask: AskSplit | None = None,
+    path: Path, task: str, where: Where, *, config: BuildConfig, ask: AskSplit | None = None
 ) -> GivenStates:
     """Read states out of a store (`.zarr.zip`) or an HDF5 file.
 
@@ -206,13 +201,7 @@ def _from_store(path: Path, task: str, where: Where, config: BuildConfig) -> _Re
     return *_reduced(arrays, constants, reduction, ndim), store.attrs, reduction
 
 
-def _from_hdf5(
-    path: Path,
-    task: str,
-    where: Where,
-    config: BuildConfig,
-    ask: AskSplit | None,
-) -> _Read:
+def _from_hdf5(path: Path, task: str, where: Where, config: BuildConfig, ask: AskSplit | None) -> _Read:
     known, follow = config.get_task(task), config.data.follow_external
     with Readers(config.reading.model_copy(update={"on_error": "fail"}), note=logger.info) as readers:
         info = readers.describe(path, known, follow=follow)
@@ -230,11 +219,7 @@ def _from_hdf5(
 
 
 def _samples(
-    path: Path,
-    splits: Mapping[str, range],
-    num_samples: int,
-    wanted: str | None,
-    ask: AskSplit | None,
+    path: Path, splits: Mapping[str, range], num_samples: int, wanted: str | None, ask: AskSplit | None
 ) -> range:
     """Numbers of the samples of the split that is wanted, or the only one that the file has."""
     counts = {split: len(samples) for split, samples in splits.items()}

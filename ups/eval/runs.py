@@ -56,11 +56,7 @@ class Run:
 
 
 def open_runs(
-    checkpoint: Path | None,
-    *,
-    config_path: Path | None,
-    overrides: Sequence[str],
-    seeds: Sequence[int] = (),
+    checkpoint: Path | None, *, config_path: Path | None, overrides: Sequence[str], seeds: Sequence[int] = ()
 ) -> list[Run]:
     """Open a trained operator, one for each seed, with the configuration to use it with.
 

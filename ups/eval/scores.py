@@ -87,11 +87,7 @@ class Scores:
 
 
 def score(
-    measured: Sequence[Any],
-    metrics: Sequence[Metric],
-    *,
-    resamples: Resamples,
-    row: str = "",
+    measured: Sequence[Any], metrics: Sequence[Metric], *, resamples: Resamples, row: str = ""
 ) -> Scores:
     """Turn what was measured of a row into metrics with 95 % intervals; each is the mean over its seeds.
 

@@ -56,12 +56,7 @@ class LeaderboardRow:
     written_at: str
 
 
-def read_rows(
-    folder: Path,
-    *,
-    metric: str,
-    price_per_hour: float | None = None,
-) -> list[LeaderboardRow]:
+def read_rows(folder: Path, *, metric: str, price_per_hour: float | None = None) -> list[LeaderboardRow]:
     """All runs below a folder, the smallest value first on each task.
 
     Args:

@@ -49,10 +49,7 @@ class Options:
 
 
 def open_run(
-    config_path: Path | None,
-    overrides: Sequence[str],
-    *,
-    phases: Mapping[str, float] | None = None,
+    config_path: Path | None, overrides: Sequence[str], *, phases: Mapping[str, float] | None = None
 ) -> Run:
     """A run's three configurations, and where it lies.
 
@@ -83,12 +80,7 @@ def _check_same_run(name: str, other: RunConfig, config: RunConfig) -> None:
         )
 
 
-def run_pipeline(
-    run: Run,
-    options: Options,
-    *,
-    siblings: Sequence[Path] = (),
-) -> dict[str, Any]:
+def run_pipeline(run: Run, options: Options, *, siblings: Sequence[Path] = ()) -> dict[str, Any]:
     """Execute what isn't valid of a run.
 
     Args:
@@ -175,12 +167,7 @@ class _Execution:
     """One call of `run_pipeline`, node by node."""
 
     def __init__(
-        self,
-        run: Run,
-        folder: RunFolder,
-        options: Options,
-        tracked: Tracking,
-        lock_fd: int,
+        self, run: Run, folder: RunFolder, options: Options, tracked: Tracking, lock_fd: int
     ) -> None:
         self._run, self._folder, self._options = run, folder, options
         self._tracked, self._lock_fd = tracked, lock_fd

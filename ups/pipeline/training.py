@@ -91,7 +91,7 @@ def run_all(
         for name in config.trained_stages:
             check_switches(config, name, device=device, num_ranks=ranks.world_size)
         for text in unused_in_all_stages(config) if ranks.is_first else ():
-            logger.warning(f"{text}")
+            logger.warning(text)
         said: dict[str, Any] = {"config_path": config_path, "overrides": overrides}
         said |= {"is_first": ranks.is_first}
         if has_given_encoder(config) and ranks.is_first:
@@ -157,11 +157,7 @@ def run_all_seeds(
 
 
 def _evaluate(
-    configs: Sequence[RunConfig],
-    checkpoints: Path,
-    phases: dict[str, float],
-    *,
-    folder: Path,
+    configs: Sequence[RunConfig], checkpoints: Path, phases: dict[str, float], *, folder: Path
 ) -> dict[str, str]:
     """Write the report of `ups evaluate` to a folder."""
     first = configs[0].evaluation
@@ -179,11 +175,7 @@ def _evaluate(
 
 
 def build_latents(
-    config: RunConfig,
-    *,
-    config_path: Path | None,
-    overrides: Sequence[str],
-    is_first: bool,
+    config: RunConfig, *, config_path: Path | None, overrides: Sequence[str], is_first: bool
 ) -> dict[str, float]:
     """Build the stores of latents that the autoencoder in use makes; valid ones are kept.
 
@@ -205,11 +197,7 @@ def build_latents(
 
 
 def build_fields(
-    config: RunConfig,
-    *,
-    config_path: Path | None,
-    overrides: Sequence[str],
-    is_first: bool,
+    config: RunConfig, *, config_path: Path | None, overrides: Sequence[str], is_first: bool
 ) -> dict[str, float]:
     """Build stores of the fields themselves; as `build_latents`, with `startup/field_cache_sec`."""
     command = build_command(config, config_path, *overrides, holds_latents=False)
@@ -217,13 +205,7 @@ def build_fields(
     return _timed_build(command, manifest, phase="field_cache", is_first=is_first)
 
 
-def _timed_build(
-    command: Sequence[str],
-    manifest: Path,
-    *,
-    phase: str,
-    is_first: bool,
-) -> dict[str, float]:
+def _timed_build(command: Sequence[str], manifest: Path, *, phase: str, is_first: bool) -> dict[str, float]:
     """Run a build of stores, and give the metrics of a start; of other ranks the manifest is the first's."""
     began = time.perf_counter()
     flags = ["--manifest", str(manifest)] if is_first else []

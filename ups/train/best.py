@@ -171,13 +171,7 @@ def export(
     (stage.export_again if is_again else stage.export)(metrics, weights)
 
 
-def set_aside(
-    path: Path,
-    *,
-    kind: str,
-    metrics: Mapping[str, float],
-    config: RunConfig,
-) -> None:
+def set_aside(path: Path, *, kind: str, metrics: Mapping[str, float], config: RunConfig) -> None:
     """Keep a checkpoint of an earlier run that is better than what replaces it as `<name>.previous<suffix>`.
 
     Only like is compared with like: the same metrics of the same tasks, on the same data, validated alike.

@@ -218,10 +218,7 @@ class Agreement:
 
 @contextmanager
 def joined_ranks(
-    device_name: str,
-    *,
-    timeout_s: float,
-    variables: MutableMapping[str, str] = os.environ,
+    device_name: str, *, timeout_s: float, variables: MutableMapping[str, str] = os.environ
 ) -> Iterator[tuple[Ranks, torch.device]]:
     """Inside, this process belongs to the ranks that `torchrun` started; alone without it. May be nested.
 

@@ -221,12 +221,7 @@ def validate_optimizations(
 
 
 def _train(
-    contenders: Sequence[Contender],
-    stack: ExitStack,
-    stop: StopRequest,
-    *,
-    steps: int,
-    warm_up: int,
+    contenders: Sequence[Contender], stack: ExitStack, stop: StopRequest, *, steps: int, warm_up: int
 ) -> bool:
     """All steps of all contenders, in turns; whether none of them was left out."""
     rounds = list(_rounds(contenders, steps=steps, warm_up=warm_up))
@@ -267,12 +262,7 @@ def _rounds(
         yield [*turns[first:], *turns[:first]]
 
 
-def _num_steps(
-    variant: Variant,
-    stage: str,
-    *,
-    device: torch.device,
-) -> int:
+def _num_steps(variant: Variant, stage: str, *, device: torch.device) -> int:
     """Optimiser steps of a stage, be they said, epochs of its data, or a budget."""
     config = within_budget(stage, variant.config, device=device, is_continued=False)
     settings = config.stage(stage)

@@ -97,7 +97,7 @@ def run_stage(
         check_switches(config, name, device=device, num_ranks=ranks.world_size)
         free_memory(device)  # that a stage before in this process held
         for text in unused_settings(config, name) if ranks.is_first else ():
-            logger.warning(f"{text}")
+            logger.warning(text)
         if ranks.is_first:
             stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, is_nested=True))
         with clock.phase("budget"), before_steps(name, saved, restart=restart):

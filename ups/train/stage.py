@@ -282,12 +282,7 @@ def forward_of(stage: Stage, config: RunConfig) -> nn.Module:
     return with_compiled_blocks(model, blocks, **options)
 
 
-def attention_of(
-    model: nn.Module,
-    config: RunConfig,
-    *,
-    device: torch.device,
-) -> Attention:
+def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device) -> Attention:
     """What computes the attention of a model: FlexAttention where it was asked for and can be trained.
 
     Raises:

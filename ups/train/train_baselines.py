@@ -134,11 +134,7 @@ def is_trained_alike(path: Path, config: RunConfig, kind: Kind) -> bool:
     return bool(document["spec"] == spec.as_stored())
 
 
-def train_configured_baselines(
-    config: RunConfig,
-    *,
-    restart: bool,
-) -> None:
+def train_configured_baselines(config: RunConfig, *, restart: bool) -> None:
     """Train FNO and U-Net of every task within the budgets in `evaluation`, as `obtain_baseline` does.
 
     None beside an operator whose errors are of latents, as a baseline's aren't. One that there can't be,

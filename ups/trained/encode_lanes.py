@@ -42,13 +42,7 @@ class Lanes:
         num: How many jobs run at a time, at most.
     """
 
-    def __init__(
-        self,
-        num: int,
-        *,
-        device: torch.device,
-        micro_batch: int,
-    ) -> None:
+    def __init__(self, num: int, *, device: torch.device, micro_batch: int) -> None:
         self.num = num
         self._device, self._micro_batch = device, micro_batch
         self._num_running = 0

@@ -50,12 +50,7 @@ def make_fields(task: str, grid: GridSpec, *, seed: int = 0, num: int = 12) -> F
 
 
 def make_model(
-    fields: Mapping[str, Fields],
-    *,
-    latent_dim: int,
-    num_tokens: int,
-    patch_size: int = 4,
-    **linear: bool,
+    fields: Mapping[str, Fields], *, latent_dim: int, num_tokens: int, patch_size: int = 4, **linear: bool
 ) -> Autoencoder:
     tasks = {
         name: TaskSpec(

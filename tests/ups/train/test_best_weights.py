@@ -217,11 +217,7 @@ def full_disk(path: Path, content: bytes) -> None:
 
 
 def test_better_checkpoint_that_can_not_be_kept_does_not_cost_the_epoch(
-    tmp_path: Path,
-    path: Path,
-    previous: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    notes: list[str],
+    tmp_path: Path, path: Path, previous: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     train_anew(tmp_path, [0.2, 0.5, 0.1])
     monkeypatch.setattr(Path, "hardlink_to", refuse(errno.EPERM))

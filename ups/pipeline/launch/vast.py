@@ -247,13 +247,7 @@ class Vast:
         made.exit_code = 5 if is_asked else LaunchError.exit_code
         return made
 
-    def wait(
-        self,
-        instance: int,
-        *,
-        seconds: float,
-        destroys: bool,
-    ) -> None:
+    def wait(self, instance: int, *, seconds: float, destroys: bool) -> None:
         """Wait until an instance runs, and so its script.
 
         Args:
