@@ -16,7 +16,7 @@ from benchmarks.harness.inputs import Bench, check, values_of
 from benchmarks.harness.measure import RATE, Comparison, Timed, compare, median_s, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store.building.config import BuildConfig, load_config
-from ups_store.building.progress import QuietWatcher
+from ups_store.building.progress import Watcher
 from ups_store.building.stores import build_all
 
 TASK, SOURCE = "burgers1d", "1D_Burgers_Sols_Nu0.01.hdf5"
@@ -119,7 +119,7 @@ class BuildOnly(_Built):
         shutil.rmtree(self.cache, ignore_errors=True)
         self.folder.remove()
         config = self.config
-        return timed(lambda i: build_all(config, watcher=QuietWatcher()))(i)
+        return timed(lambda i: build_all(config, watcher=Watcher()))(i)
 
     @tracked(
         "build of a Burgers file, without the start of Python and imports, over cp and sync",

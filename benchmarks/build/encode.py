@@ -33,7 +33,7 @@ from ups_store.building.config import BuildConfig, load_config
 from ups_store.building.encode import OverlappingEncoder
 from ups_store.building.fill import Filling
 from ups_store.building.plan import DigestCache, plan_store
-from ups_store.building.progress import QuietWatcher, Stopwatch
+from ups_store.building.progress import Stopwatch, Watcher
 from ups_store.building.read import read_batches
 from ups_store.building.readers import Readers
 from ups_store.system.memory import num_cores
@@ -181,7 +181,7 @@ class _Latents(Bench):
         """What a build does once its sources are known."""
         with self._writer() as writer:
             filling = Filling(
-                self.plan, writer, self.readers, watcher=QuietWatcher(), clock=Stopwatch(), on_nan="fail"
+                self.plan, writer, self.readers, watcher=Watcher(), clock=Stopwatch(), on_nan="fail"
             )
             filling.fill(self.everything)
             writer.finish()

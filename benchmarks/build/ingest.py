@@ -19,7 +19,7 @@ from benchmarks.harness.inputs import Bench, check, values_of
 from benchmarks.harness.measure import RATE, TIME, Comparison, compare, median_s, timed, tracked
 from benchmarks.harness.scale import MIB, SCALE
 from ups_store.building.config import load_config
-from ups_store.building.progress import QuietWatcher
+from ups_store.building.progress import Watcher
 from ups_store.building.read import BATCH_BYTES
 from ups_store.building.stores import build_all
 from ups_store.sources.contents import EVERYTHING
@@ -205,7 +205,7 @@ class WholeBuild(Bench):
             check(store["fields"][-1, ..., 0], file["tensor"][-1])
 
     def build(self, i: int) -> None:
-        build_all(self.config, watcher=QuietWatcher())
+        build_all(self.config, watcher=Watcher())
 
     def build_from_scratch(self, i: int) -> float:
         shutil.rmtree(self.cache, ignore_errors=True)

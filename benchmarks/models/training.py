@@ -30,7 +30,7 @@ from ups.train.budget import ratio_of, step_seconds, with_steps, without_prepari
 from ups.train.run import run_stage
 from ups.train.stage import make_stage
 from ups.trained.simulator import load_simulator
-from ups_store.build import QuietWatcher, build_all
+from ups_store.build import Watcher, build_all
 
 MODELS = ("operator", "fno", "unet")
 PERSISTENCE = "persistence"
@@ -76,7 +76,7 @@ def make_data(question: Question, folder: Path) -> Path:
     path = folder / "run.yaml"
     values = run_values(question, _data_folder(TRAIN, folder))
     write_atomically(path, yaml.safe_dump(values, sort_keys=False).encode())
-    build_all(load_config(path).build, watcher=QuietWatcher())
+    build_all(load_config(path).build, watcher=Watcher())
     return path
 
 

@@ -19,7 +19,7 @@ from pdebench_files import T, X
 
 import ups_store
 from ups_store import ArraySpec
-from ups_store.build import QuietWatcher, build_all, load_config, open_build
+from ups_store.build import Watcher, build_all, load_config, open_build
 from ups_store.read.recovery import building_path
 from ups_store.system.stalls import LookingThread
 
@@ -149,7 +149,7 @@ def expect_finished(*, kept: int, is_latent: bool) -> None:
     flags: dict[str, Any] = dict(FLAGS)
     if is_latent:
         flags |= {"latent.checkpoint": "weights", "latent.encoder": "test_build_deadlines:Halves"}
-    (made,) = build_all(load_config(flags=flags), watcher=QuietWatcher()).stores
+    (made,) = build_all(load_config(flags=flags), watcher=Watcher()).stores
     assert made.num_committed == NUM_TRAIN - kept
     with ups_store.open(made.path) as store:
         name, step = ("latent", 2) if is_latent else ("fields", 1)

@@ -35,8 +35,8 @@ from ups_store.build import (
     BuildConfig,
     BuildRank,
     DigestCache,
-    QuietWatcher,
     Readers,
+    Watcher,
     build_all,
 )
 from ups_store.errors import BuildLockedError, SourceError, StoreError
@@ -86,19 +86,18 @@ def make_latents(
     build = latent_build(config, autoencoder_path=autoencoder_path, device=device)
     build = build.model_copy(update={"data": build.data.model_copy(update={"split": (split,)})})
     rank = dataclasses.replace(BuildRank.from_environment(), num_machines=1)
-    watcher = _Progress() if rank.is_builder else QuietWatcher()
+    watcher = _Progress() if rank.is_builder else Watcher()
     if mode == "auto":
         check_writable(build.cache.dir)
     try:
         with Readers(build.reading, note=watcher.note) as readers:
             digests = DigestCache(build.cache.dir, readers=readers, save=mode == "auto")
-            options: dict[str, Any] = {
-                "digests": digests,
-                "readers": readers,
-                "watcher": watcher,
-                "rank": rank,
+            builds = {
+                task: open_split(
+                    build, task, split, digests=digests, readers=readers, watcher=watcher, rank=rank
+                )
+                for task in tasks
             }
-            builds = {task: open_split(build, task, split, **options) for task in tasks}
             hashes = {task: wanted.config_hash for task, wanted in builds.items()}
             if mode == "auto" and build.data.limit is not None and _are_whole(build, split):
                 return {}  # which are compared once they are open
@@ -157,8 +156,9 @@ def open_latent_windows(
     parameters = parse_spec(read_document(autoencoder_path, kind=AUTOENCODER), autoencoder_path).parameters
     windows: dict[str, Windows] = {}
     if made is None:
-        places: dict[str, Any] = {"autoencoder_path": autoencoder_path, "device": device}
-        made = make_latents(config, split=split, check_data=check_data, **places)
+        made = make_latents(
+            config, autoencoder_path=autoencoder_path, device=device, split=split, check_data=check_data
+        )
     for task in config.data.tasks:
         taken: dict[str, Any] = {"horizon": horizon, "stride": training.stride}
         if training.cache_mode == "none":
@@ -234,23 +234,22 @@ def _are_whole(build: BuildConfig, split: str) -> bool:
     return True
 
 
-class _Progress(QuietWatcher):
+class _Progress(Watcher):
     """Logs what a build notes, and every few seconds how far it is."""
 
     def __init__(self) -> None:
         super().__init__(logger.info)
-        self._name, self._done, self._total, self._logged_s = "", 0, 0, 0.0
+        self._logged_s = time.monotonic()
 
     def stage(self, name: str, total: int, *, unit: str) -> None:
-        """See `ups_store.build.Watcher.stage`."""
-        self._name, self._done, self._total, self._logged_s = name, 0, total, time.monotonic()
+        super().stage(name, total, unit=unit)
+        self._logged_s = time.monotonic()
 
-    def advance(self, num: int) -> None:
-        """See `ups_store.build.Watcher.advance`; called in the thread that commits."""
-        self._done += num
+    def advance(self, num: int) -> None:  # called in the thread that commits
+        super().advance(num)
         if time.monotonic() > self._logged_s + _NOTE_S:
             self._logged_s = time.monotonic()
-            logger.info(f"{self._name}: {self._done:,} of {self._total:,}")
+            logger.info(f"{self.name}: {self.done:,} of {self.total:,}")
 
 
 def _built_in_memory(build: Build, rank: BuildRank) -> Store:

@@ -32,7 +32,7 @@ from ups.stages import STAGES, Model
 from ups.train.budget import seconds_of_step, within_budget
 from ups.train.stage import Stage, StageStart, make_stage
 from ups.train.trainer import Trainer
-from ups_store.build import QuietWatcher, build_all
+from ups_store.build import Watcher, build_all
 
 with needs("train"):
     import torch
@@ -143,7 +143,7 @@ class Scratch:
     def build_fields(self) -> None:
         """Build stores of the few samples, where there are sources."""
         if self._has_sources:
-            build_all(self.config.build, watcher=QuietWatcher())
+            build_all(self.config.build, watcher=Watcher())
 
     def build_latents(self, device: torch.device) -> None:
         """Encode them, where stores are what the operator reads."""
@@ -151,7 +151,7 @@ class Scratch:
             config = latent_build(
                 self.config, autoencoder_path=self.config.autoencoder_path, device=str(device)
             )
-            build_all(config, watcher=QuietWatcher())
+            build_all(config, watcher=Watcher())
 
     def measure(self, name: str, config: RunConfig, *, device: torch.device, num_steps: int) -> Measured:
         """Make a stage, take some steps, and leave its model, as untrained as that is, to the next ones.

@@ -361,15 +361,12 @@ class CorrectorStage(FlowStage):
         All that are measured get the same noise; `ms_per_step` is of one member. A collective.
         """
         config, errors, numbers = self._config, {}, {}
-        members = 1 if isinstance(forecaster, OperatorForecaster) else config.diffusion.val_members
+        members = None if isinstance(forecaster, OperatorForecaster) else config.diffusion.val_members
         for task, (trajectories, climate) in self._held_out.items():
-            if isinstance(forecaster, OperatorForecaster):
-                rolled = roll_out_members(forecaster, trajectories, climate, members=None, ranks=self.ranks)
-            else:
-                rolled = roll_out_members(
-                    forecaster, trajectories, climate, members=members, seed=config.seed, ranks=self.ranks
-                )
-            num = len(self.ranks.share(np.arange(len(trajectories)))) * trajectories.horizon * members
+            rolled = roll_out_members(
+                forecaster, trajectories, climate, members=members, seed=config.seed, ranks=self.ranks
+            )
+            num = len(self.ranks.share(np.arange(len(trajectories)))) * trajectories.horizon * (members or 1)
             ms = float(self.ranks.sum(torch.tensor(1e3 * rolled.seconds / num))) / self.ranks.world_size
             errors[task] = rolled.errors
             numbers[task] = {**ensemble_numbers(rolled.errors), "ms_per_step": ms}

@@ -166,16 +166,12 @@ class SteadyPriorStage(FlowStage):
     def finish(self) -> dict[str, Any]:
         """Scores of what was exported, on the validation split; values over their root mean square."""
         model, config, scores = load_prior(self.path, device=str(self._device)), self._config, {}
-        members = config.diffusion.val_members if self._is_flow else 1
+        members = config.diffusion.val_members if self._is_flow else None
         forecaster = PriorForecaster(model, seed=config.seed)
         for task, val in self._val.items():
-            climate = Climate.of(val)
-            if self._is_flow:
-                rolled = roll_out_members(
-                    forecaster, val, climate, members=members, seed=config.seed, ranks=self.ranks
-                )
-            else:
-                rolled = roll_out_members(forecaster, val, climate, members=None, ranks=self.ranks)
+            rolled = roll_out_members(
+                forecaster, val, Climate.of(val), members=members, seed=config.seed, ranks=self.ranks
+            )
             scores[task] = ensemble_numbers(rolled.errors)
         return {
             "checkpoint": str(self.path),
@@ -183,7 +179,7 @@ class SteadyPriorStage(FlowStage):
             "method": model.prior_spec.method,
             "observed_points": model.prior_spec.observed_points,
             "parameters": sum(weight.numel() for weight in model.network.parameters()),
-            "members": members,
+            "members": members or 1,
             "scores": scores,
         }
 

@@ -29,7 +29,7 @@ from ups_store.building.decide import (
 )
 from ups_store.building.fill import Filling
 from ups_store.building.plan import DigestCache, Digests, StorePlan, plan_store, sample_nbytes_of
-from ups_store.building.progress import QuietWatcher, Stopwatch, Watcher
+from ups_store.building.progress import Stopwatch, Watcher
 from ups_store.building.ranks import ALONE, BuildRank
 from ups_store.building.read import read_batches
 from ups_store.building.readers import Readers
@@ -92,7 +92,7 @@ def open_build(
     sources = sources or Sources(config, watcher=watcher)
     plan = plan_store(config, task, split, readers=readers, sources=sources).partition_of(rank)
     digests = digests or DigestCache(config.cache.dir, readers=readers)
-    return Build(plan, config, digests=digests, readers=readers, watcher=watcher or QuietWatcher(), rank=rank)
+    return Build(plan, config, digests=digests, readers=readers, watcher=watcher or Watcher(), rank=rank)
 
 
 class Build(PlannedStore):

@@ -18,7 +18,7 @@ import ups_store
 from ups_store.building.config import BuildConfig
 from ups_store.building.decide import count_files, is_finished
 from ups_store.building.plan import DigestCache, FileSignature
-from ups_store.building.progress import BuildReport, BuildResult, QuietWatcher, Startup, Stopwatch, Watcher
+from ups_store.building.progress import BuildReport, BuildResult, Startup, Stopwatch, Watcher
 from ups_store.building.ranks import ALONE, BuildRank
 from ups_store.building.readers import Readers
 from ups_store.building.staging import Sources
@@ -196,7 +196,7 @@ def make_partition(task: PartitionTask, folder: str | Path | None = None) -> Bui
     digests = _PlannedDigests(Path(), rehash=True, save=False)
     digests.known = task.digests
     with contextlib.ExitStack() as stack:
-        watcher: Watcher = QuietWatcher()
+        watcher: Watcher = Watcher()
         if task.log_json:
             origin = {"run": task.run, "rank": rank.machine}
             log = stack.enter_context(EventLog(task.log_json, origin=origin))

@@ -127,7 +127,7 @@ class Watcher:
         return {stage: self.done / seconds for stage, seconds in waited_s.items() if self.done}
 
 
-QuietWatcher = Watcher
+QuietWatcher = Watcher  # its name until there was one class for both
 
 
 # --- results ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from ups_store.building.config import BuildConfig
-from ups_store.building.progress import QuietWatcher, Watcher
+from ups_store.building.progress import Watcher
 from ups_store.console import format_nbytes
 from ups_store.errors import ConfigError, SourceError, check_installed
 from ups_store.printable import counted
@@ -62,7 +62,7 @@ class Sources:
     """
 
     def __init__(self, config: BuildConfig, *, watcher: Watcher | None = None, is_dry: bool = False) -> None:
-        self._config, self._watcher, self._is_dry = config, watcher or QuietWatcher(), is_dry
+        self._config, self._watcher, self._is_dry = config, watcher or Watcher(), is_dry
         self._versions: dict[str, Version | None] = {}
         self._copies: dict[str, Path] = {}
         self._listed: _Candidates | None = None

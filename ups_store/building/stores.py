@@ -70,7 +70,7 @@ def build_all(
 
     Args:
         config: What to build.
-        watcher: Hears how it goes; `QuietWatcher()` shows nothing.
+        watcher: Hears how it goes; `Watcher()` shows nothing.
         overwrite: Whether to build from scratch whatever is there.
         rehash: Whether known digests aren't believed.
         skip_missing: Whether a task without any sources is skipped with a note, too.

@@ -15,7 +15,7 @@ from pdebench_files import T, X, values
 import ups_store
 from ups_store.building.command import main
 from ups_store.building.config import BuildConfig
-from ups_store.building.progress import QuietWatcher
+from ups_store.building.progress import Watcher
 from ups_store.building.stores import explain_all
 from ups_store.errors import SourceError
 from ups_store.read.recovery import building_path
@@ -94,7 +94,7 @@ def test_store_is_stale_once_an_outer_file_changed(write: Any, source_digest: st
     else:
         write_fields(tmp_path / "outer/b.h5", FIELDS[: SAMPLES // 2])
         expected = np.concatenate([FIELDS[: SAMPLES // 2]] * 2)
-    (explanation,) = explain_all(config, watcher=QuietWatcher())
+    (explanation,) = explain_all(config, watcher=Watcher())
     assert explanation.action == "rebuild"
     assert all(".external" in key for key in explanation.differences)
     np.testing.assert_array_equal(built(config), expected)

@@ -12,7 +12,7 @@ from inline_readers import in_this_process
 
 import ups_store
 from ups_store import SourceError
-from ups_store.build import QuietWatcher, build_all, load_config
+from ups_store.build import Watcher, build_all, load_config
 
 read_here = pytest.fixture(autouse=True)(in_this_process)
 TRUE = 280 + np.arange(12 * 4 * 6, dtype="f4").reshape(12, 4, 6) / 64
@@ -37,7 +37,7 @@ def built(folder: Path, values: Any, *overrides: str, **attrs: Any) -> ups_store
         "      arrays: {soil: {dataset: soil, axes: sample x}}\n"
         "      coordinates: {x: x, t: {step: 1.0}}\n"
     )
-    (report,) = build_all(load_config(folder / "c.yaml", overrides=overrides), watcher=QuietWatcher()).stores
+    (report,) = build_all(load_config(folder / "c.yaml", overrides=overrides), watcher=Watcher()).stores
     return ups_store.open(report.path)
 
 

@@ -16,7 +16,7 @@ from ups.pipeline.config_checks import GROUPS, check_config
 from ups.pipeline.machine_checks import chosen_gpus
 from ups.pipeline.report import Report
 from ups.pipeline.training import run_all
-from ups_store.build import QuietWatcher, build_all, load_config
+from ups_store.build import Watcher, build_all, load_config
 
 STATES_OF_FIELDS = ["operator.state=fields", "stages.autoencoder.epochs=0"]
 
@@ -144,7 +144,7 @@ def test_a_model_that_does_not_fit_misses_a_gate(run: Path, monkeypatch: pytest.
 
 
 def test_stores_are_found_matching_or_not(run: Path) -> None:
-    build_all(load_config(run, overrides=["latent.encoder=none"]), watcher=QuietWatcher())
+    build_all(load_config(run, overrides=["latent.encoder=none"]), watcher=Watcher())
     lines = [check for check in check_config(run, STATES_OF_FIELDS).checks if check.group == "field stores"]
     assert [check.mark for check in lines] == ["ok"] * 3
     assert all("matches" in check.text and check.facts["hash"][:12] in check.text for check in lines)

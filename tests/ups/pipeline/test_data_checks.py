@@ -12,7 +12,7 @@ import pytest
 from command_line import run_ups
 
 from ups.pipeline.data_checks import check_data
-from ups_store.build import QuietWatcher, build_all, load_config
+from ups_store.build import Watcher, build_all, load_config
 
 
 def source() -> Path:
@@ -55,7 +55,7 @@ def test_sizes_are_compared_with_the_configuration(run: Path) -> None:
 
 
 def test_stores_stand_for_sources_that_are_gone(run: Path) -> None:
-    build_all(load_config(run, overrides=["latent.encoder=none"]), watcher=QuietWatcher())
+    build_all(load_config(run, overrides=["latent.encoder=none"]), watcher=Watcher())
     shutil.rmtree("data")
     report = check_data(run, ["data.split=[train,val]"])
     assert report.exit_code == 0, report

@@ -17,7 +17,7 @@ from ups.pipeline.planned_ranks import PlannedRanks
 from ups.pipeline.scratch import Scratch, scratch_folder
 from ups.train.run import run_stage
 from ups.train.train_baselines import obtain_baseline
-from ups_store.build import QuietWatcher, build_all
+from ups_store.build import Watcher, build_all
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_stages_on_models_that_arent_there_yet_are_measured_too(run: Path) -> No
 @pytest.mark.slow
 def test_corrector_and_operator_that_are_kept_are_what_the_student_is_measured_on(run: Path) -> None:
     config = load_config(run, overrides=WITH_GENERATIVE)
-    build_all(config.build, watcher=QuietWatcher())
+    build_all(config.build, watcher=Watcher())
     for name, steps in (("operator", 2), ("diff_residual", 8)):
         assert run_stage(name, config)["steps"] == steps
     plan = dry_run(run, WITH_GENERATIVE, num_steps=1)

@@ -55,9 +55,9 @@ def test_steps_keep_no_more_than_the_estimate(
     more = ["operator.state=fields", "cache.dir=cache"] if stage == "operator" else []
     config = load_config(Path("run.yaml"), overrides=["training.prefetch_factor=0", *more])
     if stage == "operator":
-        from ups_store.build import QuietWatcher, build_all
+        from ups_store.build import Watcher, build_all
 
-        build_all(config.build, watcher=QuietWatcher())
+        build_all(config.build, watcher=Watcher())
     made = make_stage(stage, config, device=choose_device("cpu"))
     trainer = Trainer(made, config, device=torch.device("cpu"), restart=True)
     trainer.train_step()  # operations are counted in the first one, by another pass

@@ -13,7 +13,7 @@ from ups.errors import ConfigError
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.training import run_all
 from ups.train.run import run_stage
-from ups_store.build import QuietWatcher, build_all
+from ups_store.build import Watcher, build_all
 from ups_store.build import load_config as load_build_config
 
 CHANGED = ("encoder.patch_size=2", "encoder.residual=false", "encoder.width=8", "decoder.depth=2")
@@ -54,7 +54,7 @@ def test_other_encoder_is_refused_by_builds_stages_and_checks(
 def test_same_encoder_and_fields_are_built_as_before(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trained)
     same = load_build_config(Path("run.yaml"), overrides=["latent={}", "training.lr=0.5"])
-    assert all(result.reused for result in build_all(same, watcher=QuietWatcher()).stores)
+    assert all(result.reused for result in build_all(same, watcher=Watcher()).stores)
     assert load_build_config(Path("run.yaml"), overrides=["latent.encoder=none", CHANGED[0]]).latent is None
 
 

@@ -13,7 +13,7 @@ from small_stores import flip
 import ups_store
 from ups.config import load_config
 from ups.data.splits import open_suitable
-from ups_store.build import QuietWatcher, build_all
+from ups_store.build import Watcher, build_all
 from ups_store.build import load_config as load_build_config
 from ups_store.building.repair import repair_store
 
@@ -30,7 +30,7 @@ PATH = Path("latents/burgers1d_train.zarr.zip")
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_latent_run(tmp_path, num_samples=20, config=CONFIG)
-    build_all(load_build_config(Path("run.yaml")), watcher=QuietWatcher())
+    build_all(load_build_config(Path("run.yaml")), watcher=Watcher())
     return Path("run.yaml")
 
 
@@ -40,7 +40,7 @@ def test_latents_are_repaired_from_sources_and_encoder(run: Path) -> None:
         last = store["latent"][7]
         offset = good.index(np.ascontiguousarray(last).tobytes())
     flip(PATH, offset)
-    done = repair_store(PATH, run, watcher=QuietWatcher())
+    done = repair_store(PATH, run, watcher=Watcher())
     assert done.num_copied + done.num_rebuilt == 16
     assert PATH.read_bytes() == good
 
@@ -48,13 +48,13 @@ def test_latents_are_repaired_from_sources_and_encoder(run: Path) -> None:
 def test_damaged_latents_are_made_again(run: Path) -> None:
     good = PATH.read_bytes()
     os.truncate(PATH, 5000)
-    (result,) = build_all(load_build_config(run), watcher=QuietWatcher()).stores
+    (result,) = build_all(load_build_config(run), watcher=Watcher()).stores
     assert (result.num_committed, PATH.read_bytes() == good) == (16, True)
 
 
 def test_damaged_store_of_fields_is_passed_over_for_the_sources(run: Path) -> None:
     path = Path("cache/burgers1d_train.zarr.zip")
-    build_all(load_build_config(run, overrides=["latent.encoder=none"]), watcher=QuietWatcher())
+    build_all(load_build_config(run, overrides=["latent.encoder=none"]), watcher=Watcher())
     os.truncate(path, 5000)
     store, problem = open_suitable(path, load_config(run).data)
     assert (store, PATH.name in problem) == (None, True)

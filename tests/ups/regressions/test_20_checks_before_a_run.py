@@ -59,7 +59,7 @@ def test_preloading_is_switched_off_by_the_word_that_yaml_reads_as_false(tmp_pat
 
 
 def test_fields_in_the_place_of_latents_are_a_problem() -> None:
-    from ups_store.build import QuietWatcher, build_all
+    from ups_store.build import Watcher, build_all
 
-    build_all(load_config(overrides=[*GIVEN, "latent.encoder=none"]).build, watcher=QuietWatcher())
+    build_all(load_config(overrides=[*GIVEN, "latent.encoder=none"]).build, watcher=Watcher())
     assert "other_kind" in problems()

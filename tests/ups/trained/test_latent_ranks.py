@@ -16,7 +16,7 @@ from latent_runs import write_latent_run
 
 import ups_store
 from ups_store.building.config import load_config
-from ups_store.building.progress import QuietWatcher
+from ups_store.building.progress import Watcher
 from ups_store.building.stores import build_all
 from ups_store.read.recovery import building_path
 
@@ -45,7 +45,7 @@ def build_alone(folder: Path) -> Path:
     """The store of a single process, this one."""
     folders = {"data.root": folder / "data", "checkpoint.dir": folder / "checkpoints", "cache.dir": folder}
     overrides = [f"{name}={path}" for name, path in folders.items()]
-    build_all(load_config(folder / "run.yaml", overrides=overrides), watcher=QuietWatcher())
+    build_all(load_config(folder / "run.yaml", overrides=overrides), watcher=Watcher())
     return folder / NAME
 
 
