@@ -23,8 +23,8 @@ from ups_store.building.progress import Watcher
 from ups_store.building.read import BATCH_BYTES
 from ups_store.building.stores import build_all
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.reader import ALIGN, Reader, ReadRequest
-from ups_store.sources.readers import ReadBatch, ReaderPool
+from ups_store.sources.reader_pool import ReadBatch, ReaderPool
+from ups_store.sources.reader_process import ALIGN, Reader, ReadRequest
 from ups_store.sources.tasks import get_task
 
 GROUPS_TASK, GROUPS = "diffreact2d", "2D_diff-react_NA_NA.h5"

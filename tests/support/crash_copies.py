@@ -15,7 +15,7 @@ from ups_store.errors import SourceError
 from ups_store.remote import fetch as fetching
 from ups_store.remote.client import Version
 from ups_store.remote.fetch import Body, fetch, find_copy
-from ups_store.sources.reader import Reader
+from ups_store.sources.reader_process import Reader
 from ups_store.system import files
 
 _CHUNK_BYTES, _SYNC_BYTES = 1000, 2000

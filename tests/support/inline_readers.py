@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ups_store.sources.reader import Reader, Request, send_answer
-from ups_store.sources.readers import ReaderPool, ReaderProcess
+from ups_store.sources.reader_pool import ReaderPool, ReaderProcess
+from ups_store.sources.reader_process import Reader, Request, send_answer
 
 
 class InlineReader(ReaderProcess):

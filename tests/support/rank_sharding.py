@@ -30,7 +30,7 @@ from ups.distributed.sharding import (
 )
 from ups.models.latent_operator import LatentOperator
 from ups.models.operator_size import OperatorSize, TokenAxis
-from ups.optim import AveragedWeights, hidden_matrices, make_optimizer, parameter_groups
+from ups.optim import AveragedWeights, make_optimizer, muon_matrices, parameter_groups
 from ups.stages import BASELINES
 from ups.train.best import export
 from ups.train.distributed import joined_ranks
@@ -183,7 +183,7 @@ def step_by_muon(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
         if is_sharded:
             shard_part(ShardedPart(model), init_device_mesh("cpu", (ranks.world_size,)))
         groups = parameter_groups(model, weight_decay=config.weight_decay)
-        optimizer = make_optimizer(groups, config, hidden=hidden_matrices(model))
+        optimizer = make_optimizer(groups, config, hidden=muon_matrices(model))
         generator = torch.Generator().manual_seed(1)
         with patch.object(muon, "_zeropower_via_newtonschulz", side_effect=plain) as orthogonal:
             for _ in range(steps):

@@ -16,7 +16,7 @@ import numpy as np
 
 from ups_store.sources import regions
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.reader import Call, Reader, ReadRequest
+from ups_store.sources.reader_process import Call, Reader, ReadRequest
 from ups_store.system import memory
 
 

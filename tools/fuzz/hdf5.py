@@ -20,8 +20,8 @@ from tools.fuzz.changes import Chance, flip_bits
 from tools.fuzz.kind import Arrays, Input, Kind
 from ups_store.errors import StoreError
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.reader import ALIGN, Reader, ReadRequest, describe_request
-from ups_store.sources.readers import Patience, ReaderPool
+from ups_store.sources.reader_pool import Patience, ReaderPool
+from ups_store.sources.reader_process import ALIGN, Reader, ReadRequest, describe_request
 
 MAX_SAMPLE_BYTES = 1 << 20  # of HDF5; a file of a few kB may rightly hold terabytes of one value
 PATIENCE = Patience(timeout_s=5.0, open_timeout_s=5.0, retries=0)

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.cached import OF_STATISTICS, PREDICTED, RESIDUAL
 from ups.data.fields import evenly_spread
 from ups.data.held_out import Items
+from ups.data.residuals import OF_STATISTICS, PREDICTED, RESIDUAL
 from ups.data.stores import Store
 from ups.nn.patches import NeighbourMap, with_neighbours
 from ups.trained.simulator import Simulator

@@ -6,7 +6,7 @@ check_installed("torch", extra="train")
 
 from ups.optim.averages import AveragedWeights, WeightsCopy  # noqa: E402
 from ups.optim.learning_rate import LearningRate  # noqa: E402
-from ups.optim.muon import MuonHybrid, hidden_matrices  # noqa: E402
+from ups.optim.muon import MuonHybrid, muon_matrices  # noqa: E402
 from ups.optim.optimizers import (  # noqa: E402
     ParameterGroup,
     make_optimizer,
@@ -20,8 +20,8 @@ __all__ = [
     "MuonHybrid",
     "ParameterGroup",
     "WeightsCopy",
-    "hidden_matrices",
     "make_optimizer",
+    "muon_matrices",
     "parameter_groups",
     "set_learning_rate",
 ]

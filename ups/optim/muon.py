@@ -24,7 +24,7 @@ _NOT_HIDDEN = frozenset({"modulation", "bias"})
 _FUSED = {"qkv": 3}  # matrices that lie above each other in the weight of a layer of that name
 
 
-def hidden_matrices(model: nn.Module) -> dict[str, int]:
+def muon_matrices(model: nn.Module) -> dict[str, int]:
     """Weights that Muon is for: of linear layers and convolutions in blocks, the members of lists.
 
     So inputs, heads, embeddings and the weights of Fourier modes aren't among them.

@@ -51,7 +51,7 @@ def make_optimizer(
     Args:
         groups: What is trained.
         config: Kind and settings, with `lr` filled in.
-        hidden: What of it Muon takes, as `hidden_matrices` says it.
+        hidden: What of it Muon takes, as `muon_matrices` says it.
 
     Raises:
         ConfigError: As `check_optimizer`; kind "not_fused", if it is to be fused and can't be; kind

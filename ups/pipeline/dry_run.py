@@ -21,8 +21,8 @@ from ups.pipeline.machine_checks import wanted_stores
 from ups.pipeline.plan import BUILT, Plan, StagePlan, StorePlan
 from ups.pipeline.plan_baselines import PlannedBaseline, plan_baselines
 from ups.pipeline.planned_ranks import PlannedRanks
+from ups.pipeline.planned_steps import total_steps
 from ups.pipeline.report import Checks
-from ups.pipeline.schedule import total_steps
 from ups.pipeline.scratch import Scratch, scratch_folder
 from ups.pipeline.sources import TaskSources, find_tasks
 from ups.stages import ENCODER_MODEL, STAGES, Model

@@ -26,7 +26,7 @@ from ups.device import free_memory, matmul_precision
 from ups.errors import needs
 from ups.log import quiet
 from ups.pipeline.planned_ranks import ALONE, PlannedRanks
-from ups.pipeline.schedule import rollouts_of
+from ups.pipeline.planned_steps import rollouts_of
 from ups.pipeline.sources import TaskSources
 from ups.stages import STAGES, Model
 from ups.train.budget import seconds_of_step, within_budget

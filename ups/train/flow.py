@@ -8,7 +8,6 @@ student in `ups.train.student`. Letters: B batch, L tokens, D channels of a toke
 
 from __future__ import annotations
 
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,10 @@ from ups import stages
 from ups.config import RunConfig
 from ups.config.corrector_size import corrector_size
 from ups.data.batches import TrainingData, batch_size_of
-from ups.data.cached import (
+from ups.data.fields import evenly_spread, times_of
+from ups.data.held_out import HeldOutPart, Items
+from ups.data.identities import hash_of
+from ups.data.residuals import (
     FlowBatch,
     PairBuild,
     ResidualBatch,
@@ -35,39 +37,29 @@ from ups.data.cached import (
     sigma_by_lead,
     wanted_residuals,
 )
-from ups.data.fields import evenly_spread, times_of
-from ups.data.held_out import HeldOutPart, Items
-from ups.data.identities import hash_of
 from ups.data.seams import measure_seams
 from ups.data.stores import Store
 from ups.data.windows import Trajectories
 from ups.diffusion.paths import FlowTimes, at_time, flow_matching_error, flow_time
 from ups.distributed.sharding import ShardedPart
-from ups.errors import CheckpointError, GateMissedError
 from ups.eval.ensembles import Climate, EnsembleErrors, ensemble_numbers, roll_out_members
 from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
-from ups.eval.gate_verdicts import GateVerdict, check_gates
+from ups.eval.gate_verdicts import GateVerdict
 from ups.eval.generative_gates import corrector_gates
 from ups.log import logger
-from ups.output import with_nulls
-from ups.train.best import set_aside
 from ups.train.distributed import joined_ranks
+from ups.train.gated_file import GatedFile
 from ups.train.given_models import HOW_TO_HAVE_OPERATOR
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import scored
-from ups.trained.card import card_path
 from ups.trained.checkpoint import (
-    check_whole,
     hash_tensors,
     hinting_where_missing,
-    load_checkpoint,
-    read_document,
-    save_checkpoint,
 )
-from ups.trained.corrected import CorrectedSimulator, candidate_of, load_corrected, save_corrected
+from ups.trained.corrected import CorrectedSimulator, load_corrected, save_corrected
 from ups.trained.prior import SteadyPrior
 from ups.trained.simulator import Simulator, load_simulator
-from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, GATES, CorrectorSpec, Sampling, check_simulated_task
+from ups.trained.specs import CORRECTOR, CORRECTOR_FILE, CorrectorSpec, Sampling, check_simulated_task
 
 VAL_PAIRS = 512  # residuals, or pairs of a teacher, of a task that validation looks at
 
@@ -344,7 +336,7 @@ class CorrectorStage(FlowStage):
         verdicts = [verdict for task in self._wanted for verdict in self.judge(rows, task)]
         by_task = {task: {name: row.numbers[task] for name, row in rows.items()} for task in self._wanted}
         report = {**self._facts_of(model), **_columns(rows), "ensembles": by_task}
-        return self.file.publish(report, verdicts, stage=self)
+        return self.file.export_if_gates_passed(report, verdicts, stage=self, config=self._config)
 
     def rows_of(self, model: CorrectedSimulator) -> dict[str, CorrectedForecaster | OperatorForecaster]:
         """What is measured: first what was trained, the operator last."""
@@ -438,73 +430,3 @@ def _columns(rows: Mapping[str, Measured]) -> dict[str, dict[str, float]]:
         values = {task: numbers[named[column]] for task, numbers in operator.numbers.items()}
         columns[f"operator_{column}"] = values
     return columns
-
-
-class GatedFile:
-    """A checkpoint that gets its name when it has passed its gates; till then it is `<name>.candidate`.
-
-    A missed gate ends the stage with exit code 10: candidate and training state are kept, and whatever had
-    the name before still has it. `diffusion.export_anyway` gives the name all the same; then the file says
-    which gates it missed, and `ups.load` warns of it.
-    """
-
-    def __init__(self, path: Path, *, kind: str) -> None:
-        self.path, self.kind, self.candidate = path, kind, candidate_of(path)
-
-    @property
-    def latest(self) -> Path:
-        """What is measured: the candidate, or what was one and has its name already."""
-        return self.candidate if self.candidate.exists() else self.path
-
-    def check(self, score: float) -> None:
-        """Fail unless `latest` is whole, and has the weights of a validation error.
-
-        Raises:
-            CheckpointError: As `check_whole`; kind "other_weights", if the candidate is gone, and an earlier
-                training has the name.
-        """
-        check_whole(self.latest, kind=self.kind)
-        saved = read_document(self.latest, kind=self.kind)["report"]["score"]
-        if saved != score and math.isfinite(score):
-            problem, facts = "of an earlier training", {"expected": f"validation error {score:.6g}"}
-            raise CheckpointError(problem, kind="other_weights", path=self.latest, found=saved, **facts)
-
-    def publish(
-        self, report: Mapping[str, Any], verdicts: Sequence[GateVerdict], *, stage: CorrectorStage
-    ) -> dict[str, Any]:
-        """Give the candidate its name if it has passed all gates, and report `checkpoint` and `gates`.
-
-        Raises:
-            GateMissedError: On every rank, with the report.
-        """
-
-        def said(gates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            missed = [gate["says"] for gate in gates if not gate["passed"]]
-            return {"gates": list(gates), "gates_missed": missed}
-
-        kept = f"nothing is exported; {self.candidate} and the training state are kept"
-        hint = f"{kept}: train longer, or export it marked with diffusion.export_anyway=true"
-        config = stage._config
-        try:
-            gates = check_gates(verdicts, where=f"stage {stage.name}", hint=hint)
-        except GateMissedError as error:
-            gates = list(error.verdicts)
-            error.report = {**report, "checkpoint": None, **said(gates)}
-            if not config.diffusion.export_anyway:
-                raise
-            logger.warning(f"{error.problem}; {self.path} is exported all the same, marked")
-        stage.ranks.first_does(lambda: self._name(gates, config))
-        return {**report, "checkpoint": str(self.path), **said(gates)}
-
-    def _name(self, gates: list[dict[str, Any]], config: RunConfig) -> None:
-        tensors, document = load_checkpoint(self.latest, kind=self.kind)
-        is_new = self.candidate.exists()
-        # As a file has them: without tuples, and with null for what isn't finite.
-        before, now = (json.dumps(with_nulls(each)) for each in (document.get(GATES), gates))
-        if not is_new and before == now:
-            return  # measured once more, with the same result
-        if is_new:
-            set_aside(self.path, kind=self.kind, metrics=document["report"], config=config)
-        save_checkpoint(self.path, tensors, kind=self.kind, document={**document, GATES: gates})
-        for path in (self.candidate, card_path(self.candidate)):
-            path.unlink(missing_ok=True)

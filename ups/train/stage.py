@@ -24,7 +24,7 @@ from ups.errors import ConfigError, did_you_mean
 from ups.log import logger
 from ups.nn.activation_checkpointing import set_activation_checkpointing
 from ups.nn.shifted_window import MIN_HEAD_CHANNELS, Attention, ShiftedWindowAttention, set_attention
-from ups.optim import ParameterGroup, hidden_matrices, make_optimizer, parameter_groups
+from ups.optim import ParameterGroup, make_optimizer, muon_matrices, parameter_groups
 from ups.stages import STAGES, StageFacts
 from ups.train.rollout_batches import Curriculum
 from ups.trained.checkpoint import check_whole
@@ -173,7 +173,7 @@ class Stage(ABC):
         Raises:
             ConfigError: As `make_optimizer`.
         """
-        hidden = hidden_matrices(self.model) if settings.name == "muon_hybrid" else {}
+        hidden = muon_matrices(self.model) if settings.name == "muon_hybrid" else {}
         return make_optimizer(self.parameter_groups(settings), settings, hidden=hidden)
 
     def after_step(self, step: int) -> None:  # noqa: B027

@@ -23,7 +23,8 @@ from ups.config import RunConfig
 from ups.config.corrector_size import student_size
 from ups.data.augment import Draws
 from ups.data.batches import TrainingData, batch_size_of, random_order, rows_of_rank
-from ups.data.cached import (
+from ups.data.held_out import PARTS, HeldOutPart, Items
+from ups.data.residuals import (
     FlowBatch,
     PairBatch,
     PairBuild,
@@ -33,7 +34,6 @@ from ups.data.cached import (
     shifted_pairs,
     wanted_residuals,
 )
-from ups.data.held_out import PARTS, HeldOutPart, Items
 from ups.device import with_compiled
 from ups.diffusion.distillation import (
     consistency_error,

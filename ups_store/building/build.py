@@ -52,7 +52,7 @@ from ups_store.read.gather import Samples
 from ups_store.read.open import open_any, open_store
 from ups_store.read.recovery import BUILDING_SUFFIX, UNPACKING_SUFFIX, building_path
 from ups_store.remote.transfer import is_pulling
-from ups_store.sources.readers import ReadBatch
+from ups_store.sources.reader_pool import ReadBatch
 from ups_store.system import files, locks
 from ups_store.system.files import is_in_memory, make_folder, real_place
 from ups_store.system.memory import IN_MEMORY

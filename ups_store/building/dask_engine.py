@@ -27,7 +27,7 @@ from ups_store.building.watch import BuildWatcher, EventLog
 from ups_store.errors import BuildLockedError, ConfigError, StoreError, needs
 from ups_store.launch import run_id
 from ups_store.sources.contents import changed
-from ups_store.sources.reader import DigestKind
+from ups_store.sources.reader_process import DigestKind
 from ups_store.system import files
 from ups_store.system.files import Progress
 from ups_store.system.paths import partitions_pattern

@@ -36,8 +36,8 @@ from ups_store.check.statistics import Statistics
 from ups_store.read.gather import Samples
 from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
-from ups_store.sources.reader import MAX_SAMPLES
-from ups_store.sources.readers import ReadBatch, Skipped
+from ups_store.sources.reader_pool import ReadBatch, Skipped
+from ups_store.sources.reader_process import MAX_SAMPLES
 from ups_store.write.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well

@@ -27,7 +27,7 @@ from ups_store.building.staging import Sources
 from ups_store.errors import FormatError, SourceError
 from ups_store.format.metadata import ArraySpec, dtype_of
 from ups_store.sources.contents import FileState, Selection, SourceInfo, changed, check_same_grid
-from ups_store.sources.reader import DigestKind, describe_request, digest_request
+from ups_store.sources.reader_process import DigestKind, describe_request, digest_request
 from ups_store.sources.source_files import SourceSamples
 from ups_store.sources.tasks import Task
 from ups_store.system.files import Progress, replace_text

@@ -19,7 +19,7 @@ from ups_store.system.files import make_folder, replace_text
 
 if TYPE_CHECKING:
     from ups_store.building.readers import Choice  # h5py: not for --help
-    from ups_store.sources.readers import ReaderPool
+    from ups_store.sources.reader_pool import ReaderPool
 
 PHASES = (
     *("imports", "stage", "plan", "digest", "open", "pull", "probe"),

@@ -20,8 +20,8 @@ from ups_store.errors import SourceError, StoreError
 from ups_store.format.metadata import MAX_ARRAYS
 from ups_store.read.recovery import building_path
 from ups_store.sources.contents import outer_state
-from ups_store.sources.reader import ALIGN, MAX_SAMPLES, ReadRequest
-from ups_store.sources.readers import ReadBatch, Skipped
+from ups_store.sources.reader_pool import ReadBatch, Skipped
+from ups_store.sources.reader_process import ALIGN, MAX_SAMPLES, ReadRequest
 from ups_store.system.stalls import STALLED, DeadlineThread
 
 BATCH_BYTES = 32 << 20  # read and committed together: then the two syncs of a batch cost little

@@ -21,8 +21,8 @@ from ups_store.building.config import ReadingConfig
 from ups_store.console import format_nbytes
 from ups_store.errors import StoreError
 from ups_store.sources.contents import EVERYTHING, Selection, SourceInfo
-from ups_store.sources.reader import ALIGN, MAX_SAMPLES, ReadRequest, describe_request
-from ups_store.sources.readers import Patience, ReaderPool, Skipped
+from ups_store.sources.reader_pool import Patience, ReaderPool, Skipped
+from ups_store.sources.reader_process import ALIGN, MAX_SAMPLES, ReadRequest, describe_request
 from ups_store.sources.source_files import BLOCK_BYTES, USUAL_SLOT_NBYTES, USUAL_SLOTS
 from ups_store.sources.tasks import Task
 from ups_store.system.memory import available_bytes, free_descriptors, num_cores

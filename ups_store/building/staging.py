@@ -31,8 +31,8 @@ from ups_store.remote.fetch import (
     num_there,
     original_of,
 )
-from ups_store.sources.reader import Call
-from ups_store.sources.readers import Patience, ReaderPool
+from ups_store.sources.reader_pool import Patience, ReaderPool
+from ups_store.sources.reader_process import Call
 from ups_store.sources.source_files import (
     SPLIT_NAMES,
     SourceFile,

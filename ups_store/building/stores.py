@@ -40,8 +40,8 @@ from ups_store.read.recovery import building_path
 from ups_store.read.several import parts_of
 from ups_store.remote.shared import SharedFile, open_shared
 from ups_store.remote.transfer import compare_there, find_there, pull_from, push_to
-from ups_store.sources.reader import Call
-from ups_store.sources.readers import Patience, ReaderPool
+from ups_store.sources.reader_pool import Patience, ReaderPool
+from ups_store.sources.reader_process import Call
 from ups_store.sources.source_files import SPLITS, split_range
 from ups_store.system import files
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern

@@ -40,7 +40,7 @@ with needs("hdf5"):
     from rich.text import Text
 
 if TYPE_CHECKING:
-    from ups_store.sources.readers import PoolStatus  # h5py: not for --help
+    from ups_store.sources.reader_pool import PoolStatus  # h5py: not for --help
 
 _MAX_SHOWN = 4  # readers in one line
 _MAX_LOOK_S = 0.5  # from one look for a stall to the next

@@ -63,7 +63,7 @@ class ChangedError(Exception):
 
 
 class Progress(Protocol):
-    """Hears how it goes, such as a `ups_store.sources.reader.Reader`."""
+    """Hears how it goes, such as a `ups_store.sources.reader_process.Reader`."""
 
     def doing(self, what: str) -> None:
         """Something else is done from now on, such as "copying"."""

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ups_store.errors import SourceError, StoreError, needs
+from ups_store.sources.cf_encoding import ATTRIBUTES, CfEncoding
 from ups_store.sources.contents import AXIS_NAMES, StoredNumber
-from ups_store.sources.values import ATTRIBUTES, CfEncoding
 
 with needs("hdf5"):
     import h5py as h5py  # where the other modules of this room have it from

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ups_store.sources.cf_encoding import CfEncoding
 from ups_store.sources.contents import Selection
 from ups_store.sources.hdf5 import h5py
 from ups_store.sources.source_files import BLOCK_BYTES
-from ups_store.sources.values import CastLoss, CfEncoding, cast_values
+from ups_store.sources.values import CastLoss, cast_values
 from ups_store.system import files, memory
 from ups_store.system.runs import Runs, copy_runs
 

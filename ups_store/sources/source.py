@@ -14,6 +14,7 @@ import numpy as np
 
 from ups_store.errors import ConfigError, StoreClosedError
 from ups_store.format.layout import consecutive_ranges
+from ups_store.sources.cf_encoding import CfEncoding
 from ups_store.sources.contents import (
     AXIS_NAMES,
     EVERYTHING,
@@ -45,7 +46,7 @@ from ups_store.sources.hdf5 import (
 from ups_store.sources.regions import DatasetExtent, chunk_length, read_hyperslabs
 from ups_store.sources.stores import SUFFIX, StoreSource
 from ups_store.sources.tasks import Task
-from ups_store.sources.values import CastLoss, CfEncoding
+from ups_store.sources.values import CastLoss
 from ups_store.system.paths import check_local
 
 _MAX_WALKED = 1000  # groups of samples whose links are looked at when the file is opened

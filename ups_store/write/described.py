@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.format.canonical import plain_json
-from ups_store.sources.values import ATTRIBUTES, CfEncoding
+from ups_store.sources.cf_encoding import ATTRIBUTES, CfEncoding
 
 TIME_UNITS = {"M": "nanoseconds since 1970-01-01", "m": "nanoseconds"}  # as xarray decodes them
 _OF_LIBRARIES = {  # how dimensions are named, which `dims` keeps, and links within an HDF5 file

@@ -21,8 +21,8 @@ from typing import Any
 
 from ups_store.errors import IdentityMismatchError, ReadTimeoutError, SourceError, SpecError
 from ups_store.printable import one_line
-from ups_store.sources.reader import MAX_MESSAGE_BYTES, Call, Reader
-from ups_store.sources.readers import Patience, ReaderPool
+from ups_store.sources.reader_pool import Patience, ReaderPool
+from ups_store.sources.reader_process import MAX_MESSAGE_BYTES, Call, Reader
 from ups_store.system.memory import num_cores
 from ups_store.write.filling import PROBED_SAMPLES, SKIPPED, Arguments, OnError
 from ups_store.write.samples import Names, SampleCheck, named_values, specs_of

@@ -34,7 +34,7 @@ from ups_store.errors import (
     SourceError,
     StoreError,
 )
-from ups_store.sources.readers import PoolStatus, ReaderStatus, Skipped
+from ups_store.sources.reader_pool import PoolStatus, ReaderStatus, Skipped
 from ups_store.system import files
 from ups_store.write.writer import StoreWriter
 

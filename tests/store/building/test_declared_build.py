@@ -19,7 +19,7 @@ import ups_store
 from ups_store.building.config import BuildConfig, load_config
 from ups_store.building.progress import BuildReport
 from ups_store.errors import ConfigError, SourceError
-from ups_store.sources.readers import ReaderProcess
+from ups_store.sources.reader_pool import ReaderProcess
 
 
 def configure(folder: Path, tasks: dict[str, Any] | None = None, **data: Any) -> BuildConfig:

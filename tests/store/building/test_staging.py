@@ -21,7 +21,7 @@ from ups_store.building.staging import Sources
 from ups_store.building.stores import explain_all
 from ups_store.errors import ConfigError, DiskFullError, SourceError
 from ups_store.remote.fetch import LocalFile
-from ups_store.sources.reader import Call, Reader
+from ups_store.sources.reader_process import Call, Reader
 from ups_store.sources.tasks import get_task
 
 BURGERS = get_task("burgers1d")

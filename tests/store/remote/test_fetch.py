@@ -41,8 +41,8 @@ from ups_store.remote.fetch import (
     num_there,
     original_of,
 )
-from ups_store.sources.reader import Call, Reader
-from ups_store.sources.readers import Patience, ReaderPool
+from ups_store.sources.reader_pool import Patience, ReaderPool
+from ups_store.sources.reader_process import Call, Reader
 from ups_store.system import files, locks
 from ups_store.system.paths import Url, instead_of_rclone
 

@@ -29,8 +29,8 @@ from ups_store.sources import Selection, get_task, open_source
 from ups_store.sources.declaration import TaskDeclaration
 from ups_store.sources.digest import sampled_digest
 from ups_store.sources.hdf5 import open_hdf5, tree
-from ups_store.sources.reader import describe_request
-from ups_store.sources.readers import ReaderPool
+from ups_store.sources.reader_pool import ReaderPool
+from ups_store.sources.reader_process import describe_request
 from ups_store.sources.source import Source
 
 SECRET = b"root:x:0:0:root:/root:/bin/sh\n" * 100

@@ -38,9 +38,10 @@ from reader_faults import (
 )
 
 from ups_store import ReadTimeoutError, SourceError, StoreError
-from ups_store.sources import readers
+from ups_store.sources import reader_pool
 from ups_store.sources.contents import EVERYTHING
-from ups_store.sources.reader import (
+from ups_store.sources.reader_pool import Patience, ReadBatch, ReaderPool, ReaderProcess, Skipped
+from ups_store.sources.reader_process import (
     MAX_MESSAGE_BYTES,
     MAX_SAMPLES,
     Activity,
@@ -50,7 +51,6 @@ from ups_store.sources.reader import (
     describe_request,
     send_answer,
 )
-from ups_store.sources.readers import Patience, ReadBatch, ReaderPool, ReaderProcess, Skipped
 from ups_store.sources.source import open_source
 from ups_store.sources.tasks import get_task
 
@@ -350,7 +350,7 @@ def test_reader_that_is_stopped_before_it_has_started_ends_at_the_deadline_of_op
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
-    monkeypatch.setattr(readers, "_PROGRAM", program)
+    monkeypatch.setattr(reader_pool, "_PROGRAM", program)
     with (
         ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool,
         ends_within(0.3 + GRACE_S),
@@ -563,8 +563,8 @@ _SUPERVISOR = """
 import sys, threading, time
 from pathlib import Path
 from ups_store.console import interruptible
-from ups_store.sources.readers import ReaderPool
-from ups_store.sources.reader import describe_request
+from ups_store.sources.reader_pool import ReaderPool
+from ups_store.sources.reader_process import describe_request
 
 def tell(pool):
     while [reader.doing for reader in pool.status().readers] != ["opening", "opening"]:

@@ -24,8 +24,8 @@ from ups_store.building.plan import plan_store
 from ups_store.errors import SourceError
 from ups_store.sources import regions
 from ups_store.sources.contents import EVERYTHING, Selection
-from ups_store.sources.reader import digest_request
-from ups_store.sources.readers import ReaderPool
+from ups_store.sources.reader_pool import ReaderPool
+from ups_store.sources.reader_process import digest_request
 from ups_store.sources.regions import DatasetExtent, read_hyperslabs
 from ups_store.sources.source import open_source
 from ups_store.sources.values import ValueRange

@@ -18,7 +18,7 @@ from remote_stores import Counted
 
 import ups_store
 from ups_store.errors import ReadTimeoutError, SourceError, SpecError
-from ups_store.sources.readers import Patience
+from ups_store.sources.reader_pool import Patience
 from ups_store.write import mapped
 from ups_store.write.mapped import MapJob, text_of
 

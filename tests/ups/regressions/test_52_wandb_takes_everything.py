@@ -8,7 +8,8 @@ import pytest
 from wandb_runs import Standin
 
 from ups.config.run import WandbConfig
-from ups.train.flow import CorrectorStage, GatedFile
+from ups.train.flow import CorrectorStage
+from ups.train.gated_file import GatedFile
 from ups.train.student import StudentStage
 from ups.train.tracking import WandbSink, open_wandb
 

@@ -19,8 +19,8 @@ from test_quiet_step import BY_AUTOGRAD, MADE, META, Watching, on_meta
 import ups
 import ups_store
 from ups.config import load_config
-from ups.data.cached import ResidualBuild, held_out
 from ups.data.held_out import divided
+from ups.data.residuals import ResidualBuild, held_out
 from ups.data.solvers import make_dataset
 from ups.data.splits import open_fields
 from ups.errors import CheckpointError, ConfigError, GateMissedError, MissedGatesWarning
@@ -187,7 +187,7 @@ def test_interrupted_build_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -
     del whole
     shutil.rmtree("checkpoints/residuals")
     before = ResidualBuild._residuals
-    monkeypatch.setattr("ups.data.cached._STATES_AT_ONCE", 1)  # one trajectory at a time
+    monkeypatch.setattr("ups.data.residuals._STATES_AT_ONCE", 1)  # one trajectory at a time
 
     def interrupted(self: ResidualBuild, simulator: Any) -> Any:
         for number, each in enumerate(before(self, simulator)):

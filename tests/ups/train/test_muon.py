@@ -26,8 +26,8 @@ from ups.nn.layers import Condition
 from ups.optim import (
     MuonHybrid,
     ParameterGroup,
-    hidden_matrices,
     make_optimizer,
+    muon_matrices,
     parameter_groups,
     set_learning_rate,
 )
@@ -52,7 +52,7 @@ def make_network(kind: Callable[..., nn.Module]) -> nn.Module:
 
 def make(model: nn.Module, config: OptimizerConfig = HYBRID) -> torch.optim.Optimizer:
     groups = parameter_groups(model, weight_decay=config.weight_decay)
-    return make_optimizer(groups, config, hidden=hidden_matrices(model))
+    return make_optimizer(groups, config, hidden=muon_matrices(model))
 
 
 def given_to_muon(model: nn.Module) -> set[str]:
@@ -122,7 +122,7 @@ def test_every_trained_parameter_is_in_one_group_with_its_own_decay() -> None:
 def test_group_of_a_stage_keeps_its_rate_on_both_sides() -> None:
     model = make_operator()
     group = ParameterGroup(dict(model.named_parameters()), 0.0, lr_factor=0.5)
-    optimizer = make_optimizer([group], HYBRID, hidden=hidden_matrices(model))
+    optimizer = make_optimizer([group], HYBRID, hidden=muon_matrices(model))
     set_learning_rate(optimizer, 0.2)
     assert [entry["lr"] for entry in optimizer.param_groups] == [0.1] * 3  # one matrix, three, and the rest
 

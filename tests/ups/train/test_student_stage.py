@@ -22,7 +22,7 @@ from operator_runs import build, made_once
 import ups
 import ups_store
 from ups.config import RunConfig, load_config
-from ups.data.cached import held_out
+from ups.data.residuals import held_out
 from ups.data.solvers import make_dataset
 from ups.data.windows import TrajectoryBatch
 from ups.errors import CheckpointError, ConfigError, GateMissedError, MissedGatesWarning

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups_store.errors import ReadTimeoutError, SourceError
-from ups_store.sources.reader import (
+from ups_store.sources.reader_process import (
     MAX_MESSAGE_BYTES,
     STACK_SIGNAL,
     Activity,
@@ -48,7 +48,7 @@ from ups_store.sources.reader import (
 from ups_store.sources.source_files import USUAL_SLOTS
 from ups_store.system.files import Progress
 
-_PROGRAM = "from ups_store.sources.reader import main; main()"
+_PROGRAM = "from ups_store.sources.reader_process import main; main()"
 _TURN_S = 0.5  # the longest wait: what a reader says about itself may bring a deadline forward
 _TERMINATE_S = 0.5  # from SIGTERM to SIGKILL
 _KILL_S = 1.0  # from SIGKILL until a process is given up

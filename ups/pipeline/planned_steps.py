@@ -65,7 +65,7 @@ def _sizes(config: RunConfig, stage: StageFacts, task: TaskSources) -> Iterator[
 
 
 def _num_residuals(config: RunConfig, task: TaskSources) -> int:
-    """As `ups.data.cached` takes them, of the validation trajectories that aren't "dev"."""
+    """As `ups.data.residuals` takes them, of the validation trajectories that aren't "dev"."""
     num_val, diffusion = (task.num_samples("val") + 1) // 2, config.diffusion
     num_fit = len(divided(num_val, diffusion.residual_share)["fit"])
     starts, lead_times = rollouts_of(config, task)
