@@ -20,9 +20,8 @@ from typing import Any, Generic, TypeVar
 from ups.errors import CheckpointError, ConfigError, did_you_mean
 
 Thing = TypeVar("Thing")
-ALLOWED_CODE = (
-    "UPS_ALLOW_CODE"  # modules that files may name, by commas; processes that a command starts have it
-)
+# The variable with modules that files may name, by commas; processes that a command starts have it, too.
+ALLOWED_CODE = "UPS_ALLOW_CODE"
 
 
 class Registry(Generic[Thing]):

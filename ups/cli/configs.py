@@ -63,8 +63,9 @@ def operator(
     if name == TOKEN_UNET:
         print_lines("keys of the package's own operator are operator.mixer, size, spectral and pdet")
         return
+    fields = config_section(name).model_fields
     print_lines("operator:", f"  name: {name}", "  config:")
-    for key, field in config_section(name).model_fields.items():
+    for key, field in fields.items():
         default = field.get_default(call_default_factory=True)
         shown = "" if field.is_required() else f" {json.dumps(to_jsonable_python(default))}"
         about = "; ".join(filter(None, ("needed" if field.is_required() else "", field.description)))

@@ -62,6 +62,8 @@ def later_checks(config: RunConfig, *, report_folder: Path) -> Iterator[tuple[st
     if config.evaluation.enabled:
         yield "evaluation", lambda: _check_split(config)
         yield "evaluation", lambda: check_writable(report_folder)
+    if config.evaluation.metrics:  # of an evaluation later, too
+        yield "evaluation", lambda: _check_metrics(config)
     if config.training.field_source == "store" and config.operator.state == "latent":
         yield "stages", lambda: _check_own_folders(config, "training.field_source=store")
     builds = {"fields": builds_fields(config), "latents": builds_latents(config)}
@@ -99,6 +101,12 @@ def _check_losses(config: RunConfig) -> None:
     from ups.losses import check_losses  # which needs torch
 
     check_losses(config.training)
+
+
+def _check_metrics(config: RunConfig) -> None:
+    from ups.eval.metrics import own_metrics  # which needs torch
+
+    own_metrics(config.evaluation.metrics)
 
 
 def _check_split(config: RunConfig) -> None:

@@ -23,6 +23,7 @@ from ups.eval.evaluate import evaluate
 from ups.eval.metrics import MetricContext, own_metrics
 from ups.eval.runs import Run
 from ups.pipeline.gates import check_judgeable, judge
+from ups.train.checks import later_checks, tried
 from ups.trained.simulator import save_simulator
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/metrics.md"
@@ -122,10 +123,15 @@ def wrong(predicted: Tensor, truth: Tensor, context: MetricContext) -> Tensor:
         ([f"{__name__}:wrong", f"{__name__}:wrong"], "metric_name"),
     ],
 )
-def test_metric_that_is_not_there_is_refused(metrics: list[str], kind: str) -> None:
+def test_metric_that_is_not_there_is_refused_before_a_training(
+    tmp_path: Path, metrics: list[str], kind: str
+) -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.metrics") as caught:
         own_metrics(metrics)
     assert caught.value.kind == kind
+    values = {"data": {"tasks": "burgers1d"}, "evaluation": {"metrics": metrics}}
+    checks = later_checks(load_config(values), report_folder=tmp_path)
+    assert kind in {error.kind for _, check in checks for error in tried(check)}
 
 
 def test_metric_of_another_shape_is_named(root: Path) -> None:

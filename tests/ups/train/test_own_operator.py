@@ -239,6 +239,9 @@ def test_keys_of_an_operator_are_shown(run: Path, capsys: pytest.CaptureFixture[
     ]
     run_verb(["configs", "operator"])
     assert "fno_neuraloperator" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="expected one of fno"):
+        run_verb(["configs", "operator", "nope"])
+    assert capsys.readouterr().out == ""
 
 
 def test_wrong_names_and_keys_are_refused_by_the_nearest(run: Path) -> None:
