@@ -1,4 +1,4 @@
-"""What a command leaves and says: files, written whole or not at all, and sentences while it works."""
+"""What a command leaves and shows: files, written whole or not at all, tables, and progress."""
 
 from __future__ import annotations
 
