@@ -127,9 +127,9 @@ class GatesConfig(Section):
                 raise ValueError(f"{name}: from {low:g} to {high:g} is no range")
         if self.improvement is not None:
             _known_or_own(self.improvement)
-        is_own = (info.context or {}).get("is_own", True)  # as `StageName`
-        for name in self.throughput if is_own else ():
-            _known(name, STAGES, "stage")
+        if (info.context or {}).get("knows_stages", True):
+            for name in self.throughput:
+                _known(name, STAGES, "stage")
         return self
 
 

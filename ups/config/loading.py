@@ -127,7 +127,9 @@ def load_leniently(
     for _ in range(_MOST_ROUNDS):
         try:
             declared = tuple(map(str, inner(values, "tasks")))
-            config = RunConfig.model_validate(values, context={"tasks": declared, "is_own": is_own})
+            knows_stages = is_own or not values.get("code")  # else some are of code that isn't imported
+            context = {"tasks": declared, "is_own": is_own, "knows_stages": knows_stages}
+            config = RunConfig.model_validate(values, context=context)
         except ValidationError as error:
             options: dict[str, Any] = {"path": name or path, "outside": outside, "see": LISTS_KEYS}
             found = config_errors(error, model=RunConfig, **options)

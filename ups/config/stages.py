@@ -28,8 +28,7 @@ BUDGETS: tuple[Limit, ...] = ("flops", "samples", "seconds")
 
 
 def _known_stage(name: str, info: ValidationInfo) -> str:
-    is_own = (info.context or {}).get("is_own", True)  # else its code isn't imported, nor the stage trained
-    if name not in STAGES and is_own:
+    if name not in STAGES and (info.context or {}).get("knows_stages", True):
         near = difflib.get_close_matches(name, STAGES, n=1)
         hint = f"did you mean {near[0]}" if near else f"known: {', '.join(STAGES)}"
         raise ValueError(f"stages.{name} is no stage; {hint}")

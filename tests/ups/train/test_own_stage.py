@@ -101,6 +101,8 @@ def test_configuration_in_a_checkpoint_may_have_stages_whose_code_isnt_imported(
     values = {"stages": {"own": {"epochs": 1}}, "pipeline": {"full": {"gates": gates}}}
     config = load_config({"data": {"tasks": ["burgers1d"]}, "code": ["nowhere"], **values})
     assert "own" not in config.trained_stages
+    with pytest.raises(ConfigError, match="own is no stage"):
+        load_config({"data": {"tasks": ["burgers1d"]}, **values})
     with pytest.raises(ConfigError, match="is no stage"):
         load_config(overrides=[TASK, "stages.own.epochs=1"])
 
