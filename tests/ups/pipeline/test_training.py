@@ -381,7 +381,7 @@ def test_command_prints_json_alone_on_stdout_and_tables_without(run: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--stage", "operatr"], "fno_neuraloperator, all, found 'operatr'"),
+        (["--stage", "operatr"], "own_baseline, all, found 'operatr'"),
         (["--stage", "student"], "train it with `ups train --stage corrector`"),
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),
