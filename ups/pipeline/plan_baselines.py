@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from ups.config import RunConfig
 from ups.config.stages import BudgetConfig
 from ups.errors import CheckpointError
-from ups.eval.baseline_model import BASELINE
-from ups.eval.baseline_spec import DEFAULT_KINDS, Kind
+from ups.eval.baseline_model import BASELINE, DEFAULT_KINDS
 from ups.eval.equal_budgets import parse_budgets
 from ups.eval.runs import baseline_path
 from ups.pipeline.plan import StagePlan
@@ -29,7 +28,7 @@ class PlannedBaseline:
         plan: What would become of it.
     """
 
-    kind: Kind
+    kind: str
     task: str
     budget: BudgetConfig
     plan: StagePlan
@@ -58,7 +57,7 @@ def plan_baselines(config: RunConfig) -> dict[str, PlannedBaseline]:
     return found
 
 
-def _plan(config: RunConfig, name: str, kind: Kind, task: str, budget: BudgetConfig) -> StagePlan:
+def _plan(config: RunConfig, name: str, kind: str, task: str, budget: BudgetConfig) -> StagePlan:
     path = baseline_path(config, kind, task, budget.limit)
     try:
         document = read_document(path, kind=BASELINE)
