@@ -54,7 +54,10 @@ Also = Annotated[
     typer.Option(help="another operator of the same tasks, or a folder with one for each seed; repeatable"),
 ]
 Kinds = Annotated[
-    list[str] | None, typer.Option("--kind", help="fno, unet or fno_neuraloperator [default: fno, unet]")
+    list[str] | None,
+    typer.Option(
+        "--kind", help="fno, unet, fno_neuraloperator, or module:class of your own [default: fno, unet]"
+    ),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="train again what is there already")]
 ExportAnyway = Annotated[

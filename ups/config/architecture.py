@@ -7,7 +7,16 @@ from typing import Any, Literal
 from ups.errors import CheckpointError, needs
 from ups.models.operator_size import TOKEN_UNET, FnoConfig, Mixer, UnetConfig
 from ups.section import Count, Fraction, NotNegative, Positive, Section, key
-from ups.stages import FNO, FNO_NEURALOPERATOR, FORECASTERS, NOTHING, OPERATORS, ROLLED_OUT, UNET
+from ups.stages import (
+    FNO,
+    FNO_NEURALOPERATOR,
+    FORECASTERS,
+    NOTHING,
+    OPERATORS,
+    OWN_BASELINE,
+    ROLLED_OUT,
+    UNET,
+)
 from ups_store.build import EncodingConfig
 from ups_store.sources import LocalPath
 
@@ -67,39 +76,6 @@ class DecoderConfig(Section):
     radius: Count = key(1, "tokens to each side that a query attends to, on each axis")
 
 
-# Naming one of these, and no mixer, means the PDE-Transformer that the operator once always was.
-_ATTENTION_KEYS = ("num_heads", "window_size", "attention_type", "qk_norm")
-
-
-class PdetConfig(Section):
-    """Architecture of the operator; what is left open comes from `operator.size`."""
-
-    input_dim: Count | None = key(None, "must be latent.dim")
-    hidden_dim: Count | None = key(None, "channels of the finest level's layers")
-    depths: tuple[Count, ...] | None = key(None, "blocks of each level", min_length=1)
-    depth: Count | None = key(None, "blocks of a single level, instead of depths")
-    num_heads: Count | None = key(None, "attention heads of the finest level")
-    group_size: Count | None = key(None, "has no effect: there are no groups to normalise")
-    window_size: Count | None = key(None, "tokens of an attention window along an axis")
-    mlp_ratio: Positive | None = key(
-        None, "hidden over outer channels of the MLP, which blocks with attention have"
-    )
-    qk_norm: bool = key(True, "queries and keys are always normalised")
-    attention_type: Literal["standard"] = key("standard", "in shifted windows")
-    drop_path: Fraction | None = key(None, "share of residual branches dropped")
-    dropout: Fraction | None = key(None, "share of the MLPs' activations dropped")
-    use_activation_checkpoint: bool = key(
-        False, "true means training.activation_checkpointing=full", affects=NOTHING
-    )
-    use_flex: bool = key(False, "true means operator.attention=flex", affects=NOTHING)
-
-    @model_validator(mode="after")
-    def _has_one_depth(self) -> PdetConfig:
-        if self.depth is not None and self.depths is not None:
-            raise ValueError("operator.pdet.depth and operator.pdet.depths: give one of them")
-        return self
-
-
 class SpectralConfig(Section):
     """Blocks that mix tokens by their Fourier modes."""
 
@@ -112,13 +88,25 @@ class SpectralConfig(Section):
     norm: Literal["none", "layer"] = key("none", "of the tokens before they are mixed, by convolutions too")
 
 
+def _config_of(name: str, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """The values of an operator's own section with its defaults."""
+    from ups.models.operators import read_config
+
+    try:
+        # Configurations in checkpoints are read without: they were checked when they were written.
+        allow_code = None if (info.context or {}).get("is_own", True) else ()
+        return read_config(name, values, allow_code=allow_code).model_dump(mode="json")
+    except CheckpointError:
+        return values
+
+
 class OperatorConfig(Section):
     """The operator, and how it is trained."""
 
     name: str = key(
         TOKEN_UNET,
-        "token_unet, the package's own, of which mixer, size and pdet say the architecture; fno, unet or"
-        " fno_neuraloperator; or module:class of your own (docs/guides/own-operator.md)",
+        "token_unet, the package's own, of which mixer, size and what follows it say the architecture; fno,"
+        " unet or fno_neuraloperator; or module:class of your own (docs/guides/own-operator.md)",
     )
     config: dict[str, Any] = key(
         {},
@@ -128,13 +116,13 @@ class OperatorConfig(Section):
     mixer: Mixer | tuple[Mixer, ...] = key(
         "spectral",
         "what mixes the tokens: spectral, convolution, attention, or hybrid (attention beside "
-        "spectral); a list has one for each level. attention where pdet.num_heads, window_size, "
-        "attention_type or qk_norm is given, and no mixer",
+        "spectral); a list has one for each level. attention where num_heads or window_size is "
+        "given, and no mixer",
         min_length=1,
     )
     spectral: SpectralConfig = SpectralConfig()
     architecture_type: Literal["pdet_unet", "pdet_stack"] = key(
-        "pdet_unet", "U-shape, or pdet_stack: one level of pdet.depth blocks"
+        "pdet_unet", "U-shape, or pdet_stack: one level of depth blocks"
     )
     attention: Literal["sdpa", "flex"] = key(
         "sdpa",
@@ -142,8 +130,17 @@ class OperatorConfig(Section):
         "FlexAttention, which on a CPU has no backward pass, so that sdpa is taken there",
         affects=NOTHING,
     )
-    size: Literal["tiny", "small", "S", "B", "L"] = key("small", "what pdet leaves open")
-    pdet: PdetConfig = PdetConfig()
+    size: Literal["tiny", "small", "S", "B", "L"] = key("small", "says what the keys of layers leave open")
+    width: Count | None = key(None, "channels of the finest level's layers")
+    depths: tuple[Count, ...] | None = key(None, "blocks of each level", min_length=1)
+    depth: Count | None = key(None, "blocks of a single level, instead of depths")
+    num_heads: Count | None = key(None, "attention heads of the finest level")
+    window_size: Count | None = key(None, "tokens of an attention window along an axis")
+    mlp_ratio: Positive | None = key(
+        None, "hidden over outer channels of the MLP, which blocks with attention have"
+    )
+    drop_path: Fraction | None = key(None, "share of residual branches dropped")
+    dropout: Fraction | None = key(None, "share of the MLPs' activations dropped")
     state: Literal["latent", "fields"] = key(
         "latent", "what it advances: latents, or patches of the fields themselves"
     )
@@ -165,20 +162,11 @@ class OperatorConfig(Section):
     def _config_of_its_class(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Checked by the operator's own section, with its defaults; of a file only if its code may be run."""
         name = info.data.get("name", TOKEN_UNET)
-        if name == TOKEN_UNET:
-            if values:
-                raise ValueError(
-                    "operator.config has no effect: token_unet's keys are operator.pdet, mixer and size"
-                )
-            return values
-        from ups.models.operators import read_config
-
-        try:
-            # Configurations in checkpoints are read without: they were checked when they were written.
-            allow_code = None if (info.context or {}).get("is_own", True) else ()
-            return read_config(name, values, allow_code=allow_code).model_dump(mode="json")
-        except CheckpointError:
-            return values
+        if name == TOKEN_UNET and values:
+            raise ValueError(
+                "operator.config has no effect: token_unet's keys are operator.mixer, size, width, ..."
+            )
+        return values if name == TOKEN_UNET else _config_of(name, values, info)
 
     @model_serializer(mode="wrap")
     def _as_before_there_were_names(
@@ -193,14 +181,26 @@ class OperatorConfig(Section):
                 del values["name"]
         return values
 
-    @model_validator(mode="before")
+    @model_validator(mode="after")
+    def _has_one_depth(self) -> OperatorConfig:
+        if self.depth is not None and self.depths is not None:
+            raise ValueError("operator.depth and operator.depths: give one of them")
+        return self
+
+
+class OwnBaselineConfig(Section):
+    """An operator of your own beside the run's, on patches of the fields of `encoder.patch_size` points."""
+
+    name: str | None = key(None, "module:class, or a registered name; as of `ups compare --kind`")
+    config: dict[str, Any] = key({}, "keys of its own, as operator.config", validate_default=True)
+
+    @field_validator("config")
     @classmethod
-    def _attention_of_its_keys(cls, values: Any) -> Any:
-        pdet = values.get("pdet") if isinstance(values, dict) else None
-        if isinstance(pdet, dict) and values.get("mixer") is None:
-            named = any(pdet.get(key) is not None for key in _ATTENTION_KEYS)
-            return {**values, "mixer": "attention" if named else "spectral"}
-        return values
+    def _config_of_its_class(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        name = info.data.get("name")
+        if name is None and values:
+            raise ValueError("baselines.own.config has no effect without baselines.own.name")
+        return values if name is None else _config_of(name, values, info)
 
 
 class BaselinesConfig(Section):
@@ -211,6 +211,17 @@ class BaselinesConfig(Section):
     fno_neuraloperator: FnoConfig = key(
         FnoConfig(), "neuraloperator's FNO", affects=(FNO_NEURALOPERATOR.name,)
     )
+    own: OwnBaselineConfig = key(OwnBaselineConfig(), "one of your own", affects=(OWN_BASELINE.name,))
     horizon: Count | None = key(None, "steps that a loss goes through; by default the operator's")
     curriculum: Fraction | None = key(None, "by default operator.curriculum")
     noise: NotNegative = key(0.0, "standard deviation of noise on the first frame, in normalised units")
+
+    @model_serializer(mode="wrap")
+    def _as_before_there_were_own(
+        self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Without `own` where it says nothing, so that identities are those of before."""
+        values: dict[str, Any] = serialize(self)
+        if self.own.name is None and not (info.context and info.context.get("secrets")):
+            del values["own"]
+        return values

@@ -79,9 +79,7 @@ def _no_mask(path: Path, found: str, *, expected: str) -> ConfigError:
     return ConfigError("no mask", kind="observed", path=path, expected=expected, found=found)
 
 
-def check_observed(
-    num: int | None, grid: GridSpec, *, task: str, key: str = "steady_prior.observed_points"
-) -> None:
+def check_observed(num: int | None, grid: GridSpec, *, task: str, key: str = "prior.observed_points") -> None:
     """Refuse to observe more points than there are.
 
     Raises:

@@ -11,7 +11,7 @@ from ups.config.after_training import ENSEMBLE_ROWS
 from ups.config.seeds import family_of, seed_folder, trained_seeds, with_seeds
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError, MissingExtraError
-from ups.eval.baseline_model import Baseline, load_baseline
+from ups.eval.baseline_model import Baseline, folder_name, load_baseline, stage_of
 from ups.eval.forecasters import missed_by
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.log import logger, prefixed, quiet
@@ -291,7 +291,8 @@ def baseline_path(config: RunConfig, kind: str, task: str, limit: str) -> Path:
     Each is in a folder of its own, `<checkpoint.dir>/baselines/<task>_<kind>_<budget>`, with its training
     state and log.
     """
-    return config.checkpoint.dir / _BASELINES / f"{task}_{kind}_{limit}" / f"{kind}.safetensors"
+    folder = config.checkpoint.dir / _BASELINES / f"{task}_{folder_name(kind)}_{limit}"
+    return folder / f"{stage_of(kind)}.safetensors"
 
 
 def find_baselines(config: RunConfig, operator: Simulator) -> list[Baseline]:
@@ -306,8 +307,10 @@ def find_baselines(config: RunConfig, operator: Simulator) -> list[Baseline]:
     for path in sorted(path for kind in BASELINES for path in folder.glob(f"*/{kind}.safetensors")):
         try:
             model = load_baseline(path, device=str(operator.device))
-        except (ConfigError, MissingExtraError) as error:  # another machine may have had the package
-            error.path = None
+        except (CheckpointError, ConfigError, MissingExtraError) as error:
+            if isinstance(error, CheckpointError) and error.kind != "foreign_code":
+                raise
+            error.path = None  # another machine may have had the package, or was told to import the code
             logger.info(f"{path} is left out: {error}")
             continue
         if problem := _mismatch(model, config, operator):

@@ -16,8 +16,7 @@ from ups.data.splits import open_split
 from ups.data.stores import latent_build
 from ups.device import choose_device
 from ups.errors import CheckpointError, UpsError, needs
-from ups.eval.baseline_model import BASELINE
-from ups.eval.baseline_spec import DEFAULT_KINDS, Kind
+from ups.eval.baseline_model import BASELINE, DEFAULT_KINDS
 from ups.eval.equal_budgets import parse_budgets
 from ups.eval.runs import baseline_path
 from ups.log import logger, quiet
@@ -287,7 +286,7 @@ def _plan_stages(config: RunConfig, tasks: Mapping[str, TaskSources], ranks: Pla
 class PlannedBaseline:
     """A baseline that the evaluation asks for, and what would become of it."""
 
-    kind: Kind
+    kind: str
     task: str
     budget: BudgetConfig
     plan: StagePlan

@@ -178,7 +178,7 @@ def check_caches(
         checks.ok(group, f"{text}; on the device what fits there")
     else:
         with checks.collecting(group):
-            if ups_store.plan_preload(needed, mode)[0] == "mapped":
+            if ups_store.forecast_preload(needed, mode)[0] == "mapped":
                 checks.warn(group, f"{text}: what doesn't fit is read when it is used")
             else:
                 checks.ok(group, text)

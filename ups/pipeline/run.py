@@ -402,4 +402,5 @@ def joint_graph(run: Run, runs: Mapping[int, Run]) -> Graph:
 
         return replace(node, inputs=inputs, command=command)
 
-    return Graph(map(evaluation, ("small-eval", "full-eval")))
+    groups: tuple[Group, ...] = ("small-eval", "full-eval")
+    return Graph(map(evaluation, groups))

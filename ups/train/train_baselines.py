@@ -12,16 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig, load_config
+from ups.config.architecture import OwnBaselineConfig
 from ups.config.seeds import with_seeds
 from ups.config.stages import BudgetConfig
 from ups.errors import CheckpointError, ConfigError, DivergedError
-from ups.eval.baseline_model import BASELINE, load_baseline
-from ups.eval.baseline_spec import DEFAULT_KINDS, LABELS, Kind, check_kinds
+from ups.eval.baseline_model import (
+    BASELINE,
+    DEFAULT_KINDS,
+    LABELS,
+    check_kinds,
+    load_baseline,
+    stage_of,
+)
 from ups.eval.equal_budgets import equal_budgets, parse_budgets
 from ups.eval.runs import baseline_path
 from ups.eval.training_logs import read_stage_logs
 from ups.log import logger
 from ups.output import check_writable
+from ups.stages import OWN_BASELINE
 from ups.train.baseline import open_baseline
 from ups.train.budget import with_steps
 from ups.train.distributed import joined_ranks
@@ -38,52 +46,58 @@ def config_of_baseline(
     """The configuration of one baseline: one task, a folder of its own, and its budget.
 
     Args:
-        kind: Name of the baseline.
+        kind: As `check_kinds` gives it.
         budget: How much it may be trained; by default as its stage says.
         steps: What the budget is in optimiser steps, where that is known.
     """
-    budget = budget or config.stage(kind).budget
+    name, baselines = stage_of(kind), config.baselines
+    stage = config.stage(name)  # also what it takes from the operator's, which a continuation compares
+    budget = budget or stage.budget
     folder = baseline_path(config, kind, task, "steps" if budget is None else budget.limit).parent
     own: dict[str, Any] = {
         "data": config.data.model_copy(update={"tasks": (task,)}),
         "checkpoint": config.checkpoint.model_copy(update={"dir": folder}),
         "training": config.training.model_copy(update={"log_path": None}),
     }
-    stage = config.stage(kind)  # also what it takes from the operator's, which a continuation compares
+    if name == OWN_BASELINE.name:  # one of several may be the one that the configuration sizes
+        is_named = baselines.own.name is not None and check_kinds([baselines.own.name]) == [kind]
+        named = OwnBaselineConfig(name=kind, config=baselines.own.config if is_named else {})
+        own["baselines"] = baselines.model_copy(update={"own": named})
     if budget is not None:
         changed = {"budget": budget, "steps": steps, "steps_per_epoch": None, "patience": None}
         stage = stage.model_copy(update=changed)
-    return config.model_copy(update=own | {"stages": {**config.stages, kind: stage}})
+    return config.model_copy(update=own | {"stages": {**config.stages, name: stage}})
 
 
 def train_stage_of_baselines(
-    kind: str, config: RunConfig, *, restart: bool = False, began: float | None = None
+    name: str, config: RunConfig, *, restart: bool = False, began: float | None = None
 ) -> dict[str, Any]:
-    """Train one kind of baseline on every task of a run, as its stage says; under `torchrun` on all ranks.
+    """Train a stage of baselines on every task of a run, as its stage says; under `torchrun` on all ranks.
 
     Args:
         restart: Begin from scratch although there are states to continue from.
         began: When the process was started, seconds since 1970.
 
     Returns:
-        {"stage": kind, "stages": reports of `run_stage` by task}.
+        {"stage": name, "stages": reports of `run_stage` by task}.
 
     Raises:
         UpsError: As `run_stage`.
     """
-    check_kinds([kind])
+    own = config.baselines.own.name
+    (kind,) = check_kinds([own if name == OWN_BASELINE.name and own is not None else name])
     reports: dict[str, Any] = {}
     with joined_ranks(config.training.device, timeout_s=config.training.rank_timeout_s):
         for task in config.data.tasks:
-            own = config_of_baseline(config, kind, task)
-            reports[task] = run_stage(kind, own, restart=restart, began=began)
+            of_task = config_of_baseline(config, kind, task)
+            reports[task] = run_stage(name, of_task, restart=restart, began=began)
             began = None  # the start of the process is the first one's
-    return {"stage": kind, "stages": reports}
+    return {"stage": name, "stages": reports}
 
 
 def obtain_baseline(
     config: RunConfig,
-    kind: Kind,
+    kind: str,
     task: str,
     *,
     budget: BudgetConfig,
@@ -93,7 +107,7 @@ def obtain_baseline(
     """Train a baseline within a budget, unless there is one that was trained alike; a collective.
 
     Args:
-        kind: "fno", "unet" or "fno_neuraloperator".
+        kind: As `check_kinds` gives it.
         budget: How much it may be trained.
         steps: What that is in optimiser steps, where it is known.
         restart: Train again although there is a file.
@@ -114,21 +128,22 @@ def obtain_baseline(
             logger.info(f"{path} is there already, trained alike")
             return path
         check_writable(path.parent)
-        logger.info(f"{task}: {LABELS[kind]}, {budget}")
-        train_unless_valid(kind, own, restart=restart)
+        logger.info(f"{task}: {LABELS.get(kind, kind)}, {budget}")
+        train_unless_valid(stage_of(kind), own, restart=restart)
     return path
 
 
-def is_trained_alike(path: Path, config: RunConfig, kind: Kind) -> bool:
+def is_trained_alike(path: Path, config: RunConfig, kind: str) -> bool:
     """Whether a file holds what this configuration's training would end with; reads all training data."""
     try:
         document = read_document(path, kind=BASELINE)
     except CheckpointError:
         return False
-    stage = document["config"]["stages"].get(kind, {})
-    if config.stage(kind).steps is None and stage.get("steps"):
-        config = with_steps(config, kind, stage["steps"])  # what its budget became
-    if document["effort"] is None or differing_keys(document["config"], config, stage=kind):
+    name = stage_of(kind)
+    stage = document["config"]["stages"].get(name, {})
+    if config.stage(name).steps is None and stage.get("steps"):
+        config = with_steps(config, name, stage["steps"])  # what its budget became
+    if document["effort"] is None or differing_keys(document["config"], config, stage=name):
         return False
     _, spec = open_baseline(kind, config)
     return bool(document["spec"] == spec.as_stored())

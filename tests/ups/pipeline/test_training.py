@@ -114,15 +114,15 @@ def test_all_stages_leave_an_operator_and_the_second_run_keeps_everything(run: P
 
 
 def test_corrector_comes_after_the_operator_and_is_trained_again_for_another_one(trained: Path) -> None:
-    wanted = ["stages.diff_residual.epochs=1", "stages.diff_residual.steps_per_epoch=2"]
+    wanted = ["stages.corrector.epochs=1", "stages.corrector.steps_per_epoch=2"]
     wanted += ["diffusion.hidden_dim=8", "diffusion.num_sampler_steps=2", "diffusion.export_anyway=true"]
     report, notes = all_of(trained, *wanted)
     assert trained_again(notes) == []
-    assert list(report["stages"]) == ["autoencoder", "operator", "diff_residual"]
+    assert list(report["stages"]) == ["autoencoder", "operator", "corrector"]
     path, operator = Path("checkpoints/corrector.safetensors"), Path("checkpoints/operator.safetensors")
     assert load_corrected(path).corrector_spec.operator_sha256 == hash_tensors(operator)
     _, notes = all_of(trained, *wanted, "operator.noise=0.02")
-    assert trained_again(notes) == ["operator", "diff_residual"]
+    assert trained_again(notes) == ["operator", "corrector"]
     assert load_corrected(path).corrector_spec.operator_sha256 == hash_tensors(operator)
 
 
@@ -181,11 +181,11 @@ def test_joint_takes_the_place_of_the_autoencoder_and_its_lost_encoder_is_export
 
 
 def test_what_changed_decides_what_is_trained_again(trained: Path) -> None:
-    _, notes = all_of(trained, "operator.pdet.hidden_dim=32")
+    _, notes = all_of(trained, "operator.width=32")
     assert trained_again(notes) == ["operator"]
     shutil.rmtree("data")
     make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.2)
-    report, notes = all_of(trained, "operator.pdet.hidden_dim=32")
+    report, notes = all_of(trained, "operator.width=32")
     assert trained_again(notes) == ["autoencoder", "operator"]
     assert report["cache"]["startup/cache_reused"] == 0.0
 
@@ -206,7 +206,7 @@ def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_
 @pytest.mark.parametrize(
     ("override", "kind", "says"),
     [
-        ("operator.pdet.num_heads=3", "num_heads", "operator.pdet.hidden_dim = 16"),
+        ("operator.num_heads=3", "num_heads", "operator.width = 16"),
         ("training.use_inverse_losses=true", "inverse_losses_frozen", "stages.joint.epochs"),
         ("encoder.patch_size=5", "patch_size", "32 points: expected a divisor of all of them: 1, 2, 4"),
         ("latent.tokens=7", "num_tokens", "latent.tokens = 7 of 8 patches: expected"),
@@ -350,8 +350,8 @@ def test_command_prints_json_alone_on_stdout_and_tables_without(trained: Path) -
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--stage", "operatr"], "fno_neuraloperator, all, found 'operatr'"),
-        (["--stage", "consistency_distill"], "train it with `ups train --stage diff_residual`"),
+        (["--stage", "operatr"], "own_baseline, all, found 'operatr'"),
+        (["--stage", "student"], "train it with `ups train --stage corrector`"),
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),
         (["--stage", "operator", "--epochs", "0"], "stages.operator.epochs = 0 leaves the stage out"),

@@ -21,6 +21,8 @@ from ups.cli.app import run_verb
 from ups.config import load_config
 from ups.data.splits import describe_fields
 from ups.errors import CheckpointError, ConfigError
+from ups.eval.baseline_model import load_baseline
+from ups.eval.evaluate import evaluate_run
 from ups.pipeline.memory_estimate import estimate_stages
 from ups.train.compare import compare_run
 from ups.train.run import run_stage
@@ -191,6 +193,34 @@ def test_it_stands_in_a_table_beside_fno_at_its_budget_and_an_operator_of_anothe
     rows = {row.name: row for row in report.tasks[0].rows}
     assert list(rows)[:3] == ["operator", "operator_fields", "fno_flops"]
     assert "mylab.model:Slices with width 32, slices 8, depth 2" in rows["operator"].note
+
+
+def test_it_is_a_baseline_beside_the_runs_operator_at_its_budget(
+    run: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    train(run)
+    (command,) = re.findall(r"^ups (compare .*--kind mylab.model:Slices.*)$", GUIDE, re.MULTILINE)
+    run_verb([*command.replace("demo", "run.yaml").split(), "--split", "val", *SHORT])
+    report = json.loads((run / "reports/compare/report.json").read_text())
+    rows = report["tasks"]["burgers1d"]["rows"]
+    assert list(rows)[:3] == ["operator", "mylab.model:Slices_flops", "fno_flops"]
+    own = rows["mylab.model:Slices_flops"]
+    assert own["label"].startswith("mylab.model:Slices (")
+    assert "with width 32, slices 4, depth 2; trained for a budget of" in own["note"]
+    path = run / "checkpoints/baselines/burgers1d_mylab_model_Slices_flops/own_baseline.safetensors"
+    model = load_baseline(path)
+    assert model.effort is not None
+    step = model.effort.flops / model.effort.steps
+    assert model.effort.allowed - step < model.effort.flops <= model.effort.allowed
+    options: dict[str, Any] = {"config_path": run / "run.yaml", "overrides": SHORT, "split": "val"}
+    again = {row.name: row for row in evaluate_run(None, **options).tasks[0].rows}
+    assert again["mylab.model:Slices_flops"].scores.metrics["nrmse"].mean == own["nrmse"]["mean"]
+    _forget(monkeypatch)
+    with pytest.raises(CheckpointError, match="--allow-code mylab"):
+        load_baseline(path)
+    evaluate_run(None, **options)
+    assert any("is left out" in note and "--allow-code mylab.model" in note for note in notes)
+    load_baseline(path, allow_code="mylab.model")
 
 
 def test_tune_searches_what_its_section_says(run: Path) -> None:
