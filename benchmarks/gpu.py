@@ -58,14 +58,14 @@ class Size:
     num_solutions: int = 320  # 0.8 MB each, whose latents are made
     pairs: int = 2  # of builds and `.pt` folders
     readers: tuple[int, ...] = (0, 1, 4, 8)
-    large: tuple[str, ...] = ("operator.pdet.hidden_dim=512", "operator.pdet.depths=[10]")
+    large: tuple[str, ...] = ("operator.width=512", "operator.depths=[10]")
     num_workers: int = 8  # of the `DataLoader` over `.pt` and HDF5 files
     warm_up: int = 20  # steps that aren't timed
     steps_s: float = 8.0  # for which steps are
 
 
 CARD = Size()
-REHEARSED = ("operator.pdet.hidden_dim=48", "training.batch_size=8")
+REHEARSED = ("operator.width=48", "training.batch_size=8")
 REHEARSAL = Size("cpu", 1, 4, 1, (0, 1), REHEARSED, 1, 1, 0.05)
 size = CARD
 

@@ -16,16 +16,22 @@ from small_stores import MakeStore, Values, build, mixed_constants, mixed_values
 from tiny_disk import mounted
 
 # The syncs of a busy disk take long, so no example has a deadline.
-settings.register_profile("default", max_examples=25, stateful_step_count=25, deadline=None)
+settings.register_profile("default", max_examples=10, stateful_step_count=20, deadline=None)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("slow", max_examples=100, stateful_step_count=25, deadline=None)  # of --run-slow
 settings.register_profile("nightly", max_examples=1000, stateful_step_count=60, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 # Also for processes that tests start: of several, each with threads that spin, all wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Hundreds of processes would compile the whole package each.
+# Hundreds of processes would compile the whole package each, and every run all of the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# A killed process loses nothing that it wrote, so tests needn't wait for the disk: what a power loss takes is
+# tested on `lossy_disk.Disk`, above these.
+os.fsync = os.fdatasync = lambda fd: None
 
 # Shells start background jobs with Ctrl-C ignored, which the processes that tests interrupt would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -34,6 +40,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run tests that take minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--run-slow") and "HYPOTHESIS_PROFILE" not in os.environ:
+        settings.load_profile("slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

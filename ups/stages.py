@@ -94,7 +94,7 @@ OPERATOR = StageFacts(
     is_default=True,
 )
 CORRECTOR = StageFacts(
-    "diff_residual",
+    "corrector",
     "ups.train.flow:make_corrector_stage",
     makes=(CORRECTOR_MODEL,),
     needs=(OPERATOR_MODEL,),
@@ -103,7 +103,7 @@ CORRECTOR = StageFacts(
     items="residuals",
 )
 STUDENT = StageFacts(
-    "consistency_distill",
+    "student",
     "ups.train.student:make_student_stage",
     makes=(STUDENT_MODEL,),
     needs=(CORRECTOR_MODEL,),
@@ -112,8 +112,8 @@ STUDENT = StageFacts(
     items="pairs",
 )
 PRIOR = StageFacts(
-    "steady_prior",
-    "ups.train.prior:make_steady_prior_stage",
+    "prior",
+    "ups.train.prior:make_prior_stage",
     makes=(PRIOR_MODEL,),
     needs=(ENCODER_MODEL,),
     row="prior",

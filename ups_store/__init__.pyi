@@ -36,7 +36,7 @@ from ups_store.read.base import AnyStore as AnyStore
 from ups_store.read.items import Window as Window
 from ups_store.read.loader import make_loader as make_loader
 from ups_store.read.open import open_any
-from ups_store.read.preload import plan_preload as plan_preload
+from ups_store.read.preload import forecast_preload as forecast_preload
 from ups_store.read.ragged import RaggedArray as RaggedArray
 from ups_store.read.several import PartitionedStore as PartitionedStore
 from ups_store.read.store import Store as Store

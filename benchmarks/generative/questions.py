@@ -49,8 +49,8 @@ class Task:
     def overrides(self) -> Sequence[str]:
         """Give `key=value` of the run besides those of the question."""
         return (
-            f"stages.diff_residual.budget.flops={self.corrector_flops}",
-            f"stages.consistency_distill.budget.flops={self.student_flops}",
+            f"stages.corrector.budget.flops={self.corrector_flops}",
+            f"stages.student.budget.flops={self.student_flops}",
             f"diffusion.lead_times={self.lead_times}",
             "diffusion.export_anyway=true",  # the page says which gates are missed on the test split
             "training.distill_num_steps=2",

@@ -32,7 +32,7 @@ TASK, METHODS, SEEDS = "darcy2d", ("regression", "flow"), (0, 1, 2)
 NUM_SAMPLES, OBSERVED = 800, 12  # OBSERVED: points where the coefficient is known
 SPLIT, MEMBERS, SHOWN = "test", 16, ("mean_nrmse", "crps", "energy_score", "spread_skill")
 SETTINGS = {
-    "operator": {"state": "fields", "pdet": {"num_heads": 4}},
+    "operator": {"state": "fields", "num_heads": 4},
     "diffusion": {"hidden_dim": 24, "depths": [2], "num_sampler_steps": 8},
     "training": {
         **{"batch_size": 32, "lr": 4e-3, "ema_decay": 0.98, "num_workers": 0, "device": "cpu"},
@@ -95,8 +95,8 @@ def train_and_score(
         "data": {"task": TASK, "root": str(data)},
         "cache": {"dir": str(folder.parent / "cache")},
         "encoder": {"patch_size": 4},
-        "steady_prior": {"method": method, "observed_points": observed},
-        "stages": {"steady_prior": stage},
+        "prior": {"method": method, "observed_points": observed},
+        "stages": {"prior": stage},
         "checkpoint": {"dir": str(folder)},
         "seed": seed,
     }
@@ -104,7 +104,7 @@ def train_and_score(
     path = folder / "run.yaml"
     path.write_text(json.dumps(settings))  # JSON is YAML
     config = load_config(path)
-    report = run_stage("steady_prior", config)
+    report = run_stage("prior", config)
     model = ups.load(report["checkpoint"])
     trajectories = open_trajectories(config.build, TASK, SPLIT)
     climate, forecaster = Climate.of(trajectories), PriorForecaster(model, seed=0)  # type: ignore[arg-type]

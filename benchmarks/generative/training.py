@@ -73,7 +73,7 @@ def trained(task: Task, seed: int, folder: Path) -> Trained:
     given = [*question.overrides, *task.overrides, f"seed={seed}"]
     given.append(f"checkpoint.dir={json.dumps(str(checkpoints))}")
     config = load_config(make_data(question, folder / question.name), overrides=given)
-    stages = ["operator", "diff_residual", "consistency_distill"]
+    stages = ["operator", "corrector", "student"]
     if "operator.state=latent" in question.overrides:
         stages.insert(0, "autoencoder")  # linear latents need no training, but their stage
     reports = {}

@@ -34,7 +34,6 @@ WIDTH = 25_600  # float32: 100 KB a sample, 420 MB in all
 KILLED_AT = 3 * NUM // 4
 _PROCESS_S = 300
 _ROOT = Path(__file__).resolve().parents[2]
-_README = _ROOT / "README.md"
 _PAGE = _ROOT / "docs" / "results" / "performance.md"
 BEGIN, END = "<!-- one line: written by benchmarks/peers/one_line.py -->\n", "<!-- end of one line -->"
 
@@ -201,7 +200,6 @@ def main(
     path.write_text(json.dumps({**about, "ways": [asdict(each) for each in outcomes]}, indent=1) + "\n")
     if docs:
         write_docs(_PAGE, text, begin=BEGIN, end=END)
-        write_docs(_README, short(outcomes), begin=BEGIN, end=END)
 
 
 def markdown(outcomes: list[Outcome], about: dict[str, Any]) -> str:
@@ -222,20 +220,6 @@ def markdown(outcomes: list[Outcome], about: dict[str, Any]) -> str:
         lines.append(
             "| " + " | ".join(cells if not each.reason else [each.name, each.reason, *["–"] * 5]) + " |"
         )
-    return "\n".join(lines) + "\n"
-
-
-def short(outcomes: list[Outcome]) -> str:
-    """The table of the README: no versions, and what was killed in percent."""
-    lines = [
-        "| one call that writes | lines | samples/s | readable after a kill at 75 % "
-        "| asked for again by the same call |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for each in outcomes:
-        rate = f"{each.per_second:,.0f}" if each.per_second else each.reason
-        shares = [f"{num / NUM:.0%}" for num in (each.left or 0, each.taken_again or 0)]
-        lines.append(f"| {each.name} | {each.lines} | {rate} | {' | '.join(shares)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -71,7 +71,7 @@ class StepOfSize:
     params = ("demo", "tiny", "small")
 
     def setup(self, size: str) -> None:
-        sizes = ["operator.pdet.depths=null", "operator.pdet.hidden_dim=null", f"operator.size={size}"]
+        sizes = ["operator.depths=null", "operator.width=null", f"operator.size={size}"]
         self.trainer = demo().trainer(*([] if size == "demo" else sizes))
 
     @tracked("tokens a second of processor time, forward and backward", "tokens/s")

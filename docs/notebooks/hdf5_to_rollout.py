@@ -31,7 +31,8 @@ encoder: {patch_size: 8, width: 32, depth: 2}
 decoder: {width: 32, depth: 2}
 operator:
   size: tiny
-  pdet: {depths: [2], window_size: 16}
+  depths: [2]
+  window_size: 16
 training: {batch_size: 16, stride: 2, latent_cache_dir: latents}
 stages:
   autoencoder: {epochs: 1, steps_per_epoch: 60, optimizer: {lr: 4.0e-3}}

@@ -35,7 +35,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_page_trains_on_its_arrays(config: Path) -> None:
-    size = ["operator.pdet.hidden_dim=16", "operator.pdet.depths=[1,1]", "operator.pdet.num_heads=2"]
+    size = ["operator.width=16", "operator.depths=[1,1]", "operator.num_heads=2"]
     overrides = [*size, "stages.operator.steps=2", "training.max_val_frames=8"]
     report = run_all(load_config(config, overrides=overrides), config_path=config, overrides=overrides)
     assert report["stages"]["operator"]["steps"] == 2

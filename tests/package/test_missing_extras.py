@@ -142,8 +142,8 @@ def test_check_installed_names_the_first_that_is_missing(monkeypatch: pytest.Mon
     assert caught.value.module == "torch"
 
 
-def test_readme_lists_every_extra_for_users() -> None:
-    table = (ROOT / "README.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
+def test_page_of_installing_lists_every_extra_for_users() -> None:
+    table = (ROOT / "docs/install.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
     named = [name for row in table.splitlines() if row for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert sorted(named) == sorted(EXTRAS.keys() - {"bench", "dev", "docs", "interop"})
 

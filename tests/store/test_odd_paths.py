@@ -76,21 +76,21 @@ def _error_of(call: Callable[[], object]) -> StoreError | None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "link to nothing", "circle", "below a file"])
-@pytest.mark.parametrize("call", [*READING, *WRITING])
 @pytest.mark.parametrize("ending", ["zip", "json"])
 def test_what_is_no_file_is_a_typed_error_and_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, kind: str, ending: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ending: str
 ) -> None:
     monkeypatch.chdir(tmp_path)  # names of sockets are short
     path = Path("below/a.zarr.zip" if kind == "below a file" else "a.zarr.zip").with_suffix(f".{ending}")
     _place(path, kind)
     before = [(each, stat.S_IFMT(each.lstat().st_mode)) for each in sorted(tmp_path.iterdir())]
-    error = _error_of(lambda: {**READING, **WRITING}[call](path))
-    assert error is not None
-    assert error.kind in ("not_a_file", "not_found", "dangling_link", "path", "exists", "set"), error
-    assert str(error.path).endswith((".zarr.zip", ".zarr.json", "below"))
-    after = [(each, stat.S_IFMT(each.lstat().st_mode)) for each in sorted(tmp_path.iterdir())]
-    assert set(before) <= set(after)
+    for name, call in {**READING, **WRITING}.items():
+        error = _error_of(lambda call=call: call(path))
+        assert error is not None, name
+        assert error.kind in ("not_a_file", "not_found", "dangling_link", "path", "exists", "set"), name
+        assert str(error.path).endswith((".zarr.zip", ".zarr.json", "below")), name
+        after = [(each, stat.S_IFMT(each.lstat().st_mode)) for each in sorted(tmp_path.iterdir())]
+        assert set(before) <= set(after), name
 
 
 @pytest.fixture
@@ -142,11 +142,11 @@ def test_want_of_descriptors_names_the_file(tmp_path: Path, monkeypatch: pytest.
     assert (caught.value.kind, caught.value.path) == ("open_files", str(tmp_path / "a.zarr.zip"))
 
 
-@pytest.mark.parametrize("call", [*READING, *WRITING])
-def test_name_that_can_not_be_encoded_is_refused(tmp_path: Path, call: str) -> None:
-    with pytest.raises(SpecError, match="can't be encoded") as caught:
-        {**READING, **WRITING}[call](tmp_path / "a\ud800.zarr.zip")
-    assert caught.value.kind == "path"
+def test_name_that_can_not_be_encoded_is_refused(tmp_path: Path) -> None:
+    for call in (*READING.values(), *WRITING.values()):
+        with pytest.raises(SpecError, match="can't be encoded") as caught:
+            call(tmp_path / "a\ud800.zarr.zip")
+        assert caught.value.kind == "path"
 
 
 def test_bytes_that_are_no_text_are_a_name(tmp_path: Path) -> None:
@@ -155,11 +155,11 @@ def test_bytes_that_are_no_text_are_a_name(tmp_path: Path) -> None:
     assert ups_store.load(path)["u"].shape == (3, 4)
 
 
-@pytest.mark.parametrize("call", WRITING)
-def test_path_without_a_name_is_refused(call: str) -> None:
-    with pytest.raises(SpecError, match="ends in a name") as caught:
-        WRITING[call](Path("/"))
-    assert caught.value.kind == "path"
+def test_path_without_a_name_is_refused() -> None:
+    for call in WRITING.values():
+        with pytest.raises(SpecError, match="ends in a name") as caught:
+            call(Path("/"))
+        assert caught.value.kind == "path"
 
 
 def test_link_to_nothing_at_the_building_name_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 FIELDS = (
     *("--config", "run.yaml", "operator.state=fields", "training.field_source=store"),
-    *("operator.size=tiny", "operator.pdet.hidden_dim=8", "operator.pdet.depths=[1]"),
+    *("operator.size=tiny", "operator.width=8", "operator.depths=[1]"),
     *("training.batch_size=4", "stages.autoencoder.epochs=0", "stages.operator.steps_per_epoch=2"),
 )
 

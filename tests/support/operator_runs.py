@@ -36,7 +36,8 @@ SETTINGS: dict[str, Any] = {
     "encoder": {"patch_size": 4, "width": 16, "depth": 1},
     "decoder": {"width": 16, "depth": 1},
     "operator": {
-        "pdet": {"hidden_dim": 16, "depths": [1, 1]},
+        "width": 16,
+        "depths": [1, 1],
         "val_trajectories": 2,
     },
     "training": {

@@ -46,11 +46,11 @@ SETTINGS = (
     "training.use_inverse_losses=true",
     "stages.joint.epochs=1",
     "stages.autoencoder.epochs=1",
-    "stages.diff_residual.epochs=1",
+    "stages.corrector.epochs=1",
     "diffusion.num_sampler_steps=2",
     "diffusion.export_anyway=true",
-    "stages.consistency_distill.epochs=1",
-    "stages.consistency_distill.method=consistency",
+    "stages.student.epochs=1",
+    "stages.student.method=consistency",
     "diffusion.num_pairs=40",
     "training.augment=false",
     "baselines.fno.width=8",
@@ -78,7 +78,7 @@ def stage_of(name: str, folder: Path, ranks: Ranks) -> Stage:
 
 def add_operator(folder: Path) -> None:
     """An operator that a corrector can be trained for, and a corrector that can be distilled."""
-    for name in ("operator", "diff_residual"):
+    for name in ("operator", "corrector"):
         stage = stage_of(name, folder, ALONE)
         path = stage.export({}, stage.model.state_dict())
         path.rename(path.with_name(path.name.replace(".candidate", "")))

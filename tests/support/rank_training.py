@@ -35,8 +35,8 @@ from ups_store.torch import ranks_of_torch
 CPU = torch.device("cpu")
 OPERATOR = [
     "data.tasks=[burgers1d,advection1d]",
-    "operator.pdet.hidden_dim=16",
-    "operator.pdet.depths=[1,1]",
+    "operator.width=16",
+    "operator.depths=[1,1]",
     "operator.noise=0.05",
     "operator.val_trajectories=1",
     "training.cache_mode=store",

@@ -16,7 +16,7 @@ SETTINGS: dict[str, Any] = {
     "encoder": {"patch_size": 4, "width": 16, "depth": 1, "num_heads": 2},
     "decoder": {"width": 16, "depth": 1, "num_heads": 2},
     "latent": {"dim": 2, "tokens": 4},
-    "operator": {"size": "tiny", "pdet": {"depths": [1], "hidden_dim": 16}},
+    "operator": {"size": "tiny", "depths": [1], "width": 16},
     "training": {"batch_size": 4, "latent_cache_dir": "latents", "device": "cpu"},
     "stages": {"autoencoder": SHORT, "operator": SHORT},
 }

@@ -31,7 +31,7 @@ TINY = dataclasses.replace(
         "baselines.unet.width=4",
         "baselines.fno.modes=8",
         "training.batch_size=4",
-        "operator.pdet.hidden_dim=16",
+        "operator.width=16",
         *(f"stages.{name}.epochs=1" for name in ("operator", "fno", "unet")),
     ),
 )

@@ -61,7 +61,9 @@ def operator(
         print_lines(*operators.names())
         return
     if name == TOKEN_UNET:
-        print_lines("keys of the package's own operator are operator.mixer, size, spectral and pdet")
+        print_lines(
+            "keys of the package's own operator are operator.mixer, size, width, depths, spectral and so on"
+        )
         return
     fields = config_section(name).model_fields
     print_lines("operator:", f"  name: {name}", "  config:")

@@ -21,6 +21,7 @@ from ups.cli.common import (
     note,
 )
 from ups.cli.notify import Notice, Notify, notifying
+from ups.config.legacy import present_stage
 from ups.errors import ConfigError
 from ups.log import logger, quiet
 from ups.stages import BASELINES, STAGES
@@ -46,6 +47,7 @@ def train(
             help=f"{', '.join(_STAGES)}; all: those of the configuration, in order; "
             f"{', '.join(BASELINES)}: baselines, one for each task",
             autocompletion=completing(lambda: (*STAGES, ALL)),
+            callback=present_stage,
         ),
     ] = ALL,
     epochs: Annotated[int | None, typer.Option(help="of the stage, or of each stage")] = None,

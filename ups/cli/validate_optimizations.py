@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ups.cli.common import AsJson, Overrides, note
+from ups.config.legacy import present_stage
 from ups.errors import InterruptedTrainingError
 from ups.output import check_writable
 from ups_store.build import shipped_configs
@@ -36,7 +37,7 @@ def optimizations(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="switch of the optimised one alone; repeatable"),
     ] = None,
-    stage: Annotated[str, typer.Option(help="whose steps are compared")] = "operator",
+    stage: Annotated[str, typer.Option(help="whose steps are compared", callback=present_stage)] = "operator",
     epochs: Annotated[int | None, typer.Option(min=1, help="of the stage [default: as configured]")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps instead")] = None,
     seed: Annotated[int | None, typer.Option(help="as seed=N, of both")] = None,

@@ -76,39 +76,6 @@ class DecoderConfig(Section):
     radius: Count = key(1, "tokens to each side that a query attends to, on each axis")
 
 
-# Naming one of these, and no mixer, means the PDE-Transformer that the operator once always was.
-_ATTENTION_KEYS = ("num_heads", "window_size", "attention_type", "qk_norm")
-
-
-class PdetConfig(Section):
-    """Architecture of the operator; what is left open comes from `operator.size`."""
-
-    input_dim: Count | None = key(None, "must be latent.dim")
-    hidden_dim: Count | None = key(None, "channels of the finest level's layers")
-    depths: tuple[Count, ...] | None = key(None, "blocks of each level", min_length=1)
-    depth: Count | None = key(None, "blocks of a single level, instead of depths")
-    num_heads: Count | None = key(None, "attention heads of the finest level")
-    group_size: Count | None = key(None, "has no effect: there are no groups to normalise")
-    window_size: Count | None = key(None, "tokens of an attention window along an axis")
-    mlp_ratio: Positive | None = key(
-        None, "hidden over outer channels of the MLP, which blocks with attention have"
-    )
-    qk_norm: bool = key(True, "queries and keys are always normalised")
-    attention_type: Literal["standard"] = key("standard", "in shifted windows")
-    drop_path: Fraction | None = key(None, "share of residual branches dropped")
-    dropout: Fraction | None = key(None, "share of the MLPs' activations dropped")
-    use_activation_checkpoint: bool = key(
-        False, "true means training.activation_checkpointing=full", affects=NOTHING
-    )
-    use_flex: bool = key(False, "true means operator.attention=flex", affects=NOTHING)
-
-    @model_validator(mode="after")
-    def _has_one_depth(self) -> PdetConfig:
-        if self.depth is not None and self.depths is not None:
-            raise ValueError("operator.pdet.depth and operator.pdet.depths: give one of them")
-        return self
-
-
 class SpectralConfig(Section):
     """Blocks that mix tokens by their Fourier modes."""
 
@@ -138,8 +105,8 @@ class OperatorConfig(Section):
 
     name: str = key(
         TOKEN_UNET,
-        "token_unet, the package's own, of which mixer, size and pdet say the architecture; fno, unet or"
-        " fno_neuraloperator; or module:class of your own (docs/guides/own-operator.md)",
+        "token_unet, the package's own, of which mixer, size and what follows it say the architecture; fno,"
+        " unet or fno_neuraloperator; or module:class of your own (docs/guides/own-operator.md)",
     )
     config: dict[str, Any] = key(
         {},
@@ -149,13 +116,13 @@ class OperatorConfig(Section):
     mixer: Mixer | tuple[Mixer, ...] = key(
         "spectral",
         "what mixes the tokens: spectral, convolution, attention, or hybrid (attention beside "
-        "spectral); a list has one for each level. attention where pdet.num_heads, window_size, "
-        "attention_type or qk_norm is given, and no mixer",
+        "spectral); a list has one for each level. attention where num_heads or window_size is "
+        "given, and no mixer",
         min_length=1,
     )
     spectral: SpectralConfig = SpectralConfig()
     architecture_type: Literal["pdet_unet", "pdet_stack"] = key(
-        "pdet_unet", "U-shape, or pdet_stack: one level of pdet.depth blocks"
+        "pdet_unet", "U-shape, or pdet_stack: one level of depth blocks"
     )
     attention: Literal["sdpa", "flex"] = key(
         "sdpa",
@@ -163,8 +130,17 @@ class OperatorConfig(Section):
         "FlexAttention, which on a CPU has no backward pass, so that sdpa is taken there",
         affects=NOTHING,
     )
-    size: Literal["tiny", "small", "S", "B", "L"] = key("small", "what pdet leaves open")
-    pdet: PdetConfig = PdetConfig()
+    size: Literal["tiny", "small", "S", "B", "L"] = key("small", "says what the keys of layers leave open")
+    width: Count | None = key(None, "channels of the finest level's layers")
+    depths: tuple[Count, ...] | None = key(None, "blocks of each level", min_length=1)
+    depth: Count | None = key(None, "blocks of a single level, instead of depths")
+    num_heads: Count | None = key(None, "attention heads of the finest level")
+    window_size: Count | None = key(None, "tokens of an attention window along an axis")
+    mlp_ratio: Positive | None = key(
+        None, "hidden over outer channels of the MLP, which blocks with attention have"
+    )
+    drop_path: Fraction | None = key(None, "share of residual branches dropped")
+    dropout: Fraction | None = key(None, "share of the MLPs' activations dropped")
     state: Literal["latent", "fields"] = key(
         "latent", "what it advances: latents, or patches of the fields themselves"
     )
@@ -188,7 +164,7 @@ class OperatorConfig(Section):
         name = info.data.get("name", TOKEN_UNET)
         if name == TOKEN_UNET and values:
             raise ValueError(
-                "operator.config has no effect: token_unet's keys are operator.pdet, mixer and size"
+                "operator.config has no effect: token_unet's keys are operator.mixer, size, width, ..."
             )
         return values if name == TOKEN_UNET else _config_of(name, values, info)
 
@@ -205,14 +181,11 @@ class OperatorConfig(Section):
                 del values["name"]
         return values
 
-    @model_validator(mode="before")
-    @classmethod
-    def _attention_of_its_keys(cls, values: Any) -> Any:
-        pdet = values.get("pdet") if isinstance(values, dict) else None
-        if isinstance(pdet, dict) and values.get("mixer") is None:
-            named = any(pdet.get(key) is not None for key in _ATTENTION_KEYS)
-            return {**values, "mixer": "attention" if named else "spectral"}
-        return values
+    @model_validator(mode="after")
+    def _has_one_depth(self) -> OperatorConfig:
+        if self.depth is not None and self.depths is not None:
+            raise ValueError("operator.depth and operator.depths: give one of them")
+        return self
 
 
 class OwnBaselineConfig(Section):

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ups.config.legacy import MEANINGLESS
+from ups.config.legacy import KEYS, MEANINGLESS, SWITCHES
 from ups_store.errors import near_word
 
 # Sections and keys of earlier configurations that have no effect (docs/guides/migrate.md).
 _READ = ("training", "checkpoint")  # sections of a run that the build takes something from
-OLD_SECTIONS = frozenset(key.partition(".")[0] for key in MEANINGLESS) - {"data", "training"}
+OLD_SECTIONS = frozenset(key.partition(".")[0] for key in (*MEANINGLESS, *KEYS)) - {"data", "training"}
 OLD_KEYS: dict[str, frozenset[str]] = {
     section: frozenset(
         name for key in MEANINGLESS if (name := key.removeprefix(f"{section}.")) != key and "." not in name
@@ -56,7 +56,7 @@ def without_effect(values: dict[str, Any]) -> Iterator[str]:
     for section in _READ:
         given = list(map(str, _section(values, section)))
         known = _sections_of_run()[section].annotation.model_fields if given else ()
-        passed = {*known, *OLD_KEYS.get(section, ())}
+        passed = {*known, *OLD_KEYS.get(section, ()), *(key.rpartition(".")[2] for key in SWITCHES)}
         for name in given:
             if name not in passed:
                 near = near_word(name, known)

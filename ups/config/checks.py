@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ups.config.architecture import DecoderConfig, EncoderConfig
-from ups.config.legacy import contradictions
 from ups.config.run import RunConfig
 from ups.config.stages import OptimizerConfig
 from ups.errors import ConfigError, check_installed
@@ -27,19 +26,10 @@ def misfits(config: RunConfig) -> Iterator[ConfigError]:
         if part.width % part.num_heads:
             problem = f"{name}.width = {part.width} isn't a multiple of num_heads = {part.num_heads}"
             yield ConfigError(problem, hint=f"change {name}.width or {name}.num_heads")
-    pdet_dim = config.operator.pdet.input_dim
-    if pdet_dim not in (None, config.latent.dim):
-        problem = f"operator.pdet.input_dim = {pdet_dim}, but latent.dim = {config.latent.dim}"
-        yield ConfigError(problem, hint="leave operator.pdet.input_dim out")
-    flow_dim = config.diffusion.latent_dim
-    if config.operator.state == "latent" and flow_dim not in (None, config.latent.dim):
-        problem = f"diffusion.latent_dim = {flow_dim}, but latent.dim = {config.latent.dim}"
-        yield ConfigError(problem, hint="leave diffusion.latent_dim out")
     for name, stage in config.stages.items():
         if stage.method is not None and name != STUDENT.name:
             problem = f"stages.{name}.method = {stage.method} has no meaning"
             yield ConfigError(problem, hint=f"only stages.{STUDENT.name} has a method")
-    yield from map(ConfigError, contradictions(config.model_dump()))
 
 
 def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> None:

@@ -32,9 +32,8 @@ class TauConfig(Section):
 
 
 class DiffusionConfig(Section):
-    """The corrector: a generative model of the operator's residual (stage diff_residual)."""
+    """The corrector: a generative model of the operator's residual (stage corrector)."""
 
-    latent_dim: Count | None = key(None, "must be latent.dim", affects=(CORRECTOR.name, PRIOR.name))
     hidden_dim: Count | None = key(
         None,
         "channels of the finest level's layers; by default the operator's",
@@ -74,8 +73,8 @@ class DiffusionConfig(Section):
     )
 
 
-class SteadyPriorConfig(Section):
-    """The prior of steady solutions (stage steady_prior); network and sampler are those of `diffusion`."""
+class PriorConfig(Section):
+    """The prior of steady solutions (stage prior); network and sampler are those of `diffusion`."""
 
     method: Literal["flow", "regression"] = key(
         "flow", "a generative model; or the mean of solutions, by the same network"

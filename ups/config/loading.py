@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from ups.config.build_keys import LISTS_KEYS
 from ups.config.checks import misfits
-from ups.config.legacy import inner, without, without_meaningless
+from ups.config.legacy import SAME_AS, as_read, inner, with_present_names, without
 from ups.config.run import RunConfig
 from ups.config.stage_keys import OF_STAGES
 from ups.config.stages import BUDGETS
@@ -26,7 +26,6 @@ from ups.log import logger
 from ups.stages import BASELINES
 from ups_store.build import config_errors, read_config
 from ups_store.errors import ConfigError as StoreConfigError
-from ups_store.old_names import with_present_names as with_present_names
 from ups_store.printable import printable
 
 with needs("train"):
@@ -119,7 +118,7 @@ def load_leniently(
         except ConfigError as error:
             return Loaded(None, (error,))
     outside = [override.partition("=")[0] for override in overrides]
-    values, reasons = without_meaningless(read)
+    values, reasons, contradictions = as_read(read)
     for key, reason in reasons.items():
         warnings.warn(f"{key} has no effect: {reason}", ConfigWarning, stacklevel=2)
     problems = list[ConfigError]()
@@ -138,11 +137,22 @@ def load_leniently(
             left_out += keys
         else:
             where = name or path
-            for problem in _not_about(left_out, misfits(config)):
+            wrong = [*misfits(config), *map(ConfigError, contradictions), *_other_sizes(config, read)]
+            for problem in _not_about(left_out, wrong):
                 problem.path = None if where is None else str(where)
                 problems.append(problem)
             return Loaded(config, tuple(problems), tuple(left_out))
     return Loaded(None, tuple(problems), tuple(left_out))
+
+
+def _other_sizes(config: RunConfig, read: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Sizes of latents that keys of earlier versions say otherwise than `latent.dim` does."""
+    for key in SAME_AS if config.uses_encoder else ():
+        *sections, name = key.split(".")
+        if (size := inner(read, *sections).get(name)) not in (None, config.latent.dim):
+            yield ConfigError(
+                f"{key} = {size}, but latent.dim = {config.latent.dim}", hint=f"leave {key} out"
+            )
 
 
 def _import_code(modules: Any) -> None:
@@ -219,7 +229,11 @@ def _without_other_lengths(values: dict[Any, Any], newer: dict[Any, Any]) -> lis
     return removed
 
 
-_ADJUSTED: dict[str, Any] = {"adjust": _without_overridden, "adjust_included": _without_other_lengths}
+_ADJUSTED: dict[str, Any] = {
+    "adjust": _without_overridden,
+    "adjust_included": _without_other_lengths,
+    "rename": with_present_names,
+}
 
 
 def dump_config(config: RunConfig) -> str:

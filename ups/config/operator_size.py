@@ -1,4 +1,4 @@
-"""The size of the operator as its configuration says it: by name, with numbers that `operator.pdet` changes.
+"""The size of the operator as its configuration says it: by name, with numbers that its other keys change.
 
 No torch: what doesn't fit is refused before anything is built.
 """
@@ -14,13 +14,8 @@ from ups.errors import ConfigError, ConfigWarning
 from ups.models.operator_size import NORMALISED, SIZES, OperatorSize
 
 _FIELDS = {
-    "hidden_dim": "width",
-    "depths": "depths",
-    "num_heads": "num_heads",
+    **{name: name for name in ("width", "depths", "num_heads", "mlp_ratio", "drop_path", "dropout")},
     "window_size": "window",
-    "mlp_ratio": "mlp_ratio",
-    "drop_path": "drop_path",
-    "dropout": "dropout",
 }
 
 
@@ -31,12 +26,11 @@ def operator_size(config: OperatorConfig) -> OperatorSize:
         ConfigError: Kind "mixers" if there are more or fewer of them than levels, "num_heads" if heads don't
             divide the channels, "architecture" if a stack has several levels.
     """
-    pdet = config.pdet
     changed: dict[str, Any] = {
-        field: getattr(pdet, key) for key, field in _FIELDS.items() if getattr(pdet, key) is not None
+        field: getattr(config, key) for key, field in _FIELDS.items() if getattr(config, key) is not None
     }
-    if pdet.depth is not None:
-        changed["depths"] = (pdet.depth,)
+    if config.depth is not None:
+        changed["depths"] = (config.depth,)
     changed |= {
         "mixers": (config.mixer,) if isinstance(config.mixer, str) else config.mixer,
         "modes": config.spectral.modes,
@@ -55,14 +49,12 @@ def _check_levels(config: OperatorConfig, size: OperatorSize) -> None:
         raise ConfigError(
             "operator.architecture_type = pdet_stack",
             kind="architecture",
-            expected="one level: operator.pdet.depth",
+            expected="one level: operator.depth",
             found=f"depths {list(size.depths)}",
         )
 
 
-def check_size(
-    size: OperatorSize, *, keys: tuple[str, str] = ("operator.pdet.hidden_dim", "operator.pdet.depths")
-) -> None:
+def check_size(size: OperatorSize, *, keys: tuple[str, str] = ("operator.width", "operator.depths")) -> None:
     """Refuse an architecture whose parts don't go together.
 
     Args:
@@ -85,7 +77,7 @@ def check_size(
         raise ConfigError(
             f"{width_key} = {size.width}",
             kind="num_heads",
-            expected=f"a multiple of operator.pdet.num_heads = {size.num_heads}",
+            expected=f"a multiple of operator.num_heads = {size.num_heads}",
         )
 
 
@@ -95,14 +87,10 @@ def _has_attention(size: OperatorSize) -> bool:
 
 def _warn_of_no_effect(config: OperatorConfig, size: OperatorSize) -> None:
     reasons = {}
-    if config.pdet.group_size is not None:
-        reasons["pdet.group_size"] = "layers are normalised over all channels"
-    if not config.pdet.qk_norm:
-        reasons["pdet.qk_norm"] = "queries and keys are always normalised"
     if not _has_attention(size):
         for key in ("num_heads", "window_size", "mlp_ratio", "dropout"):
-            if getattr(config.pdet, key) is not None:
-                reasons[f"pdet.{key}"] = f"operator.mixer = {config.mixer} has no attention"
+            if getattr(config, key) is not None:
+                reasons[key] = f"operator.mixer = {config.mixer} has no attention"
     if not _has_attention(size) and config.attention == "flex":
         reasons["attention"] = f"operator.mixer = {config.mixer} has none"
     if set(size.mixers) == {"attention"} and config.spectral != SpectralConfig():

@@ -14,11 +14,9 @@ from ups.config.architecture import (
     OperatorConfig,
     RunLatentConfig,
 )
-from ups.config.diffusion import DiffusionConfig, SteadyPriorConfig
-from ups.config.legacy import with_present_switches
+from ups.config.diffusion import DiffusionConfig, PriorConfig
 from ups.config.stages import StageConfig, StageName
 from ups.config.training import LawsConfig, TrainingConfig, TtcConfig
-from ups.errors import needs
 from ups.laws import Laws
 from ups.section import Count, CountOrZero, Positive, Section, key
 from ups.stages import (
@@ -41,9 +39,6 @@ from ups.stages import (
 )
 from ups_store.build import BuildConfig, CacheConfig, DataConfig, ReadingConfig
 from ups_store.sources import LocalPath, TaskDeclaration
-
-with needs("train"):
-    from pydantic import model_validator
 
 
 class CheckpointConfig(Section):
@@ -130,8 +125,8 @@ class RunConfig(Section):
     pipeline: PipelineConfig = key(PipelineConfig(), "what `ups run` does", affects=NOTHING)
     ttc: TtcConfig = key(TtcConfig(), "test-time conditioning", affects=NOTHING, used_by=("evaluation",))
     diffusion: DiffusionConfig = key(DiffusionConfig(), "the corrector", affects=(CORRECTOR.name,))
-    steady_prior: SteadyPriorConfig = key(
-        SteadyPriorConfig(), "the prior of steady solutions", affects=(PRIOR.name,), used_by=("validation",)
+    prior: PriorConfig = key(
+        PriorConfig(), "the prior of steady solutions", affects=(PRIOR.name,), used_by=("validation",)
     )
     laws: dict[str, LawsConfig] = key(
         {},
@@ -143,11 +138,6 @@ class RunConfig(Section):
         (), "modules of your own that are imported first, for what they register", affects=NOTHING
     )
     seed: CountOrZero = key(0, "of weights, data order and augmentation", used_by=("evaluation",))
-
-    @model_validator(mode="before")
-    @classmethod
-    def _present_switches(cls, values: Any) -> Any:
-        return with_present_switches(values)
 
     @property
     def build(self) -> BuildConfig:

@@ -80,7 +80,6 @@ class OptimizerConfig(Section):
         "Muon's learning rate by a matrix's shape; match_rms_adamw: steps as large as AdamW's",
         read_by=("muon_hybrid",),
     )
-    muon_backend: str = key("auto", "of earlier configurations; Muon is always PyTorch's", read_by=())
 
     @field_validator("name", mode="before")
     @classmethod
@@ -104,7 +103,6 @@ class SchedulerConfig(Section):
         3, "plateau: epochs without improvement that are tolerated", read_by=("plateau",)
     )
     min_lr: NotNegative = key(0.0, "plateau: least learning rate", read_by=("plateau",))
-    mode: Literal["min"] = key("min", "plateau: errors are minimised")
 
     @field_validator("name", mode="before")
     @classmethod

@@ -154,7 +154,6 @@ class TrainingConfig(Section):
         "layers, convolutions and attention kernels; or whole blocks",
         affects=NOTHING,
     )
-    use_flex: bool = key(False, "true means operator.attention=flex", affects=NOTHING)
     cpu_offload_optimizer: bool = key(
         False, "AdamW's states and step on the CPU, of a model on one GPU; without grad_clip"
     )
@@ -186,7 +185,6 @@ class TrainingConfig(Section):
         "ranks that torchrun is to start, on all machines or on each; another number is refused",
         affects=NOTHING,
     )
-    use_fsdp2: bool = key(False, "true means training.parallel=fsdp2", affects=NOTHING)
     rank_timeout_s: Positive = key(
         1800.0,
         "seconds that a rank waits for the others, also while the first one validates",

@@ -76,9 +76,7 @@ def _no_mask(path: Path, found: str, *, expected: str) -> ConfigError:
     return ConfigError("no mask", kind="observed", path=path, expected=expected, found=found)
 
 
-def check_observed(
-    num: int | None, grid: GridSpec, *, task: str, key: str = "steady_prior.observed_points"
-) -> None:
+def check_observed(num: int | None, grid: GridSpec, *, task: str, key: str = "prior.observed_points") -> None:
     """Refuse to observe more points than there are."""
     most = int(np.prod(grid.points))
     if num is not None and num > most:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
+from ups.config.legacy import present_stage, stage_file
 from ups.log import logger
 from ups.stages import STAGES
 
@@ -92,7 +93,7 @@ def read_stage_logs(config: RunConfig) -> list[StageLog]:
 
 def log_path(config: RunConfig, stage: str) -> Path:
     """Where a stage writes its log."""
-    return config.training.log_path or config.checkpoint.dir / f"{stage}.jsonl"
+    return config.training.log_path or stage_file(config.checkpoint.dir / f"{stage}.jsonl")
 
 
 def read_stage_log(path: Path, stage: str) -> StageLog | None:
@@ -116,7 +117,7 @@ def _last_training(path: Path, stage: str) -> list[dict[str, Any]]:
         except (ValueError, TypeError):
             logger.warning(f"{path}: line {number} isn't a whole record and is left out: {_shortened(line)}")
             continue
-        if record.get("stage") != stage:
+        if present_stage(record.get("stage")) != stage:
             continue
         if record.get("event") == "start" and record.get("step", 0) == 0:
             records.clear()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ups.config.legacy import earlier_stage, present_stage
 from ups.errors import ConfigError, did_you_mean
 
 Group = Literal["validation", "data-check", "dry-run", "training", "small-eval", "full-eval", "promotion"]
@@ -46,7 +47,9 @@ class Node:
 
     def key(self) -> str:
         """Hash of its inputs as they are now, 64 hexadecimal digits."""
-        text = json.dumps({"node": self.name, "inputs": self.inputs()}, sort_keys=True, default=str)
+        text = json.dumps(
+            {"node": earlier_stage(self.name), "inputs": self.inputs()}, sort_keys=True, default=str
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -93,6 +96,7 @@ class Graph:
         if first is not None and only is not None:
             raise ConfigError("--from and --only", expected="one of them", found="both")
         names = [node.name for node in self.nodes]
+        first, only = present_stage(first), present_stage(only)
         for flag, name in (("--from", first), ("--only", only)):
             if name is not None and name not in names:
                 known = ", ".join(names)

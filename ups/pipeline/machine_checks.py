@@ -299,7 +299,7 @@ def _check_preload(config: RunConfig, stores: list[WantedStore], checks: Checks)
         checks.ok(group, f"{text}; on the device what fits there")
     else:
         with checks.collecting(group):
-            outcome, _ = ups_store.plan_preload(needed, mode)
+            outcome, _ = ups_store.forecast_preload(needed, mode)
             if outcome == "mapped":
                 checks.warn(group, f"{text}: what doesn't fit is read when it is used")
             else:

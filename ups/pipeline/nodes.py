@@ -19,6 +19,7 @@ from typing import Any
 from ups import stages
 from ups.config import RunConfig
 from ups.config.after_training import CheckConfig, GatesConfig
+from ups.config.legacy import as_hashed
 from ups.config.seeds import without_seed
 from ups.config.stage_keys import NOT_OF_STORES, flat_keys, stage_keys, users_of
 from ups.data.identities import checkpoint_identity, file_identity, source_identity, store_identities
@@ -206,7 +207,7 @@ def _inputs_of_check(run: Run, name: str) -> Mapping[str, Any]:
     given = run.config.model_dump(mode="json")
     # The data and what a run takes are the same whatever its seed, so they are looked at once.
     config = given if name == "validate-config" else without_seed(given)
-    return {"config": config, "sources": source_identity(run.config)}
+    return {"config": as_hashed(config), "sources": source_identity(run.config)}
 
 
 # --- training -----------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ def stage_node(run: Run, stage: StageFacts) -> Node:
     def inputs() -> dict[str, Any]:
         latents = store_identities(config, latent_folder(config)) if reads_latents else None
         return {
-            "keys": stage_keys(config, stage.name),
+            "keys": as_hashed(stage_keys(config, stage.name)),
             **{
                 str(path): checkpoint_identity(path, kind=needed.kind)
                 for needed in config.models_for(stage)
@@ -317,7 +318,7 @@ def _baselines(run: Run) -> Node | None:
         (*_CHECKED, stages.OPERATOR.name),
         inputs=lambda: {
             "budgets": budgets,
-            "keys": [stage_keys(config, kind.name) for kind in (FNO, UNET)],
+            "keys": [as_hashed(stage_keys(config, kind.name)) for kind in (FNO, UNET)],
             **_fields(config),
         },
         outputs=lambda: _baseline_files(config),

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ups.config.legacy import present_stage, stage_file
 from ups.errors import OutputError
 from ups.locks import holder_of, locked
 from ups.output import json_document, write_atomically
@@ -104,11 +105,13 @@ class RunFolder:
         return holder_of(self.path / "lock")
 
     def _record_path(self, name: str) -> Path:
-        return self.path / "nodes" / f"{name}.json"
+        return stage_file(self.path / "nodes" / f"{name}.json")
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log for programs; what a kill cut off, or is being written, is left out.
+    """The lines of a log for programs, with the present names of stages.
+
+    What a kill cut off, or is being written, is left out.
 
     Raises:
         OSError: If it can't be read.
@@ -116,6 +119,8 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                yield dict(json.loads(line))
+                values = dict(json.loads(line))
             except (ValueError, TypeError):
                 continue
+            names = {key: present_stage(values[key]) for key in ("stage", "node") if key in values}
+            yield {**values, **names}

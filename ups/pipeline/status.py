@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ups.config.legacy import stage_file
 from ups.errors import ConfigError, UpsError, needs
 from ups.pipeline.records import RunFolder, json_lines
 from ups_store.console import format_duration
@@ -202,7 +203,7 @@ def _stage(log: Path) -> StageStatus | None:
     rates: Mapping[str, Any] = next((line for line in reversed(lines) if line["event"] == "step"), {})
     losses = [value for name, value in rates.items() if name.startswith("loss/") and value is not None]
     total, step = begun[0].get("total_steps"), max((int(line.get("step", 0)) for line in begun), default=0)
-    state_file = log.parent / f"{last['stage']}.training.safetensors"
+    state_file = stage_file(log.parent / f"{last['stage']}.training.safetensors")
     newest = {line["event"]: line for line in lines}
     warned = {line["event"]: line for line in begun}.get("warning", {})
     return StageStatus(

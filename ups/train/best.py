@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig
-from ups.config.loading import with_present_names
+from ups.config.legacy import of_document
 from ups.config.stage_keys import flat_keys, users_of
 from ups.distributed.ranks import Ranks
 from ups.distributed.sharding import whole
@@ -225,6 +225,6 @@ def _score_of(path: Path, *, kind: str, like: Mapping[str, float], config: RunCo
 def _validated_on(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
-        for key, value in flat_keys(with_present_names(config)).items()
+        for key, value in flat_keys(of_document(config)).items()
         if "validation" in users_of(key) and not (key.startswith("stages.") and value is None)
     }

@@ -1,7 +1,7 @@
-"""Stages that learn a flow: `FlowStage`, and on it stage `diff_residual`, the corrector of a frozen operator.
+"""Stages that learn a flow: `FlowStage`, and on it stage `corrector`, the corrector of a frozen operator.
 
 The corrector learns the residuals of an operator that is loaded from its file, in evaluation mode and not
-compiled, so that rollouts become ensembles. Stage `steady_prior` is in `ups.train.prior`, the corrector's
+compiled, so that rollouts become ensembles. Stage `prior` is in `ups.train.prior`, the corrector's
 student in `ups.train.student`. Letters: B batch, L tokens, D channels of a token; e, r, t, x, v as in
 `ups.diffusion.paths`.
 """

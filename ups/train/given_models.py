@@ -63,7 +63,7 @@ def check_teacher(config: RunConfig) -> None:
             path=path,
             found=f"that of operator {corrector.operator_sha256[:_SHOWN]}",
             hint="name its operator by diffusion.operator, with stages.operator.epochs=0; or leave out "
-            "training.distill_teacher, and train a corrector, too (stages.diff_residual)",
+            "training.distill_teacher, and train a corrector, too (stages.corrector)",
         )
     check_same_operator(config, corrector.operator_sha256)
 

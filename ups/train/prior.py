@@ -1,6 +1,6 @@
-"""Stage `steady_prior`: flow matching on the solutions of steady tasks, given their inputs, perhaps partly.
+"""Stage `prior`: flow matching on the solutions of steady tasks, given their inputs, perhaps partly.
 
-By `steady_prior.method=regression` the same network is trained to say the mean of solutions: the loss is the
+By `prior.method=regression` the same network is trained to say the mean of solutions: the loss is the
 same, with no noise and at flow time 0. Letters: B batch, L tokens, D channels of a token.
 """
 
@@ -44,7 +44,7 @@ _MAX_ENCODED = 4096  # samples of a task whose latents are measured, evenly spre
 _AT_ONCE = 64
 
 
-def make_steady_prior_stage(
+def make_prior_stage(
     config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> SteadyPriorStage:
     """Open the fields of the steady tasks, measure statistics, and build the model.
@@ -55,7 +55,7 @@ def make_steady_prior_stage(
         ups_store.StoreError: If the data can't be read.
     """
     check_steady_task(config)
-    settings = config.steady_prior
+    settings = config.prior
     with start.phase("data_opening"):
         train, val = (_open(config, split) for split in ("train", "val"))
         check_steady_task(config, found=train)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ups.config import RunConfig
 from ups.config.checks import check_no_inverse_losses, check_optimizer
+from ups.config.legacy import present_stage
 from ups.data.latents import make_latents
 from ups.data.splits import are_there
 from ups.data.stores import Store
@@ -66,6 +67,7 @@ def run_stage(
         ups_store.StoreError: The data can't be read.
     """
     start, cpu_start = time.perf_counter(), time.process_time()
+    name = present_stage(name)
     settings = config.stage(name)
     if settings.epochs == 0:
         hint = f"say stages.{name}.epochs=..."
@@ -208,7 +210,7 @@ def train_unless_valid(name: str, config: RunConfig, *, restart: bool, **options
 
     So is a stage whose best weights are lost. One that was interrupted is continued or refused.
     """
-    training = config.training
+    training, name = config.training, present_stage(name)
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s):  # for both
         try:
             return run_stage(name, config, restart=restart, **options)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig, StageConfig
-from ups.config.loading import with_present_names
+from ups.config.legacy import of_document, stage_file
 from ups.config.stage_keys import flat_keys, stage_keys
 from ups.config.training import LawsConfig
 from ups.errors import CheckpointError, ConfigError
@@ -78,7 +78,7 @@ class SavedState:
 
     def changes(self, config: RunConfig, *, stage: str) -> Iterator[str]:
         """Say what may differ from the state and yet changes what is still to be trained."""
-        saved = with_present_names(self.document["config"])
+        saved = of_document(self.document["config"])
         for text in differing_keys(saved, config, stage=stage):
             yield f"{text}: training goes on, from here on by the schedule of the new length"
         values = config.model_dump(mode="json")
@@ -121,7 +121,7 @@ class SavedState:
 
 def state_path(config: RunConfig, stage: str) -> Path:
     """Where the state of a stage is saved."""
-    return config.checkpoint.dir / f"{stage}.training.safetensors"
+    return stage_file(config.checkpoint.dir / f"{stage}.training.safetensors")
 
 
 def check_interrupted(config: RunConfig, stages: Iterable[str]) -> None:
@@ -147,7 +147,7 @@ def hinting_at_restart() -> Iterator[None]:
 
 def differing_keys(saved: Mapping[str, Any], config: RunConfig, *, stage: str) -> list[str]:
     """Keys that change what a stage computes and differ from a saved configuration, with both values."""
-    both = (with_present_names(saved), config.model_dump(mode="json"))
+    both = (of_document(saved), config.model_dump(mode="json"))
     before, now = (stage_keys(_with_stage(values, stage), stage) for values in both)
     return _differing(before, now)
 

@@ -303,6 +303,6 @@ def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device) -
             kind="flex_heads",
             expected=f"at least {MIN_HEAD_CHANNELS} channels of each head",
             found=least,
-            hint="lower operator.pdet.num_heads, or say operator.attention=sdpa",
+            hint="lower operator.num_heads, or say operator.attention=sdpa",
         )
     return "flex"

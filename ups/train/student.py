@@ -1,4 +1,4 @@
-"""Stage `consistency_distill`: a student that draws a residual in one to four steps learns from a corrector.
+"""Stage `student`: a student that draws a residual in one to four steps learns from a corrector.
 
 The teacher is loaded from its file, and is frozen, in evaluation mode and, unless that is asked for, not
 compiled. A student of its size begins with its weights. Letters: B batch, L tokens, D channels of a token; e,

@@ -196,7 +196,9 @@ def check_switches(config: RunConfig, stage: str, *, device: torch.device | str,
 
 
 def _shown(name: str) -> str:
-    return " ".join(SWITCHES[name].settings)
+    """Its settings, without a number that isn't the run's own."""
+    key, *others = SWITCHES[name].settings
+    return " ".join((key.removesuffix("=0.001"), *others))
 
 
 def _way_out(first: str, second: str) -> str:

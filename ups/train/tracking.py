@@ -22,6 +22,7 @@ from queue import Full, Queue
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
+from ups.config.legacy import stage_file
 from ups.config.run import WandbConfig
 from ups.data.identities import checkpoint_identity
 from ups.data.origins import Origin, origins_of_checkpoint
@@ -86,7 +87,7 @@ def open_sinks(config: RunConfig, stage: str, *, run_id: str | None) -> list[Any
     """
     folder = config.checkpoint.dir
     job = folder.name if stage in BASELINES else stage  # there is a baseline for each task
-    sinks: list[Any] = [JsonLines(config.training.log_path or folder / f"{stage}.jsonl")]
+    sinks: list[Any] = [JsonLines(config.training.log_path or stage_file(folder / f"{stage}.jsonl"))]
     if config.logging.tensorboard.enabled:
         sinks.append(TensorboardSink((config.logging.tensorboard.dir or folder / "tensorboard") / job))
     values = config.model_dump(mode="json")

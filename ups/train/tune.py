@@ -99,7 +99,7 @@ def space_of(stage: str, config: RunConfig) -> Space:
 
 def _sizes(stage: str, config: RunConfig, grids: Sequence[GridSpec]) -> dict[str, Sequence[int]]:
     if stage == OPERATOR.name:
-        widths = [width for width in _OPERATOR_WIDTHS if width % (config.operator.pdet.num_heads or 4) == 0]
+        widths = [width for width in _OPERATOR_WIDTHS if width % (config.operator.num_heads or 4) == 0]
         points = [length for grid in grids for length in grid.points]
         patches = [size for size in _PATCHES if all(length % size == 0 for length in points)]
         own = {"encoder.patch_size": patches} if config.operator.state == "fields" and patches else {}
@@ -107,7 +107,7 @@ def _sizes(stage: str, config: RunConfig, grids: Sequence[GridSpec]) -> dict[str
             section = config_section(config.operator.name)
             tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}
             return {f"operator.config.{name}": some for name, some in tried.items() if some} | own
-        return {"operator.pdet.hidden_dim": widths, **own}
+        return {"operator.width": widths, **own}
     if stage == OWN_BASELINE.name:
         section = config_section(str(config.baselines.own.name))
         tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}

@@ -352,5 +352,5 @@ def _check_bound(path: str | os.PathLike[str], *, found: str, corrector: Correct
             path=path,
             expected=f"the operator {corrector.operator_sha256[:12]}",
             found=found[:12],
-            hint="train the corrector again: `ups train --stage diff_residual`",
+            hint="train the corrector again: `ups train --stage corrector`",
         )

@@ -257,7 +257,7 @@ class SteadyPrior(StateSpace):
                 f"a regression predicts one solution, not {members}",
                 kind="no_ensemble",
                 path=self.path,
-                expected="members=1, or a prior of steady_prior.method=flow",
+                expected="members=1, or a prior of prior.method=flow",
             )
         return members
 

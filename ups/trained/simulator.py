@@ -171,7 +171,7 @@ class Simulator(StateSpace):
                 kind="no_ensemble",
                 path=self.path,
                 expected="members=1, or the file of a generative model",
-                hint="train one with `ups train --stage diff_residual`, and load corrector.safetensors",
+                hint="train one with `ups train --stage corrector`, and load corrector.safetensors",
             )
         conditions: dict[str, Any] = {"parameters": parameters, "dt": dt, "extrapolate": extrapolate}
         start = self.begin(fields, steps, task=task, resample=resample, **conditions)

@@ -60,6 +60,7 @@ _HINTS = {
 }
 
 Adjust = Callable[[Any, Any], Any]
+Rename = Callable[[Mapping[Any, Any]], dict[Any, Any]]
 Key = tuple[Any, ...]  # names and numbers from the root to a value
 
 
@@ -70,6 +71,7 @@ def read_config(
     overrides: Sequence[str] = (),
     adjust: Adjust | None = None,
     adjust_included: Adjust | None = None,
+    rename: Rename = with_present_names,
 ) -> dict[str, Any]:
     """Read the values of a configuration, of whatever sections; later ones win: file, flags, overrides.
 
@@ -83,6 +85,7 @@ def read_config(
         adjust: Given the file's values and those of the overrides; returns the file's that these win over.
         adjust_included: Given the values of included files and those of the file that includes them; removes
             what these take the place of under another key.
+        rename: Gives the keys of each source their present names.
     Returns:
         Nested dictionaries, with references `${...}` resolved.
     Raises:
@@ -94,10 +97,10 @@ def read_config(
     path = source if isinstance(source, Path) else None
     try:
         if isinstance(source, Path):
-            file = _read_file(source, adjust_included, including=(), read=[])
+            file = _read_file(source, adjust_included, rename, including=(), read=[])
         else:
-            file = _with_present_names(source or {}, path)
-        newer = _read_overrides(overrides)
+            file = _renamed(source or {}, path, rename)
+        newer = _read_overrides(overrides, rename)
         _merge(file, newer, path, is_override=True)  # what doesn't go together is an error, also to `adjust`
         if adjust is not None:
             file = adjust(file, newer)
@@ -164,7 +167,7 @@ _Loader.add_implicit_resolver(
 
 
 def _read_file(
-    name: Path, adjust: Adjust | None, *, including: tuple[Path, ...], read: list[Path]
+    name: Path, adjust: Adjust | None, rename: Rename, *, including: tuple[Path, ...], read: list[Path]
 ) -> dict[Any, Any]:
     """Read a file over those that it includes, references as they are written; later included ones win."""
     path = find_config(name)
@@ -185,18 +188,18 @@ def _read_file(
     newer = []
     for other in included if isinstance(included, list) else [included]:
         file = find_config(Path(str(other)), folder=path.parent)
-        newer.append(_read_file(file, adjust, including=(*including, real), read=read))
+        newer.append(_read_file(file, adjust, rename, including=(*including, real), read=read))
     values: dict[Any, Any] = {}
-    for new in (*newer, _with_present_names(content, path)):
+    for new in (*newer, _renamed(content, path, rename)):
         if adjust is not None:
             adjust(values, new)
         values = _merge(values, new, path)
     return values
 
 
-def _with_present_names(values: Mapping[Any, Any], path: Path | None) -> dict[Any, Any]:
+def _renamed(values: Mapping[Any, Any], path: Path | None, rename: Rename) -> dict[Any, Any]:
     try:
-        return with_present_names(values)
+        return rename(values)
     except ValueError as error:
         raise ConfigError(str(error), path=path) from error
 
@@ -271,7 +274,7 @@ def _parse(text: str, *, subject: str, path: Path | None = None) -> Any:
         raise yaml.YAMLError(str(error)) from error
 
 
-def _read_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
+def _read_overrides(overrides: Sequence[str], rename: Rename) -> dict[Any, Any]:
     """Read the values of overrides, with references as they are written; later ones win."""
     values: dict[Any, Any] = {}
     for override in overrides:
@@ -289,7 +292,7 @@ def _read_overrides(overrides: Sequence[str]) -> dict[Any, Any]:
             facts: dict[str, Any] = {"expected": "YAML values", "found": repr(override)}
             raise ConfigError("overrides", hint="check brackets and quotes", **facts) from error
         values = _merge(values, _nest(names, value), None)
-    return _with_present_names(values, None)
+    return _renamed(values, None, rename)
 
 
 def _nest(names: Sequence[str], value: Any) -> Any:

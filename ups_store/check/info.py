@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ups_store.check.statistics import ArrayStatistics, Statistics
 from ups_store.format.build_tail import BUILDER_LOCK
-from ups_store.format.layout import slot_nbytes
+from ups_store.format.layout import aligned_slot_nbytes
 from ups_store.format.metadata import ArrayMeta, dtype_name
 from ups_store.read.base import AnyStore
 from ups_store.read.recovery import building_path, read_building_file
@@ -149,7 +149,7 @@ def mapped_nbytes(store: AnyStore) -> int:
 
 
 def _array_info(meta: ArrayMeta, store: AnyStore) -> ArrayInfo:
-    slot = slot_nbytes(meta.sample_nbytes) if meta.is_sharded and store.codec == "none" else None
+    slot = aligned_slot_nbytes(meta.sample_nbytes) if meta.is_sharded and store.codec == "none" else None
     shape: tuple[int | None, ...] = meta.shape
     nbytes = meta.sample_nbytes
     if meta.is_ragged:

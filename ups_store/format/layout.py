@@ -55,7 +55,7 @@ class ArrayLayout:
         return body + struct.pack("<I", crc32c(body))
 
 
-def slot_nbytes(sample_nbytes: int) -> int:
+def aligned_slot_nbytes(sample_nbytes: int) -> int:
     """Return the slot size of a sample of a large array (spec 5.3)."""
     alignment = PAGE_BYTES if sample_nbytes >= PAGE_SLOT_BYTES else CACHE_LINE_BYTES
     return align(sample_nbytes + CHECKSUM_BYTES, alignment)
@@ -138,7 +138,7 @@ def plan(root_nbytes: int, arrays: Iterable[tuple[ArrayMeta, int]], num_samples:
         metadata.append(Entry(f"{meta.name}/zarr.json", metadata[-1].end, nbytes))
     end, placed = metadata[-1].end, {}
     for meta, _ in ordered:
-        stride = slot_nbytes(meta.sample_nbytes) if meta.is_sharded else meta.sample_nbytes
+        stride = aligned_slot_nbytes(meta.sample_nbytes) if meta.is_sharded else meta.sample_nbytes
         nbytes = meta.nbytes + CHECKSUM_BYTES
         if meta.is_ragged:
             nbytes = meta.row_geometry.shard_nbytes

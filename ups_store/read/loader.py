@@ -140,6 +140,14 @@ def make_loader(
     )
 
 
+def batches_ahead(num_workers: int, prefetch_factor: int | None) -> int:
+    """Count the batches that are ready or in the making: `prefetch_factor` of each worker, 0 without workers.
+
+    Memory of `batches_ahead` + 2 batches is kept: one more is with the loop, and one on its way there.
+    """
+    return num_workers * (prefetch_factor or PREFETCH_FACTOR)
+
+
 @dataclass
 class EpochReport:
     """One epoch of a loader, or what there has been of it so far.
@@ -244,7 +252,7 @@ class Loader(ShowsFacts):
         self.dataset, self.timeout = dataset, timeout
         self.on_wait: OnWait | None = None
         self._order = order
-        self._num_workers, self._depth = num_workers, num_workers * (prefetch_factor or PREFETCH_FACTOR)
+        self._num_workers, self._depth = num_workers, batches_ahead(num_workers, prefetch_factor)
         self._collate, self._batch_transform = collate_fn, batch_transform
         self._across_epochs = across_epochs and num_workers > 0
         self._num_buffers = (self._depth + 2) * dataset.num_tensors  # ready, being made, in use

@@ -224,7 +224,7 @@ def ram_budget(needed_bytes: int, *, is_new: bool) -> Budget:
     return Budget(needed_bytes, available if limit is None else min(available, limit))
 
 
-def plan_preload(needed_bytes: int, mode: str = "auto", *, margin: float = MARGIN) -> tuple[Outcome, str]:
+def forecast_preload(needed_bytes: int, mode: str = "auto", *, margin: float = MARGIN) -> tuple[Outcome, str]:
     """Say what preloading so many bytes into RAM would come to now: "mapped" if `auto` finds no room.
 
     Args:

@@ -20,7 +20,7 @@ from ups_store.write.described import Described
 from ups_store.write.existing import other_arguments, remove_leftovers
 from ups_store.write.filling import HOW_TO_REPLACE
 from ups_store.write.spool import remove_spool
-from ups_store.write.turn import Turn
+from ups_store.write.wait_for_maker import MakerTurn
 from ups_store.write.write import Alike, warn_skipped, write
 
 KEY = "append_key"  # attribute of a store that `append` made
@@ -68,7 +68,7 @@ def append(
         raise SpecError("pattern", kind="path", path=pattern, expected="one such as days-*.zarr.zip")
     if not path.parent.is_dir():
         raise StoreNotFoundError("no such folder", path=path.parent, hint="create it first")
-    with Turn(path, is_shown=options.get("progress")):
+    with MakerTurn(path, is_shown=options.get("progress")):
         stores = numbered_paths(path)
         if not stores and partition_counts(path.with_name(path.name.replace("-*", ""))):
             problem = "it names partitions of a store"

@@ -193,7 +193,7 @@ def failures_as_errors(
         raise CommitError(problem, path=path, hint=hint) from error
 
 
-def take_builder_lock(fd: int, path: Path) -> None:
+def become_builder_or_fail(fd: int, path: Path) -> None:
     """Become the builder, or fail with `BuildLockedError` that names the one there is (spec 6.3)."""
     if locks.try_lock(fd, BUILDER_LOCK):
         return

@@ -55,7 +55,7 @@ from ups_store.system import files, locks
 from ups_store.system.files import TAKEN, check_file_or_free, check_not_read_only, is_in_memory, real_place
 from ups_store.system.memory import IN_MEMORY, check_not_reserved, create_in_memory, keeping
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.write.commit import LOCK_TIMEOUT_S, BuildingFile, failures_as_errors, take_builder_lock
+from ups_store.write.commit import LOCK_TIMEOUT_S, BuildingFile, become_builder_or_fail, failures_as_errors
 from ups_store.write.plan import Plan, plan_of
 from ups_store.write.target import create_locked, remove_begun
 from ups_store.write.writer import Committer, Note, StoreWriter, shown, warn
@@ -262,7 +262,7 @@ def _open_locked(target: Path) -> int:
     except StoreNotFoundError:
         return -1
     try:
-        take_builder_lock(fd, target)
+        become_builder_or_fail(fd, target)
         locks.lock(fd, GATE_LOCK, timeout_s=LOCK_TIMEOUT_S, path=target)
         if not files.is_file_at(fd, target):
             raise StoreReplacedError("replaced while waiting for it", path=target)

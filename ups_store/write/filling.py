@@ -36,7 +36,7 @@ from ups_store.write.samples import (
     with_counts,
 )
 from ups_store.write.spool import Spool, spool_left
-from ups_store.write.turn import ProgressLine
+from ups_store.write.wait_for_maker import ProgressLine
 from ups_store.write.writer import StoreWriter
 
 OnMismatch = Literal["raise", "restart"]

@@ -27,7 +27,7 @@ from ups_store.system.memory import num_cores
 from ups_store.write.filling import PROBED_SAMPLES, SKIPPED, Arguments, OnError
 from ups_store.write.samples import Names, SampleCheck, named_values, specs_of
 from ups_store.write.spool import Spool
-from ups_store.write.turn import ProgressLine
+from ups_store.write.wait_for_maker import ProgressLine
 from ups_store.write.writer import warn
 
 _ADDRESS = " at 0x"  # of an object whose text is another one in every process

@@ -45,7 +45,7 @@ from ups_store.write.filling import (
 )
 from ups_store.write.samples import Columns, Rows, digest_of, source_of
 from ups_store.write.spool import BUFFER_BYTES, SAVE_EVERY_S
-from ups_store.write.turn import ProgressLine, Turn, remove_turn
+from ups_store.write.wait_for_maker import MakerTurn, ProgressLine, remove_turn
 from ups_store.write.writer import warn
 
 ITEM_TIMEOUT_S = 300.0
@@ -328,7 +328,7 @@ def cached(
     if (store := valid()) is not None:
         remove_turn(target)
         return store
-    with Turn(target, is_shown=options.get("progress")) as turn:
+    with MakerTurn(target, is_shown=options.get("progress")) as turn:
         while True:
             if (store := valid()) is not None:
                 return store

@@ -18,13 +18,12 @@ from ups_store.building.watch import BuildWatcher, EventLog
 from ups_store.system import files
 
 HERE = os.uname().nodename
-NOW_S = time.time()
 
 
 def event(kind: str, /, *, at_s: float = 0.0, **details: Any) -> dict[str, Any]:
     """A line of a log; of this process, unless it says otherwise."""
     origin = {"run": "a", "host": HERE, "rank": 0, "pid": os.getpid()}
-    return {"time_s": NOW_S + at_s, "event": kind, **origin, **details}
+    return {"time_s": time.time() + at_s, "event": kind, **origin, **details}
 
 
 def log(path: Path, *events: dict[str, Any], cut: str = "") -> Path:

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from ups_store.errors import FormatError
-from ups_store.format.layout import Layout, consecutive_ranges, consecutive_runs, plan, slot_nbytes
+from ups_store.format.layout import Layout, aligned_slot_nbytes, consecutive_ranges, consecutive_runs, plan
 from ups_store.format.metadata import ArrayMeta
 from ups_store.format.zip_records import Entry, align, parse_central_record, parse_local_header
 
@@ -38,9 +38,9 @@ def layout_of(*metas: ArrayMeta, num_samples: int = 0) -> Layout:
         (MIB + 4093, MIB + 8192),
     ],
 )
-def test_slot_nbytes_rounds_payload_and_checksum_up(sample_nbytes: int, expected: int) -> None:
+def test_aligned_slot_nbytes_rounds_payload_and_checksum_up(sample_nbytes: int, expected: int) -> None:
     """Spec 5.3: multiples of 64, from 1 MiB a sample on of 4096."""
-    assert slot_nbytes(sample_nbytes) == expected
+    assert aligned_slot_nbytes(sample_nbytes) == expected
 
 
 # --- where entries lie --------------------------------------------------------------------------------

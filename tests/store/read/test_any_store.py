@@ -115,26 +115,19 @@ class TestEveryStore:
         with pytest.raises(TypeError):
             iter(store)
 
-    @pytest.mark.parametrize(
-        "indices",
-        [[5, 0, 5], [-1, 0, -N], np.array([6, 1], np.uint8), []],
-        ids=str,
-    )
-    def test_gather_takes_numbers_from_either_end(self, store: AnyStore, indices: Any) -> None:
-        expected = {name: value[np.asarray(indices, np.int64)] for name, value in VALUES.items()}
-        assert_same_bits(as_numpy(store.gather(indices)), expected)
-
-    @pytest.mark.parametrize("samples", [slice(-3, None), slice(None, None, -2)])
-    def test_slices_mean_what_they_do_in_numpy(self, store: AnyStore, samples: slice) -> None:
-        expected = {name: value[samples] for name, value in VALUES.items()}
-        assert_same_bits(as_numpy(store.gather(samples)), expected)
-        assert_same_bits(as_numpy(store[samples]), expected)
-
-    @pytest.mark.parametrize("index", [-N, np.int32(3)])
-    def test_number_gives_a_sample(self, store: AnyStore, index: int) -> None:
-        expected = {name: value[index, ...] for name, value in VALUES.items()}
-        assert_same_bits(as_numpy(store.sample(index)), expected)
-        assert_same_bits(as_numpy(store[index]), expected)
+    def test_numbers_and_slices_mean_what_they_do_in_numpy(self, store: AnyStore) -> None:
+        indices: Any
+        for indices in ([5, 0, 5], [-1, 0, -N], np.array([6, 1], np.uint8), []):
+            expected = {name: value[np.asarray(indices, np.int64)] for name, value in VALUES.items()}
+            assert_same_bits(as_numpy(store.gather(indices)), expected)
+        for samples in (slice(-3, None), slice(None, None, -2)):
+            expected = {name: value[samples] for name, value in VALUES.items()}
+            assert_same_bits(as_numpy(store.gather(samples)), expected)
+            assert_same_bits(as_numpy(store[samples]), expected)
+        for index in (-N, np.int32(3)):
+            expected = {name: value[index, ...] for name, value in VALUES.items()}
+            assert_same_bits(as_numpy(store.sample(index)), expected)
+            assert_same_bits(as_numpy(store[index]), expected)
 
     def test_name_gives_a_constant_and_refuses_arrays_in_one_way(self, store: AnyStore) -> None:
         assert_same_bits({"x": store["x"]}, {"x": CONSTANTS["x"]})
@@ -150,26 +143,22 @@ class TestEveryStore:
         expected = np.stack([VALUES["fields"][3, 0:3:2], VALUES["fields"][-1, 2:5:2]])
         assert_same_bits(batch, {"fields": expected, "nu": VALUES["nu"][[3, -1]]})
 
-    @pytest.mark.parametrize("indices", [[0, -N - 1], [2**63]], ids=str)
-    def test_sample_outside_is_one_error(self, store: AnyStore, indices: Any) -> None:
-        with pytest.raises(SampleIndexError) as caught:
-            store.gather(indices)
-        assert (caught.value.kind, caught.value.found) == ("index", int(indices[-1]))
-        for call in (store.sample, store.__getitem__):
-            with pytest.raises(SampleIndexError):
-                call(int(indices[-1]))
+    def test_sample_outside_is_one_error(self, store: AnyStore) -> None:
+        for indices in ([0, -N - 1], [2**63]):
+            with pytest.raises(SampleIndexError) as caught:
+                store.gather(indices)
+            assert (caught.value.kind, caught.value.found) == ("index", int(indices[-1]))
+            for call in (store.sample, store.__getitem__):
+                with pytest.raises(SampleIndexError):
+                    call(int(indices[-1]))
 
-    @pytest.mark.parametrize("indices", [np.ones(N, bool), [0.0], [[0]], 3])
-    def test_what_is_no_sample_number_is_one_error(self, store: AnyStore, indices: Any) -> None:
-        with pytest.raises(SpecError) as caught:
-            store.gather(indices)
-        assert caught.value.kind == "index"
-
-    @pytest.mark.parametrize("key", [True, [0, 1], slice("a", None)], ids=str)
-    def test_what_is_no_key_is_one_error(self, store: AnyStore, key: Any) -> None:
-        with pytest.raises(SpecError) as caught:
-            store[key]
-        assert caught.value.kind == "index"
+    def test_what_is_no_sample_number_and_no_key_is_one_error(self, store: AnyStore) -> None:
+        calls = [(store.gather, indices) for indices in (np.ones(N, bool), [0.0], [[0]], 3)]
+        calls += [(store.__getitem__, key) for key in (True, [0, 1], slice("a", None))]
+        for call, argument in calls:
+            with pytest.raises(SpecError) as caught:
+                call(argument)  # type: ignore[arg-type]
+            assert caught.value.kind == "index", argument
 
     def test_unknown_name_is_one_error(self, store: AnyStore) -> None:
         for call in (lambda: store["beta"], lambda: store.gather([0], ["beta"])):

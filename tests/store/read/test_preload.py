@@ -173,14 +173,14 @@ def test_shared_copy_where_there_are_no_files_in_memory_is_an_error_and_auto_goe
 
 def test_plan_says_what_a_preload_would_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preload, "available_bytes", lambda: 1000)
-    assert ups_store.plan_preload(900) == (
+    assert ups_store.forecast_preload(900) == (
         "page-cache",
         "page-cache: 900 bytes needed, 1,000 bytes of RAM available",
     )
-    mode, why = ups_store.plan_preload(901)
+    mode, why = ups_store.forecast_preload(901)
     assert (mode, why.startswith("page-cache refused")) == ("mapped", True)
     with pytest.raises(MemoryLimitError):
-        ups_store.plan_preload(901, "copy")
+        ups_store.forecast_preload(901, "copy")
 
 
 def test_store_under_construction_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ups_store
-from ups_store.write import turn
+from ups_store.write import wait_for_maker
 
 
 def test_samples_are_made_once_per_identity(tmp_path: Path) -> None:
@@ -99,12 +99,14 @@ def test_turn_whose_taking_was_interrupted_can_be_taken_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(turn.threading.Thread if call == "start" else turn.locks, call, interrupted)
-        with pytest.raises(KeyboardInterrupt), turn.Turn(tmp_path / "a.zarr.zip"):
+        patch.setattr(
+            wait_for_maker.threading.Thread if call == "start" else wait_for_maker.locks, call, interrupted
+        )
+        with pytest.raises(KeyboardInterrupt), wait_for_maker.MakerTurn(tmp_path / "a.zarr.zip"):
             pass
     assert not [*tmp_path.iterdir()]
-    monkeypatch.setattr(turn, "SILENT_S", 0.0)
-    with turn.Turn(tmp_path / "a.zarr.zip") as taken:
+    monkeypatch.setattr(wait_for_maker, "SILENT_S", 0.0)
+    with wait_for_maker.MakerTurn(tmp_path / "a.zarr.zip") as taken:
         assert taken.fd >= 0
 
 
@@ -114,7 +116,7 @@ def test_turn_whose_file_cannot_be_removed_spoils_no_store(
     def refused(path: Path) -> None:
         raise PermissionError(path)
 
-    with monkeypatch.context() as patch, turn.Turn(tmp_path / "a.zarr.zip"):
-        patch.setattr(turn.files, "remove", refused)
-    with turn.Turn(tmp_path / "a.zarr.zip") as taken:
+    with monkeypatch.context() as patch, wait_for_maker.MakerTurn(tmp_path / "a.zarr.zip"):
+        patch.setattr(wait_for_maker.files, "remove", refused)
+    with wait_for_maker.MakerTurn(tmp_path / "a.zarr.zip") as taken:
         assert taken.fd >= 0

@@ -276,10 +276,10 @@ def test_dumped_configuration_is_one_of_the_build_too(tmp_path: Path) -> None:
 
 
 def test_old_file_parses_once_what_is_missing_is_off() -> None:
-    off = ("ttc.enabled=false", "stages.consistency_distill.epochs=0")
+    off = ("ttc.enabled=false", "stages.student.epochs=0")
     config = load_old("old_burgers_32dim.yaml", *off, "logging.wandb.enabled=false")
     assert (config.latent.dim, config.latent.tokens) == (32, 32)
-    assert config.operator.pdet.depths == (1, 1, 1)
+    assert config.operator.depths == (1, 1, 1)
     assert config.data.split == ("train",)
     assert config.training.num_workers == 8
     assert config.stages["operator"].scheduler.name == "cosine"
@@ -288,10 +288,10 @@ def test_old_file_parses_once_what_is_missing_is_off() -> None:
 
 
 def test_corrector_of_an_old_file_is_one() -> None:
-    off = ("ttc.enabled=false", "stages.consistency_distill.epochs=0", "logging.wandb.enabled=false")
+    off = ("ttc.enabled=false", "stages.student.epochs=0", "logging.wandb.enabled=false")
     config = load_old("old_burgers_32dim.yaml", *off)
     assert config.trains(CORRECTOR)
-    assert config.stage("diff_residual").optimizer.weight_decay == 0.015
+    assert config.stage("corrector").optimizer.weight_decay == 0.015
     assert config.training.tau_distribution.type == "beta"
     assert (config.training.tau_distribution.alpha, config.training.tau_distribution.beta) == (1.2, 1.0)
     size = corrector_size(config)
@@ -315,10 +315,10 @@ def test_impossible_correctors_are_refused(overrides: list[str], message: str) -
 
 
 def test_corrector_whose_size_does_not_fit_names_its_keys() -> None:
-    keys = ["operator.mixer=attention", "operator.pdet.num_heads=4", "diffusion.hidden_dim=30"]
+    keys = ["operator.mixer=attention", "operator.num_heads=4", "diffusion.hidden_dim=30"]
     with pytest.raises(ConfigError, match=r"diffusion\.hidden_dim = 30"):
         corrector_size(load_config(overrides=[TASK, *keys]))
-    keys = ["operator.mixer=[spectral,attention]", "operator.pdet.depths=[1,1]", "diffusion.depths=[1,1,1]"]
+    keys = ["operator.mixer=[spectral,attention]", "operator.depths=[1,1]", "diffusion.depths=[1,1,1]"]
     with pytest.raises(ConfigError, match=r"diffusion\.depths"):
         corrector_size(load_config(overrides=[TASK, *keys]))
 
@@ -328,11 +328,9 @@ def test_sections_of_generative_models_are_theirs_alone() -> None:
     plain = load_config(overrides=[TASK])
     for stage in ("autoencoder", "operator"):
         assert stage_keys(changed, stage) == stage_keys(plain, stage)
-    assert stage_keys(changed, "diff_residual") != stage_keys(plain, "diff_residual")
+    assert stage_keys(changed, "corrector") != stage_keys(plain, "corrector")
     free = ["diffusion.sampler=heun", "diffusion.residual_dir=elsewhere", "operator.noise=0.1"]
-    assert stage_keys(load_config(overrides=[TASK, *free]), "diff_residual") == stage_keys(
-        plain, "diff_residual"
-    )
+    assert stage_keys(load_config(overrides=[TASK, *free]), "corrector") == stage_keys(plain, "corrector")
 
 
 def test_old_file_with_two_tasks_parses() -> None:
@@ -341,7 +339,7 @@ def test_old_file_with_two_tasks_parses() -> None:
     assert config.training.amp_dtype == "bfloat16"
     assert config.training.query_sampling.num_queries == 2048
     assert config.stages["operator"].optimizer.name == "muon_hybrid"
-    assert config.stages["consistency_distill"].scheduler.name == "plateau"
+    assert config.stages["student"].scheduler.name == "plateau"
     assert config.seed == 42
 
 
@@ -350,8 +348,8 @@ def test_old_file_says_how_a_student_is_distilled() -> None:
     assert config.trains(CORRECTOR)
     assert config.trains(STUDENT)
     assert config.training.distill_micro_batch == 3
-    assert config.stage("consistency_distill").epochs == 8
-    assert config.stage("consistency_distill").method is None  # rectified flow
+    assert config.stage("student").epochs == 8
+    assert config.stage("student").method is None  # rectified flow
 
 
 @pytest.mark.parametrize(
@@ -359,7 +357,7 @@ def test_old_file_says_how_a_student_is_distilled() -> None:
     [
         (["training.distill_num_steps=5"], "training.distill_num_steps"),
         (["training.distill_own_times=1.1"], "training.distill_own_times"),
-        (["stages.consistency_distill.method=progressive"], "stages.consistency_distill.method"),
+        (["stages.student.method=progressive"], "stages.student.method"),
         (["stages.operator.method=reflow"], "stages.operator.method = reflow has no meaning"),
         (["diffusion.val_members=63"], "diffusion.val_members"),
     ],
@@ -372,14 +370,12 @@ def test_settings_of_students_that_can_not_be_are_refused(overrides: list[str], 
 def test_settings_of_students_are_those_of_their_stage_alone() -> None:
     plain = load_config(overrides=[TASK])
     changed = load_config(overrides=[TASK, "training.distill_num_steps=2", "training.distill_own_times=1"])
-    student = stage_keys(changed, "consistency_distill")
-    assert student != stage_keys(plain, "consistency_distill")
-    for stage in ("operator", "diff_residual", "autoencoder"):
+    student = stage_keys(changed, "student")
+    assert student != stage_keys(plain, "student")
+    for stage in ("operator", "corrector", "autoencoder"):
         assert stage_keys(changed, stage) == stage_keys(plain, stage)
     free = ["training.distill_micro_batch=4", "training.distill_teacher=other", "diffusion.hidden_dim=8"]
-    assert stage_keys(load_config(overrides=[TASK, *free]), "consistency_distill") == stage_keys(
-        plain, "consistency_distill"
-    )
+    assert stage_keys(load_config(overrides=[TASK, *free]), "student") == stage_keys(plain, "student")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_all_problems_of_a_run_come_at_once(run: Path) -> None:
             "stages.oprator.epochs=2",  # no stage
             "encoder.width=15",  # no multiple of its heads
             "operator.pdet.input_dim=7",  # not latent.dim
-            "operator.pdet.depths=[1,1]",
+            "operator.depths=[1,1]",
             "operator.mixer=[spectral,spectral,spectral]",  # of three levels
             "latent.tokens=5",  # of 8 patches
             "training.use_inverse_losses=true",  # in no stage
@@ -61,12 +61,12 @@ def test_all_problems_of_a_run_come_at_once(run: Path) -> None:
 
 
 def test_corrector_is_a_stage_and_needs_held_out_trajectories(run: Path) -> None:
-    stage = "stages.diff_residual.epochs=2"
+    stage = "stages.corrector.epochs=2"
     report = check_config(run, [stage])
     assert [check.kind for check in report.problems] == ["too_few_trajectories"]  # one of 20 samples
     report = check_config(run, [stage, "data.split_fractions=[0.5,0.4,0.1]"])
     assert report.exit_code == 0, texts(report)
-    assert any("diff_residual (2 epochs)" in check.text for check in report.checks)
+    assert any("corrector (2 epochs)" in check.text for check in report.checks)
     report = check_config(run, [stage, "data.split_fractions=[0.5,0.4,0.1]", "diffusion.latent_dim=9"])
     assert "diffusion.latent_dim = 9" in texts(report)
 
@@ -74,7 +74,7 @@ def test_corrector_is_a_stage_and_needs_held_out_trajectories(run: Path) -> None
 def test_rollouts_longer_than_trajectories_and_a_missing_operator_are_problems_of_a_corrector(
     run: Path,
 ) -> None:
-    wanted = ["stages.diff_residual.epochs=2", "data.split_fractions=[0.5,0.4,0.1]"]
+    wanted = ["stages.corrector.epochs=2", "data.split_fractions=[0.5,0.4,0.1]"]
     report = check_config(run, [*wanted, "diffusion.lead_times=50", "diffusion.operator=nowhere.safetensors"])
     assert {check.kind for check in report.problems} == {"lead_times", "missing"}
     assert "diffusion.lead_times = 50: expected at most 5, the steps" in texts(report)
@@ -82,7 +82,7 @@ def test_rollouts_longer_than_trajectories_and_a_missing_operator_are_problems_o
         report
     )
     assert check_config(run, [*wanted, "diffusion.lead_times=5"]).exit_code == 0
-    report = check_config(run, ["stages.consistency_distill.epochs=1"])
+    report = check_config(run, ["stages.student.epochs=1"])
     assert "corrector.safetensors: no such checkpoint; train it with" in texts(report)
 
 

@@ -43,8 +43,8 @@ def test_a_dry_run_measures_every_stage_and_writes_nothing(run: Path) -> None:
 
 
 WITH_GENERATIVE = [
-    *("stages.diff_residual.epochs=2", "stages.consistency_distill.epochs=1"),
-    *("stages.consistency_distill.method=consistency", "data.split_fractions=[0.5,0.4,0.1]"),
+    *("stages.corrector.epochs=2", "stages.student.epochs=1"),
+    *("stages.student.method=consistency", "data.split_fractions=[0.5,0.4,0.1]"),
     *("operator.state=fields", "diffusion.export_anyway=true", "diffusion.residual_dir=residuals"),
 ]
 
@@ -56,8 +56,8 @@ def test_stages_on_models_that_arent_there_yet_are_measured_too(run: Path) -> No
     assert (plan.exit_code, [check.text for check in plan.checks if check.mark == "warning"]) == (0, [])
     assert [(stage.name, stage.steps) for stage in plan.stages] == [
         ("operator", 2),
-        ("diff_residual", 8),  # 2 trajectories of validation, from 4 steps each, 2 lead times: 16 residuals
-        ("consistency_distill", 4),
+        ("corrector", 8),  # 2 trajectories of validation, from 4 steps each, 2 lead times: 16 residuals
+        ("student", 4),
     ]
     assert all(stage.measured is not None and stage.measured.step_s > 0 for stage in plan.stages)
 
@@ -66,7 +66,7 @@ def test_stages_on_models_that_arent_there_yet_are_measured_too(run: Path) -> No
 def test_corrector_and_operator_that_are_kept_are_what_the_student_is_measured_on(run: Path) -> None:
     config = load_config(run, overrides=WITH_GENERATIVE)
     build_all(config.build, watcher=Watcher())
-    for name, steps in (("operator", 2), ("diff_residual", 8)):
+    for name, steps in (("operator", 2), ("corrector", 8)):
         assert run_stage(name, config)["steps"] == steps
     plan = dry_run(run, WITH_GENERATIVE, num_steps=1)
     assert [stage.action for stage in plan.stages] == ["keep", "keep", "train"]
@@ -81,7 +81,7 @@ def test_what_cant_be_measured_is_said_of_the_runs_own_files(
     monkeypatch.setattr("ups.pipeline.scratch._needed_models", set)  # as if no stage left its model
     plan = dry_run(run, WITH_GENERATIVE, num_steps=1)
     said = [check.text for check in plan.checks if "isn't measured" in check.text]
-    assert "stage diff_residual isn't measured: checkpoints/operator.safetensors: no such" in said[0]
+    assert "stage corrector isn't measured: checkpoints/operator.safetensors: no such" in said[0]
     assert not any("ups-dry-run" in text for text in said)
 
 

@@ -161,9 +161,9 @@ def test_gates_of_nothing_known_are_refused(gates: dict[str, Any], says: str) ->
         (
             {"ensemble_ceilings": {"student/crps": 1}},
             ["evaluation.members=4"],
-            "student/crps: expected stage consistency_distill, or what it left in "
+            "student/crps: expected stage student, or what it left in "
             "checkpoints/student.safetensors, found stages autoencoder, operator; train it, by "
-            "stages.consistency_distill.epochs, or leave the gate out",
+            "stages.student.epochs, or leave the gate out",
         ),
         (
             {"throughput": {"joint": 1}},

@@ -28,7 +28,7 @@ SETTINGS = {
     "data": {"tasks": "burgers1d", "reduce_space": 2},
     "latent": {"dim": 4, "tokens": 8},
     "encoder": {"patch_size": 8, "residual": False},
-    "operator": {"size": "tiny", "mixer": "spectral", "pdet": {"depths": [1], "hidden_dim": 8}},
+    "operator": {"size": "tiny", "mixer": "spectral", "depths": [1], "width": 8},
     "training": {"batch_size": 2, "latent_cache_dir": "latents", "device": "cpu"},
     "stages": {"autoencoder": ONE_STEP, "operator": ONE_STEP},
     "reading": {"num_workers": 0},

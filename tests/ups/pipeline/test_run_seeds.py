@@ -67,7 +67,7 @@ def writing(name: str, path: Path, text: str, *after: str, group: Group = "train
 _MISS = """
 import json, sys, time
 verdicts = [{"what": "crps", "says": "crps = 2, expected less than 1", "passed": False}]
-line = {"event": "gate_missed", "stage": "diff_residual", "time": time.time(), "verdicts": verdicts}
+line = {"event": "gate_missed", "stage": "corrector", "time": time.time(), "verdicts": verdicts}
 failed = {**line, "event": "failed", "error": "a gate"}
 with open(sys.argv[1], "a") as file:
     for each in (line, failed): file.write(json.dumps(each) + "\\n")
@@ -76,8 +76,8 @@ sys.exit(int(sys.argv[2]))
 
 
 def missing_a_gate(run: Run, code: str) -> Node:
-    command = [sys.executable, "-c", _MISS, str(run.config.checkpoint.dir / "diff_residual.jsonl"), code]
-    name = "diff_residual"
+    command = [sys.executable, "-c", _MISS, str(run.config.checkpoint.dir / "corrector.jsonl"), code]
+    name = "corrector"
     return Node(name, "training", ("operator",), dict, command=lambda restart: command, stage=name)
 
 
@@ -159,7 +159,7 @@ def test_missed_gate_of_a_stage_leaves_the_other_seeds_their_turn_and_says_what_
     assert "continues" not in str(caught.value)
     assert Path("out/seed-1/operator.txt").exists()
     gates = json.loads(Path("out/run/metadata.json").read_text())["gates"]
-    assert [gate["passed"] for gate in gates["seed 0, diff_residual"]] == [False]
+    assert [gate["passed"] for gate in gates["seed 0, corrector"]] == [False]
     (place,) = read_rows(Path("out"), metric="nrmse")
     assert place.gates == "missed: crps"
 

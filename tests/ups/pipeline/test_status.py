@@ -104,18 +104,18 @@ def test_run_is_read_from_its_folder_and_from_that_of_checkpoints(tmp_path: Path
 def test_missed_gate_is_no_failure_and_names_are_apart_from_states(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with folder.locked():
-        for name, code in (("operator", 0), ("consistency_distill", 10)):
+        for name, code in (("operator", 0), ("student", 10)):
             folder.log("begin", name)
             folder.log("end", name, seconds=1.0, exit_code=code)
     missed = {"event": "gate_missed", "time": time.time(), "step": 40, "verdicts": []}
     failed = {"event": "failed", "time": time.time(), "error": "crps = 2, expected less than 1"}
-    write_log(tmp_path / "consistency_distill.jsonl", *trained(), missed, failed)
+    write_log(tmp_path / "student.jsonl", *trained(), missed, failed)
     found = read_status(tmp_path)
     assert [node.state for node in found.nodes] == ["done", "gate_missed"]
     assert [stage.state for stage in found.stages] == ["gate_missed"]
     lines = run_ups("status", tmp_path).stdout.splitlines()
-    assert lines[1:3] == ["  operator             done  1 s", "  consistency_distill  gate missed  1 s"]
-    assert lines[3].startswith("consistency_distill: gate missed, step 40 of 40")
+    assert lines[1:3] == ["  operator  done  1 s", "  student   gate missed  1 s"]
+    assert lines[3].startswith("student: gate missed, step 40 of 40")
     assert "  error: crps = 2, expected less than 1" in lines
 
 

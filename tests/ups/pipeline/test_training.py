@@ -98,20 +98,20 @@ def corrected_operator(path: Path) -> str:
 
 @pytest.mark.usefixtures("builds_here")
 def test_corrector_comes_after_the_operator_and_is_trained_again_for_another_one(run: Path) -> None:
-    wanted = ["data.split_fractions=[0.5,0.4,0.1]", "stages.diff_residual.epochs=1"]
-    wanted += ["stages.diff_residual.steps_per_epoch=2", "diffusion.hidden_dim=8"]
+    wanted = ["data.split_fractions=[0.5,0.4,0.1]", "stages.corrector.epochs=1"]
+    wanted += ["stages.corrector.steps_per_epoch=2", "diffusion.hidden_dim=8"]
     wanted += ["diffusion.num_sampler_steps=2", "diffusion.export_anyway=true"]
     report, _ = all_of(run, *wanted)
-    assert list(report["stages"]) == ["autoencoder", "operator", "diff_residual"]
+    assert list(report["stages"]) == ["autoencoder", "operator", "corrector"]
     path = Path("checkpoints/corrector.safetensors")
     assert corrected_operator(path) == hash_tensors("checkpoints/operator.safetensors")
     written = path.stat().st_mtime_ns
     again, notes = all_of(run, *wanted)
     assert trained_again(notes) == []
     assert path.stat().st_mtime_ns == written
-    assert again["stages"]["diff_residual"]["resumed_at"] == 2
+    assert again["stages"]["corrector"]["resumed_at"] == 2
     _, notes = all_of(run, *wanted, "operator.noise=0.02")
-    assert trained_again(notes) == ["operator", "diff_residual"]
+    assert trained_again(notes) == ["operator", "corrector"]
     assert corrected_operator(path) == hash_tensors("checkpoints/operator.safetensors")
 
 
@@ -177,14 +177,14 @@ def test_lost_encoder_is_exported_again_and_what_was_trained_on_it_is_kept(run: 
 @pytest.mark.usefixtures("builds_here")
 def test_what_changed_decides_what_is_trained_again(run: Path) -> None:
     all_of(run)
-    _, notes = all_of(run, "operator.pdet.hidden_dim=32")
+    _, notes = all_of(run, "operator.width=32")
     assert trained_again(notes) == ["operator"]
-    report, notes = all_of(run, "operator.pdet.hidden_dim=32", "encoder.width=8")
+    report, notes = all_of(run, "operator.width=32", "encoder.width=8")
     assert trained_again(notes) == ["autoencoder", "operator"]
     assert report["cache"]["startup/cache_reused"] == 0.0
     shutil.rmtree("data")
     make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.2)
-    report, notes = all_of(run, "operator.pdet.hidden_dim=32", "encoder.width=8")
+    report, notes = all_of(run, "operator.width=32", "encoder.width=8")
     assert trained_again(notes) == ["autoencoder", "operator"]
 
 
@@ -216,7 +216,7 @@ def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_
 @pytest.mark.parametrize(
     ("override", "kind", "says"),
     [
-        ("operator.pdet.num_heads=3", "num_heads", "operator.pdet.hidden_dim = 16"),
+        ("operator.num_heads=3", "num_heads", "operator.width = 16"),
         ("training.use_inverse_losses=true", "inverse_losses_frozen", "stages.joint.epochs"),
         ("encoder.patch_size=5", "patch_size", "32 points: expected a divisor of all of them: 1, 2, 4"),
         ("latent.tokens=7", "num_tokens", "latent.tokens = 7 of 8 patches: expected"),
@@ -382,7 +382,7 @@ def test_command_prints_json_alone_on_stdout_and_tables_without(run: Path) -> No
     ("arguments", "says"),
     [
         (["--stage", "operatr"], "own_baseline, all, found 'operatr'"),
-        (["--stage", "consistency_distill"], "train it with `ups train --stage diff_residual`"),
+        (["--stage", "student"], "train it with `ups train --stage corrector`"),
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),
         (["--stage", "operator", "--epochs", "0"], "stages.operator.epochs = 0 leaves the stage out"),

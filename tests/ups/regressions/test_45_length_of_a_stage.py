@@ -42,7 +42,7 @@ def test_query_curriculum_ends_within_the_steps_of_the_stage(length: str) -> Non
 
 def test_inverse_losses_grow_within_the_steps_of_the_stage() -> None:
     words = ("training.use_inverse_losses=true", "training.inverse_loss_warmup_epochs=1")
-    small = ("operator.size=tiny", "operator.pdet.hidden_dim=8", "operator.pdet.depths=[1]")
+    small = ("operator.size=tiny", "operator.width=8", "operator.depths=[1]")
     records = steps_of("joint", *words, *small, "stages.joint.epochs=4", "stages.joint.steps=8")
     weighted = [record["step"] for record in records if "loss/decoder_inverse" in record]
     assert weighted == [4, 5, 6, 7, 8]  # an epoch has 2 steps; without weight for one, from 0 in the next

@@ -20,7 +20,7 @@ WORDS = (
         "stages.joint.steps=2",
     ),
     *("training.parallel=fsdp2", "training.physics_priors.residual=0.1", "training.log_every=1"),
-    *("operator.size=tiny", "operator.pdet.hidden_dim=8", "operator.pdet.depths=[1]"),
+    *("operator.size=tiny", "operator.width=8", "operator.depths=[1]"),
 )
 
 

@@ -30,7 +30,7 @@ def opened(folder: Path, job: str) -> WandbSink:
     ("job", "files", "names"),
     [
         ("joint", ("joint", "operator", "autoencoder"), {"joint", "operator", "autoencoder"}),
-        ("steady_prior", ("prior",), {"steady_prior"}),
+        ("prior", ("prior",), {"prior"}),
     ],
 )
 def test_files_of_a_stage_are_artifacts_of_their_own(

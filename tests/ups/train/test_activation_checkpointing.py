@@ -24,12 +24,12 @@ from ups.train.trainer import autocast_of
 CPU = torch.device("cpu")
 WAYS: tuple[ActivationCheckpointing, ...] = ("none", "selective", "full")
 OPERATOR = ["data.tasks=[burgers1d]", "training.horizon=2"]
-ATTENTION = ["operator.pdet.window_size=4", "operator.pdet.dropout=0.2", "operator.pdet.drop_path=0.2"]
+ATTENTION = ["operator.window_size=4", "operator.dropout=0.2", "operator.drop_path=0.2"]
 JOINT = ["training.use_inverse_losses=true", "training.lambda_alignment=1", "data.tasks=[burgers1d]"]
 # Stage and what it is told.
 CASES: dict[str, tuple[str, list[str]]] = {
-    "spectral": ("operator", [*OPERATOR, "operator.mixer=spectral", "operator.pdet.drop_path=0.2"]),
-    "convolution": ("operator", [*OPERATOR, "operator.mixer=convolution", "operator.pdet.drop_path=0.2"]),
+    "spectral": ("operator", [*OPERATOR, "operator.mixer=spectral", "operator.drop_path=0.2"]),
+    "convolution": ("operator", [*OPERATOR, "operator.mixer=convolution", "operator.drop_path=0.2"]),
     "attention": ("operator", [*OPERATOR, "operator.mixer=attention", *ATTENTION]),
     "hybrid": ("operator", [*OPERATOR, "operator.mixer=hybrid", *ATTENTION]),
     "operator in 2D": ("operator", ["data.tasks=[darcy2d]"]),

@@ -33,7 +33,7 @@ def test_baselines_have_what_the_operator_and_its_autoencoder_took(run: Path, no
     config = configure(run, *SHORT)
     run_stage("operator", config)
     autoencoder, operator = logs = used_stages(read_stage_logs(config))
-    assert used_stages([*logs, dataclasses.replace(operator, stage="diff_residual")]) == logs  # not its work
+    assert used_stages([*logs, dataclasses.replace(operator, stage="corrector")]) == logs  # not its work
     assert operator.flops > 0
     assert operator.preparation_flops > 0
     report = compare(run, "flops", "seconds")

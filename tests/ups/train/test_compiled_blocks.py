@@ -82,7 +82,7 @@ def test_gradients_are_the_same(run: Path, counting: Counting, case: str, how: s
 
 
 def test_blocks_of_one_kind_are_compiled_once(run: Path, counting: Counting) -> None:
-    stage = stage_of(run, "convolution", "operator.pdet.depths=[6]", "operator.pdet.drop_path=0")
+    stage = stage_of(run, "convolution", "operator.depths=[6]", "operator.drop_path=0")
     config = config_of(run, "convolution", *BY_BLOCKS)
     losses_of(stage, forward_of(stage, config))
     assert len(counting.graphs) <= 2  # one where the tokens need no gradient yet

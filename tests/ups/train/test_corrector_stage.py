@@ -1,4 +1,4 @@
-"""The stage `diff_residual`: held-out residuals in stores, training, resuming, files bound to operators."""
+"""The stage `corrector`: held-out residuals in stores, training, resuming, files bound to operators."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ SETTINGS: dict[str, Any] = {
     "latent": {"dim": 2, "tokens": 8},
     "encoder": {"patch_size": 4, "width": 8, "depth": 1, "num_heads": 2},
     "decoder": {"width": 8, "depth": 1, "num_heads": 2},
-    "operator": {"state": "fields", "pdet": {"hidden_dim": 16, "depths": [1]}, "val_trajectories": 4},
+    "operator": {"state": "fields", "width": 16, "depths": [1], "val_trajectories": 4},
     "diffusion": {"hidden_dim": 8, "num_sampler_steps": 2, "export_anyway": True},
     "training": {"batch_size": 16, "lr": 1e-2, "num_workers": 0, "device": "cpu", "log_every": 5},
     "stages": {
         "operator": {"epochs": 1, "steps_per_epoch": 30},
-        "diff_residual": {"epochs": 2, "steps_per_epoch": 5},
+        "corrector": {"epochs": 2, "steps_per_epoch": 5},
     },
     "checkpoint": {"dir": "checkpoints"},
 }
@@ -221,7 +221,7 @@ def test_rollouts_longer_than_trajectories_are_refused(run: Path) -> None:
 
 
 def test_stage_trains_and_leaves_a_file_that_gives_ensembles(run: Path) -> None:
-    report = run_stage("diff_residual", configure(run))
+    report = run_stage("corrector", configure(run))
     json.dumps(report)
     assert report["steps"] == 10
     assert report["residuals"]["burgers1d"] == {"fit": 4 * 7 * 2, "check": 4 * 7 * 2}
@@ -250,7 +250,7 @@ def test_score_is_the_flow_matching_error_of_the_kept_residuals(run: Path) -> No
 
 
 def test_file_names_what_it_was_made_from(run: Path) -> None:
-    run_stage("diff_residual", configure(run))
+    run_stage("corrector", configure(run))
     lineage = lineage_of(CORRECTOR_PATH)
     assert lineage.is_whole
     found = {link.origin.role: link for link in lineage.made_from}
@@ -263,7 +263,7 @@ def test_file_names_what_it_was_made_from(run: Path) -> None:
 
 def test_operator_stays_as_it_is(run: Path) -> None:
     before = hash_tensors(OPERATOR_PATH)
-    run_stage("diff_residual", configure(run, "training.ema_decay=0.9"))
+    run_stage("corrector", configure(run, "training.ema_decay=0.9"))
     model = load_corrected(CORRECTOR_PATH)
     assert hash_tensors(CORRECTOR_PATH, prefix="simulator.") == before == model.corrector_spec.operator_sha256
     assert not any(weight.requires_grad for weight in model.simulator.parameters())
@@ -298,35 +298,35 @@ def test_training_goes_on_to_the_bit(run: Path, tmp_path: Path, overrides: tuple
 def test_training_is_not_continued_for_another_operator_but_begun_again_by_a_run(
     run: Path, notes: list[str]
 ) -> None:
-    run_stage("diff_residual", configure(run))
+    run_stage("corrector", configure(run))
     change_operator()
     with pytest.raises(CheckpointError) as caught:
-        run_stage("diff_residual", configure(run))
+        run_stage("corrector", configure(run))
     assert caught.value.kind == "other_data"
-    report = train_unless_valid("diff_residual", configure(run), restart=False)
+    report = train_unless_valid("corrector", configure(run), restart=False)
     assert report["resumed_at"] == 0
     assert any("trained again" in note for note in notes)
     assert load_corrected(CORRECTOR_PATH).corrector_spec.operator_sha256 == hash_tensors(OPERATOR_PATH)
 
 
 def test_lost_corrector_is_exported_again(run: Path) -> None:
-    run_stage("diff_residual", configure(run))
+    run_stage("corrector", configure(run))
     whole = hash_tensors(CORRECTOR_PATH)
     CORRECTOR_PATH.unlink()
-    run_stage("diff_residual", configure(run))
+    run_stage("corrector", configure(run))
     assert hash_tensors(CORRECTOR_PATH) == whole
 
 
 def test_lost_candidate_isnt_taken_for_what_an_earlier_training_exported(run: Path) -> None:
-    run_stage("diff_residual", configure(run))
+    run_stage("corrector", configure(run))
     own, earlier = ("training.lr=3e-3", "diffusion.export_anyway=false"), hash_tensors(CORRECTOR_PATH)
     candidate = CORRECTOR_PATH.with_name("corrector.candidate.safetensors")
     with pytest.raises(GateMissedError):
-        run_stage("diff_residual", configure(run, *own), restart=True)
+        run_stage("corrector", configure(run, *own), restart=True)
     found = hash_tensors(candidate)
     candidate.unlink()
     with pytest.raises(GateMissedError):
-        run_stage("diff_residual", configure(run, *own))
+        run_stage("corrector", configure(run, *own))
     assert (hash_tensors(candidate), hash_tensors(CORRECTOR_PATH)) == (found, earlier)
 
 
@@ -338,14 +338,14 @@ def test_missing_operator_is_named_with_what_makes_it(run: Path) -> None:
 
 @pytest.mark.slow
 def test_compiled_velocity_trains_as_the_plain_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = run_stage("diff_residual", configure(run))
+    plain = run_stage("corrector", configure(run))
     expected = load_checkpoint(CORRECTOR_PATH, kind="corrector")[0]
     compile_ = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda f, **options: compile_(f, backend="eager", **{**options, "mode": None})
     )
     overrides = ("training.compile=true", "training.activation_checkpointing=full")
-    compiled = run_stage("diff_residual", configure(run, *overrides), restart=True)
+    compiled = run_stage("corrector", configure(run, *overrides), restart=True)
     assert compiled["start_score"] == pytest.approx(plain["start_score"], rel=1e-5)
     found = load_checkpoint(CORRECTOR_PATH, kind="corrector")[0]
     for name, tensor in expected.items():
@@ -382,25 +382,25 @@ def test_batches_are_residuals_shifted_by_whole_tokens_with_noise_and_times(run:
 
 def test_corrector_that_missed_a_gate_is_not_exported_and_its_state_is_kept(run: Path) -> None:
     anyway = "diffusion.export_anyway=true"
-    config = configure(run, "diffusion.export_anyway=false", "stages.diff_residual.steps_per_epoch=1")
+    config = configure(run, "diffusion.export_anyway=false", "stages.corrector.steps_per_epoch=1")
     with pytest.raises(GateMissedError, match="spread over skill of the corrector on burgers1d = ") as caught:
-        run_stage("diff_residual", config)
+        run_stage("corrector", config)
     assert caught.value.exit_code == 10
     assert {verdict["gate"] for verdict in caught.value.verdicts if not verdict["passed"]} >= {"spread_skill"}
     assert not CORRECTOR_PATH.exists()
     assert Path("checkpoints/corrector.candidate.safetensors").exists()
-    lines = [json.loads(line) for line in Path("checkpoints/diff_residual.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in Path("checkpoints/corrector.jsonl").read_text().splitlines()]
     missed = next(line for line in lines if line["event"] == "gate_missed")
     assert missed["report"]["ensembles"]["burgers1d"]["corrected"]["spread_skill"] < 0.8
-    config = configure(run, anyway, "stages.diff_residual.steps_per_epoch=1")
-    report = run_stage("diff_residual", config)
+    config = configure(run, anyway, "stages.corrector.steps_per_epoch=1")
+    report = run_stage("corrector", config)
     assert report["resumed_at"] == report["steps"] == 2
     assert report["gates_missed"]
     assert not Path("checkpoints/corrector.candidate.safetensors").exists()
     document = load_checkpoint(CORRECTOR_PATH, kind="corrector")[1]
     assert [gate["says"] for gate in document["gates"] if not gate["passed"]] == report["gates_missed"]
     assert "**missed**" in CORRECTOR_PATH.with_name("corrector.card.md").read_text()
-    again = run_stage("diff_residual", config)
+    again = run_stage("corrector", config)
     assert again["ensembles"]["burgers1d"]["corrected"]["crps"] == pytest.approx(
         report["ensembles"]["burgers1d"]["corrected"]["crps"]
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cache_runs import build, make_folder
-from operator_runs import own_copy, shared_run
+from operator_runs import own_copy, prepare_fields, shared_run
 from rank_training import CPU, Waves, make_config, operator_trainer, patched
 from test_distributed import run_ranks, steps_of
 from torch import Tensor
@@ -26,6 +26,7 @@ from ups.errors import ConfigError, InterruptedTrainingError
 from ups.train.distributed import NCCL_VARIABLES, check_num_ranks, set_nccl_variables, without_graphs
 from ups.train.run import run_stage
 from ups.train.state_files import read_tensors
+from ups.train.switches import check_switches
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
 
@@ -280,7 +281,7 @@ TINY = [
     *("data.root=data", "data.reduce_space=1", "cache.dir=cache", "training.latent_cache_dir=latents"),
     *("checkpoint.dir=checkpoints", "latent.dim=2", "latent.tokens=8", "encoder.patch_size=4"),
     *("encoder.width=16", "encoder.depth=1", "decoder.width=16", "decoder.depth=1"),
-    *("operator.pdet.hidden_dim=16", "operator.pdet.depths=[1]", "operator.val_trajectories=2"),
+    *("operator.width=16", "operator.depths=[1]", "operator.val_trajectories=2"),
     *("reading.num_workers=0", "training.num_workers=0", "training.device=cpu", "training.compile=false"),
     *("training.compile_mode=default", "stages.operator.steps=1", "stages.operator.epochs=1"),
     "stages.operator.steps_per_epoch=null",
@@ -304,3 +305,41 @@ def test_earlier_configuration_makes_a_step_of_its_batches(
     assert run_stage("operator", here)["steps"] == 1
     start = json.loads((folder / "checkpoints" / "operator.jsonl").read_text().splitlines()[0])
     assert start["effective_batch_size"] == rows * batches
+
+
+def test_summary_of_the_earlier_system_trains_or_says_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its keys in one file, of which some don't go together here."""
+    monkeypatch.chdir(tmp_path)
+    prepare_fields(tmp_path)
+    summary = Path(__file__).parents[1] / "configs" / "old_summary.yaml"
+    with pytest.raises(ConfigError, match="AdamW alone is moved to the CPU; leave one of them out"):
+        check_switches(load_config(summary), "operator", device="cuda", num_ranks=1)
+    said = ["training.cpu_offload_optimizer=false"]
+    with pytest.raises(ConfigError, match=r"say stages\.joint\.epochs in place of stages\.autoencoder"):
+        run_stage("operator", load_config(summary, overrides=said))
+    here = [text for text in TINY if not text.startswith(("operator.", "stages."))]
+    small = ["stages.joint.steps=1", "stages.operator.steps=1", "operator.val_trajectories=2"]
+    config = load_config(summary, overrides=[*said, *here, *small, "stages.joint.epochs=1"])
+    assert (config.training.parallel, config.operator.attention) == ("fsdp2", "flex")
+    assert [run_stage(stage, config)["steps"] for stage in ("joint", "operator")] == [1, 1]
+
+
+@pytest.mark.parametrize("gpus", ["", "_4gpu"])
+def test_shipped_pairs_are_before_and_after_optimisation(gpus: str) -> None:
+    before, after = (
+        load_config(f"train_pdebench_2task_baseline_ddp{gpus}{end}", overrides=["data.root=data"])
+        for end in ("_original", "")
+    )
+    assert (before.training.amp, before.training.amp_dtype) == (True, "float16")
+    assert (after.training.amp, after.training.amp_dtype) == (True, "bfloat16")
+    stages = ("joint", "operator") if gpus else ("operator",)
+    assert {before.stage(stage).optimizer.name for stage in stages} == {"adamw"}
+    assert {after.stage(stage).optimizer.name for stage in stages} == {"muon_hybrid"}
+    assert (before.training.physics_priors.weights, [*after.training.physics_priors.weights]) == (
+        {},
+        ["conservation"],
+    )
+    for stage in stages:
+        check_switches(after, stage, device="cuda", num_ranks=after.training.num_gpus or 1)

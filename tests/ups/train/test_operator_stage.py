@@ -464,9 +464,9 @@ def size_of(*overrides: str) -> OperatorSize:
 
 def test_size_is_named_and_pdet_changes_parts_of_it() -> None:
     assert size_of("operator.size=S") == SIZES["S"]
-    changed = size_of("operator.size=tiny", "operator.pdet.depths=[4]", "operator.pdet.window_size=32")
+    changed = size_of("operator.size=tiny", "operator.depths=[4]", "operator.window_size=32")
     assert (changed.width, changed.depths, changed.window) == (SIZES["tiny"].width, (4,), 32)
-    stack = size_of("operator.architecture_type=pdet_stack", "operator.pdet.depth=12")
+    stack = size_of("operator.architecture_type=pdet_stack", "operator.depth=12")
     assert stack.depths == (12,)
 
 
@@ -474,14 +474,14 @@ def test_size_is_named_and_pdet_changes_parts_of_it() -> None:
     ("overrides", "says"),
     [
         (
-            ["operator.mixer=attention", "operator.pdet.hidden_dim=30"],
-            "a multiple of operator.pdet.num_heads = 4",
+            ["operator.mixer=attention", "operator.width=30"],
+            "a multiple of operator.num_heads = 4",
         ),
         (
             ["operator.mixer=[spectral,attention]"],
             "expected one for each of 3 levels, depths [2, 2, 2], found 2",
         ),
-        (["operator.architecture_type=pdet_stack"], "one level: operator.pdet.depth, found depths [2, 2, 2]"),
+        (["operator.architecture_type=pdet_stack"], "one level: operator.depth, found depths [2, 2, 2]"),
     ],
 )
 def test_sizes_that_do_not_go_together_are_refused(overrides: list[str], says: str) -> None:
@@ -500,13 +500,13 @@ def test_settings_without_effect_warn(override: str) -> None:
     ("overrides", "mixers"),
     [
         ([], ("spectral",)),
-        (["operator.pdet.depths=[2,2]"], ("spectral",)),
+        (["operator.depths=[2,2]"], ("spectral",)),
         (["operator.mixer=convolution"], ("convolution",)),
         (["operator.mixer=[spectral,spectral,hybrid]"], ("spectral", "spectral", "hybrid")),
-        (["operator.pdet.num_heads=4"], ("attention",)),
-        (["operator.pdet.window_size=4"], ("attention",)),
+        (["operator.num_heads=4"], ("attention",)),
+        (["operator.window_size=4"], ("attention",)),
         (["operator.pdet.attention_type=standard"], ("attention",)),
-        (["operator.mixer=hybrid", "operator.pdet.num_heads=4"], ("hybrid",)),
+        (["operator.mixer=hybrid", "operator.num_heads=4"], ("hybrid",)),
     ],
 )
 def test_mixer_is_spectral_unless_attention_is_configured(
@@ -518,9 +518,9 @@ def test_mixer_is_spectral_unless_attention_is_configured(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["operator.mixer=spectral", "operator.pdet.num_heads=4"],
-        ["operator.mixer=convolution", "operator.pdet.mlp_ratio=2"],
-        ["operator.pdet.dropout=0.1"],
+        ["operator.mixer=spectral", "operator.num_heads=4"],
+        ["operator.mixer=convolution", "operator.mlp_ratio=2"],
+        ["operator.dropout=0.1"],
         ["operator.mixer=attention", "operator.spectral.modes=4"],
     ],
 )
@@ -539,7 +539,7 @@ def test_mixers_and_modes_that_are_not_there_are_refused(override: str) -> None:
 
 def test_depth_and_depths_together_are_refused() -> None:
     with pytest.raises(ConfigError, match="give one of them"):
-        size_of("operator.pdet.depth=3", "operator.pdet.depths=[1,1]")
+        size_of("operator.depth=3", "operator.depths=[1,1]")
 
 
 def test_autoencoder_of_the_checkpoint_is_in_the_file(run: Path) -> None:

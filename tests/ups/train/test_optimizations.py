@@ -26,7 +26,7 @@ from ups.train.variants import Variant, differences, make_variants
 CPU = torch.device("cpu")
 SMALL = [
     *("operator.state=fields", "operator.mixer=spectral", "data.tasks=[burgers1d]"),
-    *("operator.pdet.hidden_dim=8", "operator.pdet.drop_path=0.3", "training.prefetch_factor=0"),
+    *("operator.width=8", "operator.drop_path=0.3", "training.prefetch_factor=0"),
     *("stages.operator.ema_decay=0.9", "operator.val_trajectories=1"),
 ]
 
@@ -70,11 +70,11 @@ def test_one_switch_is_compared_once(file: Path) -> None:
 
 
 def test_whatever_else_differs_is_in_the_last_variant(file: Path) -> None:
-    said = ("operator.pdet.hidden_dim=16", "training.batch_size=4", "stages.operator.optimizer.lr=0.1")
+    said = ("operator.width=16", "training.batch_size=4", "stages.operator.optimizer.lr=0.1")
     variants = variants_of(file, *said, "training.amp=true", "seed=7", "checkpoint.dir=elsewhere")
     assert [some.name for some in variants] == ["baseline", "training.amp=true", "optimized"]
     last = variants[-1]
-    assert last.switches.keys() >= {"operator.pdet.hidden_dim", "training.batch_size", "training.amp"}
+    assert last.switches.keys() >= {"operator.width", "training.batch_size", "training.amp"}
     assert last.config.stage("operator").batch_size == 4
     assert (last.config.seed, last.config.checkpoint.dir) == (0, variants[0].config.checkpoint.dir)
     assert last.has_same_loss

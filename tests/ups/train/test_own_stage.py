@@ -79,7 +79,7 @@ def test_stage_of_ones_own_is_trained_and_is_a_node(tmp_path: Path) -> None:
 def test_keys_that_affect_a_stage_are_those_of_one_like_it() -> None:
     stages.stage("like", like="operator")(Slope)
     stages.stage("free")(Slope)
-    config, other = (load_config(overrides=[TASK, f"steady_prior.observed_points={n}"]) for n in (1, 2))
+    config, other = (load_config(overrides=[TASK, f"prior.observed_points={n}"]) for n in (1, 2))
     changed = {name for name in ("like", "free") if stage_keys(config, name) != stage_keys(other, name)}
     assert changed == {"free"}
 

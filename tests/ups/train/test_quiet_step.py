@@ -60,7 +60,7 @@ def batch_with(stage: Stage, task: str) -> Any:
     [
         ("operator", "burgers1d", ["training.horizon=3"]),
         ("operator", "darcy2d", []),
-        ("operator", "darcy2d", ["operator.mixer=hybrid", "operator.pdet.window_size=2"]),
+        ("operator", "darcy2d", ["operator.mixer=hybrid", "operator.window_size=2"]),
         ("operator", "burgers1d", ["operator.state=fields", "operator.mixer=convolution"]),
         ("autoencoder", "burgers1d", []),
         ("autoencoder", "darcy2d", ["encoder.basis=none"]),
@@ -150,7 +150,7 @@ def test_no_horizon_and_no_task_compiles_a_stage_again(
 @pytest.mark.parametrize(
     ("name", "overrides", "gradients"),
     [
-        ("operator", ["data.tasks=[burgers1d]", "operator.pdet.depths=[1]"], "all"),
+        ("operator", ["data.tasks=[burgers1d]", "operator.depths=[1]"], "all"),
         ("operator", ["data.tasks=[burgers1d]", "latent.tokens=8"], "all"),
         ("operator", ["data.tasks=[darcy2d]"], "the same"),  # 2 x 4 tokens are too few to be halved
         ("operator", [], "some"),

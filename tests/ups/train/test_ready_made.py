@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 SHARE = 4  # published points along an axis, over those here
 NUM_STEPS = 2  # that every trajectory has room for
 # Stages of generative models, and the rows of reports that are theirs.
-ROW_OF = {"diff_residual": "corrected", "consistency_distill": "student", "steady_prior": "prior"}
+ROW_OF = {"corrector": "corrected", "student": "student", "prior": "prior"}
 # Of these: few evaluations of networks that know nothing, exported whatever gates say of them.
 SHORT = {
     "diffusion.num_sampler_steps": 2,
@@ -78,7 +78,7 @@ def test_ready_made_configuration_trains_reports_and_predicts(
     done = run_ups(
         "train",
         *("--config", name, "--json", "data.root=data", "data.split_fractions=[0.4,0.4,0.2]"),
-        *(f"latent.tokens={num_tokens}", "operator.pdet.hidden_dim=16"),
+        *(f"latent.tokens={num_tokens}", "operator.width=16"),
         *("training.batch_size=2", "training.device=cpu", "reading.num_workers=0"),
         *(f"stages.{stage}.{key}" for stage in config.stages for key in ("epochs=1", "steps_per_epoch=3")),
         *((f"{key}={value}" for key, value in SHORT.items()) if generative else ()),

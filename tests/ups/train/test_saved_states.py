@@ -36,8 +36,8 @@ SHORT = (
     "training.preload=auto",
     "stages.operator.epochs=1",
     "stages.operator.steps_per_epoch=2",
-    "operator.pdet.hidden_dim=16",
-    "operator.pdet.depths=[1]",
+    "operator.width=16",
+    "operator.depths=[1]",
     "operator.val_trajectories=1",
 )
 

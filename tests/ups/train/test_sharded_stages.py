@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 TASKS = "data.tasks=[burgers1d,advection1d]"
 SLOW = pytest.mark.slow
 LATENT = ("operator", "autoencoder", "joint")
-GENERATIVE = ("diff_residual", "consistency_distill")
+GENERATIVE = ("corrector", "student")
 
 
 @pytest.fixture(scope="module")

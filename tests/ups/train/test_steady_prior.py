@@ -1,4 +1,4 @@
-"""The stage `steady_prior`: training on fields and latents, resuming, refusal where no task is steady."""
+"""The stage `prior`: training on fields and latents, resuming, refusal where no task is steady."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ups.eval.evaluate import evaluate_run
 from ups.eval.predict import PredictionRequest, predict_store
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.nodes import training_nodes
-from ups.train.prior import make_steady_prior_stage
+from ups.train.prior import make_prior_stage
 from ups.train.run import run_stage
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
@@ -35,14 +35,14 @@ SETTINGS: dict[str, Any] = {
     "latent": {"dim": 4, "tokens": 16},
     "encoder": {"patch_size": 2, "width": 8, "depth": 1, "num_heads": 2},
     "decoder": {"width": 8, "depth": 1, "num_heads": 2},
-    "operator": {"state": "fields", "pdet": {"hidden_dim": 16, "depths": [1]}},
+    "operator": {"state": "fields", "width": 16, "depths": [1]},
     "diffusion": {"hidden_dim": 8, "num_sampler_steps": 2},
-    "steady_prior": {"observed_points": 5},
+    "prior": {"observed_points": 5},
     "training": {"batch_size": 8, "lr": 1e-2, "num_workers": 0, "device": "cpu", "log_every": 5},
     "stages": {
         "autoencoder": {"epochs": 1, "steps_per_epoch": 2},
         "operator": {"epochs": 0},
-        "steady_prior": {"epochs": 2, "steps_per_epoch": 3},
+        "prior": {"epochs": 2, "steps_per_epoch": 3},
     },
     "evaluation": {"enabled": False},
     "checkpoint": {"dir": "checkpoints"},
@@ -59,27 +59,25 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, prepare)
 
 
-@pytest.mark.parametrize(
-    "overrides", [(), ("steady_prior.method=regression",), ("steady_prior.observed_points=null",)]
-)
+@pytest.mark.parametrize("overrides", [(), ("prior.method=regression",), ("prior.observed_points=null",)])
 def test_stage_trains_and_leaves_a_file_that_draws_solutions(run: Path, overrides: tuple[str, ...]) -> None:
     config = configure(run, *overrides)
-    report = run_stage("steady_prior", config)
-    is_flow = config.steady_prior.method == "flow"
+    report = run_stage("prior", config)
+    is_flow = config.prior.method == "flow"
     assert report["members"] == (64 if is_flow else 1)
     assert ("spread_skill" in report["scores"]["darcy2d"]) == is_flow
     model = ups.load(PRIOR_PATH)
     assert isinstance(model, SteadyPrior)
-    num = config.steady_prior.observed_points
+    num = config.prior.observed_points
     mask = None if num is None else torch.ones(8, 8, dtype=torch.bool)
     assert model.solve(torch.rand(2, 8, 8), members=1, observed=mask).shape == (2, 1, 8, 8, 1)
 
 
 @pytest.mark.parametrize("observed", ["5", "null"])
 def test_states_may_be_latents(run: Path, observed: str) -> None:
-    config = configure(run, "operator.state=latent", f"steady_prior.observed_points={observed}")
+    config = configure(run, "operator.state=latent", f"prior.observed_points={observed}")
     run_stage("autoencoder", config)
-    report = run_stage("steady_prior", config)
+    report = run_stage("prior", config)
     assert report["states"] == "latent"
     model = ups.load(PRIOR_PATH)
     assert isinstance(model, SteadyPrior)
@@ -88,15 +86,15 @@ def test_states_may_be_latents(run: Path, observed: str) -> None:
 
 def test_training_goes_on_to_the_bit(run: Path) -> None:
     config = configure(run, "training.ema_decay=0.9")
-    Trainer(make_steady_prior_stage(config, device=CPU), config, device=CPU).fit()
+    Trainer(make_prior_stage(config, device=CPU), config, device=CPU).fit()
     expected = load_checkpoint(PRIOR_PATH, kind="prior")[0]
     parts = configure(run, "training.ema_decay=0.9", "checkpoint.dir=parts")
     (run / "parts").mkdir()
-    first = Trainer(make_steady_prior_stage(parts, device=CPU), parts, device=CPU)
+    first = Trainer(make_prior_stage(parts, device=CPU), parts, device=CPU)
     for _ in range(4):
         first.train_step()
     first.save()
-    Trainer(make_steady_prior_stage(parts, device=CPU), parts, device=CPU).fit()
+    Trainer(make_prior_stage(parts, device=CPU), parts, device=CPU).fit()
     found = load_checkpoint(run / "parts" / "prior.safetensors", kind="prior")[0]
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
@@ -105,7 +103,7 @@ def test_training_goes_on_to_the_bit(run: Path) -> None:
 def test_no_steady_task_is_refused_before_anything_is_opened(run: Path) -> None:
     config = configure(run, "data.task=burgers1d", "data.root=nowhere")
     with pytest.raises(ConfigError, match="darcy2d") as caught:
-        make_steady_prior_stage(config, device=CPU)
+        make_prior_stage(config, device=CPU)
     assert caught.value.kind == "no_steady_task"
     report = check_config(run / "run.yaml", ["data.task=burgers1d"])
     assert "no_steady_task" in {check.kind for check in report.problems}
@@ -114,17 +112,17 @@ def test_no_steady_task_is_refused_before_anything_is_opened(run: Path) -> None:
 def test_steady_task_is_accepted_and_more_points_than_there_are_refused(run: Path) -> None:
     report = check_config(run / "run.yaml")
     assert report.exit_code == 0, [check.text for check in report.problems]
-    assert any("steady_prior (2 epochs)" in check.text for check in report.checks)
+    assert any("prior (2 epochs)" in check.text for check in report.checks)
     with pytest.raises(ConfigError) as caught:
-        make_steady_prior_stage(configure(run, "steady_prior.observed_points=65"), device=CPU)
+        make_prior_stage(configure(run, "prior.observed_points=65"), device=CPU)
     assert caught.value.kind == "observed_points"
 
 
 def test_graph_has_a_node_that_depends_on_the_encoder(run: Path) -> None:
     nodes = {node.name: node for node in training_nodes(configure(run, "operator.state=latent"))}
-    assert "autoencoder" in nodes["steady_prior"].after
-    off = configure(run, "stages.steady_prior.epochs=0")
-    assert "steady_prior" not in {node.name for node in training_nodes(off)}
+    assert "autoencoder" in nodes["prior"].after
+    off = configure(run, "stages.prior.epochs=0")
+    assert "prior" not in {node.name for node in training_nodes(off)}
 
 
 # --- predicting and evaluating ----------------------------------------------------------------------------
@@ -141,7 +139,7 @@ def predict(observed: str | None, *, out: str = "out.zarr.zip", members: int | N
 
 
 def test_prediction_is_of_the_points_of_a_file_or_of_random_ones(run: Path) -> None:
-    run_stage("steady_prior", configure(run))
+    run_stage("prior", configure(run))
     mask = np.zeros((2, 8, 8), bool)
     mask[0, 2, ::2] = mask[1, :4, 5] = True
     np.save("mask.npy", mask)
@@ -169,7 +167,7 @@ REFUSED: list[tuple[str | None, str, str]] = [
 
 
 def test_points_that_can_not_be_are_refused(run: Path) -> None:
-    run_stage("steady_prior", configure(run, "stages.steady_prior.epochs=1"))
+    run_stage("prior", configure(run, "stages.prior.epochs=1"))
     np.save("other.npy", np.ones((4, 8), bool))
     np.save("numbers.npy", np.full((8, 8), 0.5))
     np.save("nowhere.npy", np.zeros((8, 8), bool))
@@ -185,7 +183,7 @@ def test_evaluation_has_a_row_of_the_prior_where_members_are_asked_for(run: Path
     stage = ("stages.operator.epochs=1", "stages.operator.steps_per_epoch=2")
     build(run, "latent.encoder=none")
     run_stage("operator", configure(run, *stage))
-    run_stage("steady_prior", configure(run))
+    run_stage("prior", configure(run))
     evaluated = partial(evaluate_run, None, config_path=Path("run.yaml"), overrides=())
     (task,) = evaluated(members=3).tasks
     assert [row.name for row in task.rows][:2] == ["operator", "prior"]

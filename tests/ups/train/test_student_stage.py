@@ -1,4 +1,4 @@
-"""The stage `consistency_distill`: pairs in stores, both methods, gates, resuming, files of teachers."""
+"""The stage `student`: pairs in stores, both methods, gates, resuming, files of teachers."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ OPERATOR_PATH = Path("checkpoints/operator.safetensors")
 TEACHER_PATH = Path("checkpoints/corrector.safetensors")
 STUDENT_PATH = Path("checkpoints/student.safetensors")
 CANDIDATE_PATH = Path("checkpoints/student.candidate.safetensors")
-STAGE = "consistency_distill"
+STAGE = "student"
 SETTINGS: dict[str, Any] = {
     "data": {"task": "burgers1d", "root": "data", "split_fractions": [0.5, 0.4, 0.1]},
     "cache": {"dir": "cache"},
     "reading": {"num_workers": 0},
     "encoder": {"patch_size": 4},
-    "operator": {"state": "fields", "pdet": {"hidden_dim": 8, "depths": [1]}, "val_trajectories": 2},
+    "operator": {"state": "fields", "width": 8, "depths": [1], "val_trajectories": 2},
     "diffusion": {"hidden_dim": 8, "num_sampler_steps": 4, "export_anyway": True},
     "training": {
         **{"batch_size": 16, "lr": 1e-2, "num_workers": 0, "device": "cpu", "log_every": 5},
@@ -61,7 +61,7 @@ SETTINGS: dict[str, Any] = {
     },
     "stages": {
         "operator": {"epochs": 1, "steps_per_epoch": 10},
-        "diff_residual": {"epochs": 1, "steps_per_epoch": 5},
+        "corrector": {"epochs": 1, "steps_per_epoch": 5},
         STAGE: {"epochs": 2, "steps_per_epoch": 5},
     },
     "checkpoint": {"dir": "checkpoints"},
@@ -72,7 +72,7 @@ def prepare(folder: Path) -> None:
     make_dataset("burgers1d", folder / "data", num_samples=20, points=32, frames=5, nu=0.1)
     (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS))
     build(folder, "latent.encoder=none")
-    for stage in ("operator", "diff_residual"):
+    for stage in ("operator", "corrector"):
         run_stage(stage, load_config(folder / "run.yaml"))
 
 
@@ -264,7 +264,7 @@ def test_training_is_begun_again_for_another_teacher(run: Path) -> None:
 
 def test_missing_teacher_is_named_with_what_makes_it(run: Path) -> None:
     TEACHER_PATH.unlink()
-    with pytest.raises(CheckpointError, match="--stage diff_residual"):
+    with pytest.raises(CheckpointError, match="--stage corrector"):
         make_stage()
 
 
@@ -280,7 +280,7 @@ def test_teacher_of_another_operator_is_refused_before_anything_is_built(run: Pa
     assert hash_tensors(OPERATOR_PATH)[:12] in str(caught.value)
     assert not Path("checkpoints/residuals").exists()
     assert not Path("checkpoints/pairs").exists()
-    wanted = (teacher, "stages.diff_residual.epochs=0")
+    wanted = (teacher, "stages.corrector.epochs=0")
     (problem,) = check_config(Path("run.yaml"), wanted).problems
     assert (problem.kind, of_teacher[:12] in problem.text) == ("other_operator", True)
     (problem,) = check_config(Path("run.yaml"), (*wanted, "checkpoint.dir=elsewhere")).problems
@@ -291,7 +291,7 @@ def test_teacher_of_another_operator_is_refused_before_anything_is_built(run: Pa
 
 def test_run_distils_after_the_corrector_and_again_for_another_one(run: Path) -> None:
     nodes = {node.name: node for node in training_nodes(configured())}
-    assert list(nodes)[-3:] == ["operator", "diff_residual", STAGE]
+    assert list(nodes)[-3:] == ["operator", "corrector", STAGE]
     assert str(STUDENT_PATH) in nodes[STAGE].outputs()
     before = nodes[STAGE].key()
     change_teacher()

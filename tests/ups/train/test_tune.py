@@ -44,7 +44,7 @@ def test_space_has_only_sizes_for_which_the_grids_have_room(root: Path) -> None:
     fno, unet, latent = (space_of(stage, both) for stage in ("fno", "unet", "operator"))
     assert fno.sizes["baselines.fno.modes"] == [8]
     assert unet.sizes["baselines.unet.levels"] == [2, 3, 4, 5]
-    assert list(latent.sizes) == ["operator.pdet.hidden_dim"]
+    assert list(latent.sizes) == ["operator.width"]
     fields = space_of("operator", configure(root, "burgers1d", **{"operator.state": "fields"}))
     assert fields.sizes["encoder.patch_size"] == [2, 4, 8, 16]
     with pytest.raises(ConfigError, match="--stage: expected operator or fno"):

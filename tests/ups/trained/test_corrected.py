@@ -157,7 +157,7 @@ def test_ensemble_that_is_streamed_is_said_to_be_large_in_members_alone(
 def test_operator_alone_has_no_ensemble(config: RunConfig, fields: torch.Tensor) -> None:
     simulator = make_simulator(config)
     assert simulator.rollout(fields, 2, members=1).shape == (2, 1, 2, *POINTS)
-    with pytest.raises(ConfigError, match="diff_residual") as caught:
+    with pytest.raises(ConfigError, match="corrector") as caught:
         simulator.rollout(fields, 2, members=2, seed=3)
     assert caught.value.kind == "no_ensemble"
 

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
         "latent: {dim: 4, tokens: 4}\n"
         "training: {batch_size: 32, latent_cache_dir: latents, num_workers: 0}\n"
         "stages: {autoencoder: {epochs: 1}}\n"
-        "operator: {pdet: {hidden_dim: 32}}\n"
+        "operator: {width: 32}\n"
         "checkpoint: {dir: checkpoints}\n"
         "seed: 0\n"
     )

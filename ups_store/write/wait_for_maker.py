@@ -25,7 +25,7 @@ _SHOWN_EVERY_S = 0.2
 _ERASE = "\r\x1b[K"
 
 
-class Turn:
+class MakerTurn:
     """The right to make a store, held in a context; waits for the process that has it.
 
     Whoever has it holds a lock on `.NAME.making` and writes that file's time every few seconds. In a folder
