@@ -299,7 +299,7 @@ def test_evaluation_follows_with_the_baselines_of_a_budget(trained: Path) -> Non
     }
     assert len(written) == 4  # each with its training state
     with noted() as notes:
-        train_configured_baselines(configure(trained, *settings))
+        train_configured_baselines(configure(trained, *settings), restart=False)
     assert sum("is there already, trained alike" in note for note in notes) == 2
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
