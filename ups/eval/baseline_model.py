@@ -53,10 +53,6 @@ def check_kinds(kinds: Sequence[str] | None) -> list[str]:
 
     Args:
         kinds: Of `LABELS`, or an operator of one's own: a registered name, or module:class.
-
-    Raises:
-        ConfigError: For another name; as `read_config`, of one's own.
-        MissingExtraError: For neuraloperator's, if its package is missing.
     """
     checked = []
     for kind in kinds or DEFAULT_KINDS:
@@ -133,14 +129,7 @@ class BaselineSpec(Parsed):
 
 
 def make_spec(kind: str, trajectories: Trajectories, config: RunConfig) -> BaselineSpec:
-    """What a baseline will be; reads all training fields for their statistics.
-
-    Args:
-        trajectories: Of the training split of one task.
-
-    Raises:
-        ConfigError: As `network_size`; of one's own as `cut_grid`.
-    """
+    """What a baseline will be; reads all training fields for their statistics."""
     fields = trajectories.fields
     info = fields.info
     statistics: dict[str, Any] = {
@@ -224,13 +213,7 @@ class Effort(Parsed):
 
 
 class OnPatches(nn.Module):
-    """An operator of one's own on the fields of one task, whose patches are its tokens.
-
-    Args:
-        spec: Of the baseline.
-        channels: C.
-        allow_code: See `Registry.find`.
-    """
+    """An operator of one's own on the fields of one task, whose patches are its tokens."""
 
     def __init__(
         self, spec: BaselineSpec, channels: int, *, allow_code: str | Iterable[str] | None = None
@@ -358,11 +341,7 @@ class Baseline(TrainedModel):
 
     @torch.no_grad()
     def forecast(self, start: Start, steps: int) -> Tensor:
-        """See `ups.eval.forecasters.Forecaster`.
-
-        Raises:
-            ConfigError: Kind "time_step", for another time step than that of the training.
-        """
+        """See `ups.eval.forecasters.Forecaster`."""
         expected, given_dt = self.spec.dt, start.dt
         if expected is not None and given_dt is not None and abs(given_dt / expected - 1) > _DT_TOLERANCE:
             of = LABELS.get(self.spec.kind, self.spec.kind)

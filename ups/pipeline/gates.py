@@ -92,17 +92,8 @@ def judge(
 ) -> list[dict[str, Any]]:
     """Compare a report, and the logs of the training, with all gates.
 
-    Args:
-        gates: Of the evaluation.
-        report: `report.json` of the evaluation.
-        config: Of the training.
-        what: Name of the evaluation, for the error.
-
     Returns:
         Every gate's verdict as JSON values.
-
-    Raises:
-        GateMissedError: With all gates that were missed, number and limit of each.
     """
     verdicts = [
         judge_number(gate.kind, measured, number, gate.how, gate.limit)
@@ -115,17 +106,7 @@ def judge(
 
 
 def check_judgeable(name: str, config: RunConfig, *, evaluated: RunConfig) -> None:
-    """Refuse, before anything is trained, gates that the evaluation couldn't but miss.
-
-    Args:
-        name: "small" or "full".
-        config: Of the training.
-        evaluated: Of the evaluation.
-
-    Raises:
-        ConfigError: Kind "gates", with all of them: they name a task that isn't evaluated, an ensemble where
-            none is drawn, or what a stage leaves that this run doesn't train, and that isn't there either.
-    """
+    """Refuse, before anything is trained, gates that the evaluation couldn't but miss."""
     gates: GatesConfig = getattr(config.pipeline, name).gates
     refused: list[ConfigError] = []
 
@@ -184,11 +165,6 @@ def gate_missed_by_stage(config: RunConfig, stage: str, *, since: float) -> Gate
     """The gates that a stage missed in a process of its own, as its log has them; None if it missed none.
 
     The exit code doesn't say it where `torchrun` is between: its own is 1 whatever its ranks end with.
-
-    Args:
-        config: Of the training.
-        stage: Name of the stage.
-        since: When its process began, seconds since 1970.
     """
     path = log_path(config, stage)
     lines = json_lines(path) if path.exists() else iter(())
@@ -213,11 +189,7 @@ def gates_of_file(path: Path) -> list[dict[str, Any]] | None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A `report.json`.
-
-    Raises:
-        UpsError: Kind "not_evaluated".
-    """
+    """A `report.json`."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

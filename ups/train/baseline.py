@@ -48,16 +48,7 @@ from ups.trained.checkpoint import read_document
 def make_baseline_stage(
     kind: str | None, config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> BaselineStage:
-    """Open training and validation trajectories, measure the statistics, and build the model.
-
-    Args:
-        kind: Of the baseline; None for `baselines.own.name`.
-
-    Raises:
-        MissingExtraError: If it needs a package that isn't installed.
-        ConfigError: Kind "several_tasks"; those of trajectories and windows, or of a size that doesn't fit.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Open training and validation trajectories, measure the statistics, and build the model."""
     if kind is None and config.baselines.own.name is None:
         raise ConfigError("baselines.own.name", expected="module:class of your own", found="nothing")
     (kind,) = check_kinds([kind or str(config.baselines.own.name)])
@@ -75,12 +66,7 @@ def make_baseline_stage(
 def open_baseline(
     kind: str, config: RunConfig, *, start: StageStart = QUIET_START
 ) -> tuple[Trajectories, BaselineSpec]:
-    """The training split of a run's one task, and what its baseline will be.
-
-    Raises:
-        ConfigError: Kind "several_tasks"; those of trajectories, or of a size that doesn't fit.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """The training split of a run's one task, and what its baseline will be."""
     if len(config.data.tasks) != 1:
         raise ConfigError(
             f"a baseline is for one task, and {kind} was given several",
@@ -105,13 +91,7 @@ make_own_baseline_stage = partial(make_baseline_stage, None)
 
 
 class BaselineStage(Stage):
-    """See `ups.train.stage.Stage`.
-
-    Args:
-        model: On its device.
-        trajectories: Of the training split.
-        validation: Trajectories that are rolled out.
-    """
+    """See `ups.train.stage.Stage`."""
 
     model: Baseline
     compiled = ("advance",)

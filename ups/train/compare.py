@@ -43,21 +43,7 @@ def compare_run(
     also: Sequence[Path] = (),
     restart: bool = False,
 ) -> Report:
-    """Train baselines with as much as a run's operator took, and evaluate all beside it.
-
-    Args:
-        checkpoint: As `open_runs`, like `config_path`, `overrides` and `seeds`; each has its own budgets.
-        split: By default `evaluation.split`; never "test".
-        kinds: Of baselines, see `check_kinds`.
-        by: What budgets count: "flops", "samples", "seconds"; by default each gives a row.
-        amounts: Budgets instead of what the logs say.
-        also: Checkpoints of other operators of the same tasks.
-        restart: Whether baselines that are there are trained again.
-
-    Raises:
-        UpsError: As `evaluate_run`; kind "no_log" where logs say nothing and a budget isn't given.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Train baselines with as much as a run's operator took, and evaluate all beside it."""
     check_shared(hint=ONLY_ONCE)
     wanted, limits = check_kinds(kinds), check_limits(by)
     runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds)
@@ -90,11 +76,7 @@ def compare_run(
 
 
 def check_limits(by: Sequence[str] | None) -> list[Limit]:
-    """What budgets count; all that there are by default.
-
-    Raises:
-        ConfigError: For another name.
-    """
+    """What budgets count; all that there are by default."""
     if unknown := [name for name in by or () if name not in BUDGETS]:
         raise ConfigError("--by", expected=" or ".join(BUDGETS), found=repr(unknown[0]))
     return [limit for limit in BUDGETS if not by or limit in by]
@@ -131,11 +113,6 @@ def measure_equal_times(
     """How many steps of each baseline take as long as the training of the operator did.
 
     Steps of all stages are timed in turns, so no clock of the past is compared with one of now.
-
-    Args:
-        kinds: Of baselines.
-        budget: Of seconds.
-        logs: Of the operator's run.
 
     Returns:
         By kind the budget, with the ratio of a baseline's step to one of the operator's, and the steps.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ups.eval.equal_budgets import equal_budgets, parse_budgets
 from ups.eval.runs import baseline_path
 from ups.eval.training_logs import read_stage_logs
 from ups.log import logger
+from ups.models.operators import dotted_name
 from ups.output import check_writable
 from ups.stages import OWN_BASELINE
 from ups.train.baseline import open_baseline
@@ -43,13 +45,7 @@ from ups_store.launch import ONLY_ONCE, check_shared
 def config_of_baseline(
     config: RunConfig, kind: str, task: str, *, budget: BudgetConfig | None = None, steps: int | None = None
 ) -> RunConfig:
-    """The configuration of one baseline: one task, a folder of its own, and its budget.
-
-    Args:
-        kind: As `check_kinds` gives it.
-        budget: How much it may be trained; by default as its stage says.
-        steps: What the budget is in optimiser steps, where that is known.
-    """
+    """The configuration of one baseline: one task, a folder of its own, and its budget."""
     name, baselines = stage_of(kind), config.baselines
     stage = config.stage(name)  # also what it takes from the operator's, which a continuation compares
     budget = budget or stage.budget
@@ -60,13 +56,20 @@ def config_of_baseline(
         "training": config.training.model_copy(update={"log_path": None}),
     }
     if name == OWN_BASELINE.name:  # one of several may be the one that the configuration sizes
-        is_named = baselines.own.name is not None and check_kinds([baselines.own.name]) == [kind]
-        named = OwnBaselineConfig(name=kind, config=baselines.own.config if is_named else {})
-        own["baselines"] = baselines.model_copy(update={"own": named})
+        own["baselines"] = baselines.model_copy(update={"own": _own_baseline(baselines.own, kind)})
     if budget is not None:
         changed = {"budget": budget, "steps": steps, "steps_per_epoch": None, "patience": None}
         stage = stage.model_copy(update=changed)
     return config.model_copy(update=own | {"stages": {**config.stages, name: stage}})
+
+
+def _own_baseline(configured: OwnBaselineConfig, kind: str) -> OwnBaselineConfig:
+    """Keys of one's own as the configuration has them, if it names this kind; else the defaults."""
+    config: dict[str, Any] = {}
+    with suppress(CheckpointError):  # the name is a checkpoint's, and of code that nobody asked for
+        if configured.name is not None and dotted_name(configured.name, allow_code=()) == kind:
+            config = configured.config
+    return OwnBaselineConfig(name=kind, config=config)
 
 
 def train_stage_of_baselines(
@@ -74,15 +77,8 @@ def train_stage_of_baselines(
 ) -> dict[str, Any]:
     """Train a stage of baselines on every task of a run, as its stage says; under `torchrun` on all ranks.
 
-    Args:
-        restart: Begin from scratch although there are states to continue from.
-        began: When the process was started, seconds since 1970.
-
     Returns:
         {"stage": name, "stages": reports of `run_stage` by task}.
-
-    Raises:
-        UpsError: As `run_stage`.
     """
     own = config.baselines.own.name
     (kind,) = check_kinds([own if name == OWN_BASELINE.name and own is not None else name])
@@ -104,23 +100,7 @@ def obtain_baseline(
     steps: int | None = None,
     restart: bool = False,
 ) -> Path:
-    """Train a baseline within a budget, unless there is one that was trained alike; a collective.
-
-    Args:
-        kind: As `check_kinds` gives it.
-        budget: How much it may be trained.
-        steps: What that is in optimiser steps, where it is known.
-        restart: Train again although there is a file.
-
-    Returns:
-        Its file.
-
-    Raises:
-        ConfigError: If there is no such baseline for the task.
-        DivergedError: If a loss isn't finite.
-        OutputError: If its file can't be written, before it is trained.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Train a baseline within a budget, unless one was trained alike, and give its file; a collective."""
     own = config_of_baseline(config, kind, task, budget=budget, steps=steps)
     path, training = baseline_path(config, kind, task, budget.limit), config.training
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, _):
@@ -181,24 +161,9 @@ def train_baselines_of_run(
     amounts: Mapping[str, float | None],
     restart: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Train each kind of baseline on each task of a run.
+    """Train each kind of baseline on each task of a run, and give what its training took, by its path.
 
-    Args:
-        config_path: YAML file of the operator's run.
-        seeds: Training seeds, each in its folder; by default the configured one.
-        kinds: Of baselines, see `check_kinds`.
-        amounts: Of each, "flops", "samples" or "seconds"; without any, as many operations as the training of
-            the run's operator took, by its logs.
-        restart: Whether baselines that are there are trained again.
-
-    Returns:
-        What its training took, by the path of each baseline.
-
-    Raises:
-        ConfigError: If the configuration, a kind or the budget is wrong, or each of several processes that a
-            scheduler started would train the same.
-        UpsError: If a file can't be written, or training diverges.
-        ups_store.StoreError: If the data can't be read.
+    Without an amount a baseline gets as many operations as the training of the run's operator took.
     """
     check_shared(hint=ONLY_ONCE)
     wanted, budgets = check_kinds(kinds), parse_budgets(**amounts)

@@ -216,7 +216,7 @@ class Simulator(StateSpace):
         check_within_training(known, parameters, dt, extrapolate=extrapolate)
         values_BXC = resampled(values_BXC, known.grid.points, periodic=known.grid.periodic)
         state_BLD = self.encode(values_BXC, parameters_BP, task=name, array=known.input_array)
-        return RolloutStart(name, state_BLD, parameters_BP, dt_BK, points)
+        return RolloutStart(name, values_BXC, state_BLD, parameters_BP, dt_BK, points)
 
 
 def save_simulator(
