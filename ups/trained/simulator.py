@@ -201,9 +201,6 @@ class Simulator(StateSpace):
             fields: As of `rollout`, like `steps`, `task`, `parameters`, `dt`, `resample` and `extrapolate`.
             members: Of an ensemble of each sample.
             is_streamed: Whether one time step is held at once, not all of them.
-        Raises:
-            ConfigError: As `rollout`.
-            ShapeError: As `rollout`.
         """
         check_known_encoder(self.spec)
         name = check_simulated_task(self.spec, task)

@@ -14,14 +14,16 @@ import pytest
 import torch
 from operator_runs import configure, made_once, own_copy, prepare_fields
 from rank_processes import rank_variables, start, wait
+from run_nodes import training_nodes
 
 import ups
 from ups.cli.app import run_verb
 from ups.config import load_config
+from ups.data.splits import describe_fields
 from ups.errors import CheckpointError, ConfigError
 from ups.eval.baseline_model import load_baseline
 from ups.eval.evaluate import evaluate_run
-from ups.models.operators import numbers_of
+from ups.pipeline.memory_estimate import estimate_stages
 from ups.train.compare import compare_run
 from ups.train.run import run_stage
 from ups.trained.checkpoint import read_document
@@ -245,13 +247,41 @@ def test_commands_import_it_if_they_are_told_to(run: Path, monkeypatch: pytest.M
     run_verb(["validate", "config", "--config", "run.yaml", *SHORT, "operator.name=mylab.hard:Hard"])
 
 
+def test_runs_lineage_and_predictions_take_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPS_ALLOW_CODE", "")
+    hard = (*SHORT, "operator.name=mylab.hard:Hard")
+    train(run, "operator.name=mylab.hard:Hard")
+    keys = {}
+    for width in (4, 8):
+        nodes = training_nodes(configure(run, *hard, f"operator.config.width={width}"))
+        (operator,) = [node for node in nodes if node.stage == "operator"]
+        keys[width], (identity,) = operator.key(), operator.outputs().values()
+        assert identity is not None
+    assert keys[4] != keys[8]  # `ups run` would train it again
+    _forget(monkeypatch)
+    path = "checkpoints/operator.safetensors"
+    assert run_verb(["lineage", path]) is None
+    predict = ["predict", "cache/burgers1d_test.zarr.zip", "--checkpoint", path, "--out", "made.zarr.zip"]
+    with pytest.raises(CheckpointError, match="--allow-code mylab"):
+        run_verb(predict)
+    assert "mylab" not in sys.modules  # a file doesn't decide which code runs
+    run_verb([*predict, "--allow-code", "mylab.hard"])
+    assert run_verb(["lineage", "made.zarr.zip"]) is None
+
+
 def test_its_memory_is_counted_without_computing(run: Path) -> None:
-    configure(run, "operator.name=mylab.model:Slices")
-    states = ups.States(4, tokens={"a": (8,)}, boundary={"a": ("periodic",)}, ranges={})
-    few, more = (numbers_of("mylab.model:Slices", {"depth": depth}, states) for depth in (1, 2))
+    grids = {"burgers1d": describe_fields(configure(run).build, "burgers1d")[0].grid}
+    few, more = (
+        estimate_stages(
+            configure(run, *SHORT, "operator.name=mylab.model:Slices", f"operator.config.depth={depth}"),
+            ("operator",),
+            grids,
+        )["operator"]
+        for depth in (1, 2)
+    )
     in_block = 2 * 32 + (32 * 8 + 8) + 4 * (32 * 32 + 32) + 2 * 32 + (32 * 64 + 64) + (64 * 32 + 32)
-    assert more[0] - few[0] == in_block
-    assert more[1] > few[1] > 8 * 32
+    assert more.states - few.states == 4 * 4 * in_block  # with gradients and AdamW's two moments, float32
+    assert more.activations > few.activations > 8 * 32
 
 
 def test_keys_of_an_operator_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
