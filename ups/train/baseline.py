@@ -30,6 +30,7 @@ from ups.eval.baseline_model import (
     check_kinds,
     load_baseline,
     make_spec,
+    own_kind,
     save_baseline,
     stage_of,
 )
@@ -49,9 +50,7 @@ def make_baseline_stage(
     kind: str | None, config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> BaselineStage:
     """Open training and validation trajectories, measure the statistics, and build the model."""
-    if kind is None and config.baselines.own.name is None:
-        raise ConfigError("baselines.own.name", expected="module:class of your own", found="nothing")
-    (kind,) = check_kinds([kind or str(config.baselines.own.name)])
+    kind = own_kind(config) if kind is None else check_kinds([kind])[0]
     check_losses(config.training)
     trajectories, spec = open_baseline(kind, config, start=start)
     with start.phase("data_opening"):
