@@ -157,14 +157,12 @@ def _train(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with importing():
         from ups.config.seeds import seed_folder, with_seeds
-        from ups.pipeline.training import run_all, run_all_seeds
+        from ups.train.checks import unused_in_one_stage
+        from ups.train.interrupt import listening_to_stalls
         from ups.train.launched import process_began
         from ups.train.profile import profiling
         from ups.train.run import run_stage, train_unless_valid
-        from ups.train.stalls import listening_to_stalls
         from ups.train.tracking import CONTEXT_FILE, forget_run, handing_on
-        from ups.train.train_baselines import train_stage_of_baselines
-        from ups.train.unused import unused_in_one_stage
     if unshared := not_shared_note():
         note(f"warning: {unshared}")
     folder = resolved.checkpoint.dir
@@ -173,6 +171,9 @@ def _train(
             forget_run(each)
     common: dict[str, Any] = {"restart": restart, "began": process_began()}
     with listening_to_stalls(notice.failed), profiling(profiled_steps):
+        if stage == ALL:  # which imports what evaluates, too
+            with importing():
+                from ups.pipeline.training import run_all, run_all_seeds
         if stage == ALL and seeds:
             return run_all_seeds(resolved, seeds, config_path=config, overrides=overrides, **common)
         if stage == ALL:
@@ -181,7 +182,9 @@ def _train(
             return train_unless_valid(stage, resolved, **common)
         for text in unused_in_one_stage(resolved):
             logger.warning(text)
-        train_one = train_stage_of_baselines if stage in BASELINES else run_stage
+        train_one = run_stage
+        if stage in BASELINES:
+            from ups.train.train_baselines import train_stage_of_baselines as train_one
         if not seeds:
             return train_one(stage, resolved, **common)
         reports: dict[int, Any] = {}

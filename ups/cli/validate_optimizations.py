@@ -101,7 +101,7 @@ def _length(stage: str, *, epochs: int | None, steps: int | None) -> list[str]:
 
 def _publish(findings: Findings, out: Path, *, as_json: bool) -> None:
     from ups.train.log import report_json
-    from ups.train.optimizations_table import show_findings
+    from ups.train.optimizations import show_findings
 
     if as_json:
         print_json(findings.to_json())

@@ -44,9 +44,10 @@ from ups.train.checks import (
     has_sizes,
     later_checks,
     report_folder,
+    unused_in_all_stages,
+    unused_settings,
 )
 from ups.train.switches import check_switches
-from ups.train.unused import unused_in_all_stages, unused_settings
 from ups_store.printable import counted
 
 GROUPS = (

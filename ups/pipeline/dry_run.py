@@ -27,7 +27,7 @@ from ups.pipeline.scratch import Scratch, scratch_folder
 from ups.pipeline.sources import TaskSources, find_tasks
 from ups.stages import ENCODER_MODEL, STAGES, Model
 from ups.train.checks import builds_fields, builds_latents
-from ups.train.memory import SMALLER, is_out_of_memory
+from ups.train.meter import SMALLER, is_out_of_memory
 from ups.train.saved_state import SavedState, state_path
 from ups_store.build import BuildConfig, DigestCache, Readers, explain
 from ups_store.console import format_nbytes

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ups.config import RunConfig
-from ups.config.corrector_size import corrector_size, student_size
-from ups.config.operator_size import operator_size
+from ups.config.operator_size import corrector_size, operator_size, student_size
 from ups.grid import (
     FIELDS,
     PERIODIC,
