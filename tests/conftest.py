@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from control_groups import GROUP_BYTES, memory_group
+from forked_readers import forked
 from hypothesis import settings
 from small_stores import MakeStore, Values, build, mixed_constants, mixed_values
 from tiny_disk import mounted
@@ -72,10 +74,19 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         sys.settrace(tracer)
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported for the tests stays: collections needn't look through it
+
+
 def _no_gpu_reason() -> str:
     import torch  # seconds, so only where a test asks for a GPU
 
     return "" if torch.cuda.is_available() else "gpu: no CUDA device"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _readers_are_forked() -> Iterator[None]:
+    yield from forked()
 
 
 @pytest.fixture

@@ -49,8 +49,9 @@ class StageFacts:
         reads_states: Whether it reads the states of `operator.state`, so stores of latents where there are
             any; else the fields.
         is_default: Whether a run has it unless its epochs are 0; else where `stages` names it.
-        baseline_lr: Of what stands beside the operator, and takes what it leaves open from that one's stage:
-            its peak learning rate (docs/results/accuracy.md); `ups tune` searches for others.
+        is_baseline: Whether it stands beside the operator, whose stage says what it leaves open.
+        baseline_lr: Its peak learning rate (docs/results/accuracy.md) instead of the operator's; `ups tune`
+            searches for others.
         like: Another stage, the keys of which affect this one, too, if it is one of your own; by default all
             keys do that affect any stage.
     """
@@ -64,12 +65,14 @@ class StageFacts:
     items: Items = "windows"
     reads_states: bool = False
     is_default: bool = False
+    is_baseline: bool = False
     baseline_lr: float | None = None
     like: str | None = None
 
 
-def _baseline(name: str, lr: float, maker: str) -> StageFacts:
-    return StageFacts(name, f"ups.train.baseline:{maker}", row=name, baseline_lr=lr)
+def _baseline(name: str, lr: float | None) -> StageFacts:
+    maker = f"ups.train.baseline:make_{name}_stage"
+    return StageFacts(name, maker, row=name, is_baseline=True, baseline_lr=lr)
 
 
 AUTOENCODER = StageFacts(
@@ -116,14 +119,18 @@ PRIOR = StageFacts(
     row="prior",
     learns="solutions",
 )
-FNO = _baseline("fno", 4e-3, "make_fno_stage")
-UNET = _baseline("unet", 1e-3, "make_unet_stage")
-FNO_NEURALOPERATOR = _baseline("fno_neuraloperator", 4e-3, "make_neuraloperator_stage")
+FNO = _baseline("fno", 4e-3)
+UNET = _baseline("unet", 1e-3)
+FNO_NEURALOPERATOR = _baseline("fno_neuraloperator", 4e-3)
+OWN_BASELINE = _baseline("own_baseline", None)  # an operator of one's own, as `baselines.own` names it
 
 # By name, in the order of training; stages of your own come last.
 STAGES: dict[str, StageFacts] = {
     facts.name: facts
-    for facts in (AUTOENCODER, JOINT, OPERATOR, CORRECTOR, STUDENT, PRIOR, FNO, UNET, FNO_NEURALOPERATOR)
+    for facts in (
+        *(AUTOENCODER, JOINT, OPERATOR, CORRECTOR, STUDENT, PRIOR),
+        *(FNO, UNET, FNO_NEURALOPERATOR, OWN_BASELINE),
+    )
 }
 
 
@@ -152,14 +159,14 @@ def _names(*learned: Learned, with_baselines: bool = True) -> tuple[str, ...]:
     return tuple(
         name
         for name, facts in STAGES.items()
-        if facts.learns in learned and (with_baselines or facts.baseline_lr is None)
+        if facts.learns in learned and (with_baselines or not facts.is_baseline)
     )
 
 
 # Groups of the package's own stages, for what keys affect.
 NOTHING = ()
 STAGE_NAMES = tuple(STAGES)
-BASELINES = tuple(name for name, facts in STAGES.items() if facts.baseline_lr is not None)
+BASELINES = tuple(name for name, facts in STAGES.items() if facts.is_baseline)
 OPERATORS = _names("steps", with_baselines=False)
 GENERATIVE = _names("residuals", "solutions")
 NETWORKS = (*OPERATORS, *GENERATIVE)  # whose networks are of the operator's kind

@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The page's stores and configuration, in the present folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ups.pipeline.training._build", build_here)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build_here)
     for code in blocks("python"):
         exec(compile(code, "snippet", "exec"), {})
     Path("mine.yaml").write_text(blocks("yaml")[0])

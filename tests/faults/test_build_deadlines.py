@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import subprocess
-import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from build_helpers import BURGERS, write_burgers
+from forked import Forked
+from inline_readers import in_this_process
 from pdebench_files import T, X
 
 import ups_store
 from ups_store import ArraySpec
-from ups_store.build import Watcher, build_all, load_config, open_build
+from ups_store.build import Watcher, build_all, load_config, main, open_build
 from ups_store.read.recovery import building_path
+from ups_store.system import files
 from ups_store.system.stalls import LookingThread
 
 NUM_TRAIN = 16
@@ -31,31 +32,7 @@ FLAGS = {
     "cache.dir": "cache",
     "reading.num_workers": 0,
 }
-HERE = Path(__file__).parent
-PARTS = [str(HERE), str(HERE.parent / "support"), *(path for path in sys.path if path)]
-HANGS_IN_COMMIT = """
-import sys, threading
-from ups_store.build import main
-from ups_store.system import files
-sync, num_syncs = files.sync_data, 0
-
-def that_hangs(fd):
-    global num_syncs
-    num_syncs += 1
-    if num_syncs == int(sys.argv[1]):
-        threading.Event().wait()
-    sync(fd)
-
-files.sync_data = that_hangs
-main(sys.argv[2:])
-"""
-HANGS_IN_ENCODE = """
-import sys
-from test_build_deadlines import Halves
-from ups_store.build import main
-Halves.hangs_at = int(sys.argv[1])
-main(sys.argv[2:])
-"""
+reads_here = pytest.fixture(autouse=True)(in_this_process)
 
 
 class Halves:
@@ -101,13 +78,27 @@ def words(*more: str, is_latent: bool) -> list[str]:
     return [*given, "--batch-size=2", *more]
 
 
-def run(program: str, number: int, *more: str, is_latent: bool) -> subprocess.CompletedProcess[str]:
-    arguments = [str(number), *words(*more, is_latent=is_latent)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PARTS)}
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+def run(hang: Callable[[], object], *more: str, is_latent: bool) -> tuple[int | None, str]:
+    """Exit code and stderr of the command, in a child that has something hang."""
+    given = words(*more, is_latent=is_latent)
+    process = Forked(lambda: (hang(), main(given)), Path.cwd(), {})
+    _, err = process.communicate(timeout=100)
+    return process.returncode, err
+
+
+def hang_in_commit() -> None:
+    sync, nth = files.sync_data, itertools.count(1)
+
+    def that_hangs(fd: int) -> None:
+        if next(nth) == 9:
+            threading.Event().wait()
+        sync(fd)
+
+    files.sync_data = that_hangs
+
+
+def hang_in_encode() -> None:
+    Halves.hangs_at = 6
 
 
 def num_kept() -> int:
@@ -115,15 +106,15 @@ def num_kept() -> int:
         return int(store.committed.sum())
 
 
-@pytest.mark.multi_process
 @pytest.mark.parametrize("is_latent", [False, True])
 def test_commit_that_hangs_ends_the_build_and_the_same_command_continues_it(
     folder: Path, is_latent: bool
 ) -> None:
-    done = run(HANGS_IN_COMMIT, 9, "--commit-timeout=1", "--log-json=log.jsonl", is_latent=is_latent)
-    assert done.returncode == 4, done.stderr
+    flags = ("--commit-timeout=1", "--log-json=log.jsonl")
+    code, err = run(hang_in_commit, *flags, is_latent=is_latent)
+    assert code == 4, err
     written = Path("cache/burgers1d_train.zarr.zip.stalled.txt").read_text()
-    for text in (done.stderr, written):
+    for text in (err, written):
         assert "the build stalled: committing a batch wasn't over in 1 s" in text
         assert "raise cache.commit_timeout_s" in text
         assert "in that_hangs" in text
@@ -132,10 +123,9 @@ def test_commit_that_hangs_ends_the_build_and_the_same_command_continues_it(
     expect_finished(kept=num_kept(), is_latent=is_latent)
 
 
-@pytest.mark.multi_process
 def test_encoder_that_hangs_ends_the_build_and_the_same_command_continues_it(folder: Path) -> None:
-    done = run(HANGS_IN_ENCODE, 6, "--encode-timeout=1", is_latent=True)
-    assert done.returncode == 4, done.stderr
+    code, err = run(hang_in_encode, "--encode-timeout=1", is_latent=True)
+    assert code == 4, err
     written = Path("cache/burgers1d_train.zarr.zip.stalled.txt").read_text()
     assert "encoding a batch wasn't over in 1 s" in written
     assert "in encode" in written

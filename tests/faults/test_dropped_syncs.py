@@ -45,12 +45,13 @@ Place = tuple[str, str, int]  # file, function, which sync of it
 Check = Callable[[Path, Callable[..., Disk]], object]  # of every image that such a disk may leave
 
 
+@functools.cache
 def places_of_syncs() -> dict[tuple[str, int], Place]:
     """Every call of a sync in the package, by file and line."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        file = path.relative_to(PACKAGE).as_posix()
-        nodes = ast.walk(ast.parse(path.read_text()))
+        file, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
+        nodes = ast.walk(ast.parse(text)) if "sync" in text else ()
         for function in [node for node in nodes if isinstance(node, ast.FunctionDef)]:
             lines = sorted(node.lineno for node in ast.walk(function) if _is_sync(node))
             found |= {(file, line): (file, function.name, nth) for nth, line in enumerate(lines, 1)}
@@ -60,9 +61,6 @@ def places_of_syncs() -> dict[tuple[str, int], Place]:
 def _is_sync(node: ast.AST) -> bool:
     called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
     return called.removeprefix("files.") in SYNCS
-
-
-PLACES = places_of_syncs()
 
 
 class ForgetfulDisk(Disk):
@@ -97,7 +95,7 @@ class ForgetfulDisk(Disk):
         file = Path(frame.f_code.co_filename)
         if not file.is_relative_to(PACKAGE):
             return False
-        is_it = PLACES[file.relative_to(PACKAGE).as_posix(), frame.f_lineno] == self.forgets
+        is_it = places_of_syncs()[file.relative_to(PACKAGE).as_posix(), frame.f_lineno] == self.forgets
         self.num_forgotten += is_it
         return is_it
 
@@ -186,7 +184,7 @@ OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_befo
 
 
 def test_every_sync_of_the_package_is_listed() -> None:
-    assert {*NEEDED, *STAYS, *OF_OTHER_MACHINES, *OF_PERMISSIONS} == set(PLACES.values())
+    assert {*NEEDED, *STAYS, *OF_OTHER_MACHINES, *OF_PERMISSIONS} == set(places_of_syncs().values())
 
 
 def _name(place: Place) -> str:

@@ -169,7 +169,7 @@ def tensorboard() -> None:
 
 
 def neuraloperator() -> None:
-    from ups.eval.baseline_spec import check_kinds
+    from ups.eval.baseline_model import check_kinds
 
     check_kinds(["fno_neuraloperator"])
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ups_store.sources.reader_pool import ReaderPool, ReaderProcess
+
 
 @functools.cache
 def _library() -> tuple[tempfile.TemporaryDirectory[str], Path]:
@@ -48,6 +50,7 @@ class FaultyDisk:
             self._monkeypatch.setenv(name, str(value))
         if digests:
             self._monkeypatch.setenv("SLOW_DISK_DIGESTS", "1")
+        self._monkeypatch.setattr(ReaderPool, "process_class", ReaderProcess)
         self.flag.touch()
 
     def end(self) -> None:

@@ -113,8 +113,8 @@ def build(folder: Path, *overrides: str) -> list[bool]:
     return [result.to_json()["reused"] for result in report.stores]
 
 
-def build_here(command: list[str]) -> None:
-    """Stands in for `build_stores._run`: the same command in this process, which has torch already."""
+def build_here(command: list[str], **said: str) -> None:
+    """Stand in for `run_process` of a build: the same command in this process, which has torch already."""
     assert command[1:3] == ["-m", "ups_store.build"]
     logger.info(" ".join(["$ python", *command[1:]]))
     done = CliRunner().invoke(build_command, command[3:])

@@ -9,8 +9,7 @@ from small_simulators import configure
 
 from ups.config import RunConfig
 from ups.data.windows import open_trajectories
-from ups.eval.baseline_model import Baseline, Effort, load_baseline
-from ups.eval.baseline_spec import Kind, make_spec
+from ups.eval.baseline_model import Baseline, Effort, load_baseline, make_spec
 from ups.eval.runs import baseline_path
 from ups.train.run import run_stage
 from ups.train.train_baselines import config_of_baseline
@@ -27,10 +26,11 @@ SMALL = {
 }
 
 
-def untrained(root: Path, kind: Kind = "fno", task: str = "burgers1d", stride: int = 1) -> Baseline:
+def untrained(root: Path, kind: str = "fno", task: str = "burgers1d", stride: int = 1) -> Baseline:
     """A baseline that says it was trained on 32 samples."""
-    trajectories = open_trajectories(configure(root, task).build, task, "train", stride=stride)
-    return Baseline(make_spec(kind, trajectories, stride=stride), EFFORT).eval()
+    config = configure(root, task, **{"training.stride": stride})
+    trajectories = open_trajectories(config.build, task, "train", stride=stride)
+    return Baseline(make_spec(kind, trajectories, config), EFFORT).eval()
 
 
 def small_config(root: Path, folder: Path, *tasks: str, **options: Any) -> RunConfig:
@@ -39,7 +39,7 @@ def small_config(root: Path, folder: Path, *tasks: str, **options: Any) -> RunCo
 
 
 def train(
-    root: Path, folder: Path, kind: Kind = "fno", task: str = "burgers1d", *, steps: int = 10, **options: Any
+    root: Path, folder: Path, kind: str = "fno", task: str = "burgers1d", *, steps: int = 10, **options: Any
 ) -> Baseline:
     """Train one for some steps, validated twice."""
     own = {f"stages.{kind}.steps": steps, f"stages.{kind}.epochs": 2, **options}

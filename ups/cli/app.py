@@ -7,23 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from ups.cli.baselines import compare, train_baselines, tune
 from ups.cli.common import STORE_IS_SOURCE, UNREADABLE_STORE, showing_notes
-from ups.cli.compare import compare
 from ups.cli.configs import app as configs
 from ups.cli.demo import demo
-from ups.cli.dry_run import dry_run
 from ups.cli.evaluate import evaluate
 from ups.cli.launch import app as launch
-from ups.cli.leaderboard import leaderboard
-from ups.cli.lineage import lineage
 from ups.cli.make_data import make_data
 from ups.cli.predict import predict
+from ups.cli.records import leaderboard, lineage, status
 from ups.cli.run import run
-from ups.cli.status import status
 from ups.cli.train import train
-from ups.cli.train_baselines import train_baselines
-from ups.cli.tune import tune
 from ups.cli.validate import app as validate
+from ups.cli.validate import dry_run
 from ups_store.command_line import make_app
 from ups_store.console import print_lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +54,10 @@ Also = Annotated[
     typer.Option(help="another operator of the same tasks, or a folder with one for each seed; repeatable"),
 ]
 Kinds = Annotated[
-    list[str] | None, typer.Option("--kind", help="fno, unet or fno_neuraloperator [default: fno, unet]")
+    list[str] | None,
+    typer.Option(
+        "--kind", help="fno, unet, fno_neuraloperator, or module:class of your own [default: fno, unet]"
+    ),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="train again what is there already")]
 ExportAnyway = Annotated[
@@ -148,17 +151,8 @@ def ending(restart: bool) -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
 
 
-def columns(names: Iterable[str]) -> int:
-    """Width of a column of names, with a gap behind it."""
-    return max(map(len, names), default=0) + 2
-
-
 def parse_numbers(flag: str, given: Sequence[str]) -> dict[str, float]:
-    """Numbers by name from `name=number`.
-
-    Raises:
-        ConfigError: For anything else; names the flag.
-    """
+    """Numbers by name from `name=number`."""
     found: dict[str, float] = {}
     for one in given:
         name, _, number = one.rpartition("=")
@@ -181,9 +175,6 @@ def publish(report: Report, folder: Path, *, as_json: bool) -> dict[str, Path]:
 
     Returns:
         The three files, by suffix.
-
-    Raises:
-        OutputError: None of the files is changed then.
     """
     from ups.eval.report import show_evaluation, write_report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -26,7 +27,6 @@ app = typer.Typer(cls=Verbs, no_args_is_help=True)
 
 # torch.compile needs a C compiler, which the images "devel" have.
 _IMAGE = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-devel"
-_REMOTE = "B2TRAIN:{bucket}/{prefix}"
 _MASKED = ("KEY", "SECRET", "PASS", "TOKEN", "RCLONE_CONFIG_", "UPS_JOB_REST")
 _SLURM_VALUE = re.compile(r"[\w.:,@%+/=-]+")
 
@@ -95,15 +95,20 @@ def vast(
     """
     with importing():
         from ups.pipeline.launch.job import job_script, make_job
-        from ups.pipeline.launch.vast import Wish
-    remote = _default_remote() if remote is None else remote
+        from ups.pipeline.launch.vast import Vast, Wish, request
+    if remote is None:  # of the variables that the earlier system had
+        bucket, prefix = os.environ.get("B2_BUCKET") or "pdebench", os.environ.get("B2_PREFIX") or "full"
+        remote = f"B2TRAIN:{bucket}/{prefix}"
+    if results is None:
+        name, _, path = remote.partition(":")
+        results = f"{name}:{path.split('/')[0]}/runs" if name == "B2TRAIN" else ""
     job = make_job(
         config,
         overrides or (),
         num_gpus=gpus,
         workdir=workdir,
         remote=remote,
-        results=_default_results(remote) if results is None else results,
+        results=results,
         package=package or "",
         installs=True,
         shuts_down=auto_shutdown,
@@ -122,20 +127,12 @@ def vast(
     if dry_run:
         _show_plan(wish, job, script, as_json=as_json)
         return
-    _rent(wish, job, script, out=out, wait_s=60 * wait_minutes, as_json=as_json)
-
-
-def _rent(wish: Wish, job: Job, script: str, *, out: Path, wait_s: float, as_json: bool) -> None:
-    from ups.pipeline.launch.vast import Vast, environment, request
-
     market = Vast()
     offers = market.offers(wish)
     write_atomically(out, script.encode())
-    instance, offer = market.create(
-        offers, lambda offer: request(wish, job, script, environment(job, price=offer.price))
-    )
+    instance, offer = market.create(offers, lambda offer: request(wish, job, script, price=offer.price))
     note(f"instance {instance}, {_cost(offer, job)}; `vastai destroy instance {instance}` ends it")
-    market.wait(instance, seconds=wait_s, destroys=job.shuts_down)
+    market.wait(instance, seconds=60 * wait_minutes, destroys=job.shuts_down)
     if as_json:
         print_json({"instance": instance, **_price_json(offer, job), "script": str(out)})
         return
@@ -144,10 +141,12 @@ def _rent(wish: Wish, job: Job, script: str, *, out: Path, wait_s: float, as_jso
 
 def _show_plan(wish: Wish, job: Job, script: str, *, as_json: bool) -> None:
     """What would be asked for, and what it costs now if that can be asked."""
-    from ups.pipeline.launch.vast import Vast, environment, request
+    from ups.pipeline.launch.vast import Vast, request
 
-    parameters = request(wish, job, script, environment(job))
-    parameters["env"] = {name: _masked(name, value) for name, value in parameters["env"].items()}
+    parameters = request(wish, job, script)
+    for name in parameters["env"]:
+        if any(part in name for part in _MASKED):
+            parameters["env"][name] = "(set)"
     parameters["onstart_cmd"] = f"({len(parameters['onstart_cmd'])} characters: the script, packed)"
     try:
         offer = Vast().offers(wish)[0]
@@ -166,33 +165,14 @@ def _show_plan(wish: Wish, job: Job, script: str, *, as_json: bool) -> None:
     print_lines(*script.splitlines())
 
 
-def _masked(name: str, value: str) -> str:
-    return "(set)" if any(part in name for part in _MASKED) else value
-
-
 def _cost(offer: Offer, job: Job) -> str:
-    most = (
-        f", at most ${offer.price * job.max_hours:.2f} for {job.max_hours:g} hours" if job.max_hours else ""
-    )
-    return f"{offer}{most}"
+    hours = job.max_hours
+    return f"{offer}, at most ${offer.price * hours:.2f} for {hours:g} hours" if hours else str(offer)
 
 
 def _price_json(offer: Offer, job: Job) -> Mapping[str, Any]:
     most = {"max_cost": offer.price * job.max_hours} if job.max_hours else {}
     return {"offer": offer.id, "price_per_hour": offer.price, **most}
-
-
-def _default_remote() -> str:
-    """The bucket of `B2_BUCKET` and the folder `B2_PREFIX` in it, as the earlier system had them."""
-    import os
-
-    bucket, prefix = os.environ.get("B2_BUCKET") or "pdebench", os.environ.get("B2_PREFIX") or "full"
-    return _REMOTE.format(bucket=bucket, prefix=prefix)
-
-
-def _default_results(remote: str) -> str:
-    name, _, path = remote.partition(":")
-    return f"{name}:{path.split('/')[0]}/runs" if name == "B2TRAIN" else ""
 
 
 @app.command(cls=Verb)
@@ -233,7 +213,21 @@ def slurm(
         requeues=True,
         max_hours=max_hours,
     )
-    script = job_script(job, header=_slurm_header(job.name, job.num_gpus, asked))
+    given = {option: str(value) for option, value in asked.items() if value is not None}
+    for option, value in given.items():
+        if not _SLURM_VALUE.fullmatch(value):
+            raise ConfigError(f"--{option}", expected="a value for sbatch, without spaces", found=repr(value))
+    header = {
+        "job-name": re.sub(r"[^\w.-]", "-", f"ups-{job.name}"),
+        "nodes": "1",
+        "ntasks-per-node": "1",
+        "gpus-per-node": str(job.num_gpus),
+        "signal": "B:TERM@120",  # the script hears two minutes before the end, and the run saves itself
+        "open-mode": "append",
+        **given,
+    }
+    options = [f"#SBATCH --{option}={value}" for option, value in header.items()]
+    script = job_script(job, header=[*options, "#SBATCH --requeue"])
     if dry_run:
         print_lines(*script.splitlines())
         return
@@ -251,16 +245,3 @@ def slurm(
     if done.returncode:
         raise LaunchError("sbatch refused the job", kind="refused", path=out, found=done.stderr.strip())
     print_lines(done.stdout.strip())
-
-
-def _slurm_header(name: str, gpus: int, asked: Mapping[str, object]) -> list[str]:
-    """Lines for sbatch. The script hears two minutes before the end, and the run saves itself."""
-    said = {option: str(value) for option, value in asked.items() if value is not None}
-    for option, value in said.items():
-        if not _SLURM_VALUE.fullmatch(value):
-            raise ConfigError(f"--{option}", expected="a value for sbatch, without spaces", found=repr(value))
-    job_name = re.sub(r"[^\w.-]", "-", f"ups-{name}")
-    fixed = {"job-name": job_name, "nodes": "1", "ntasks-per-node": "1"}
-    fixed |= {"gpus-per-node": str(gpus), "signal": "B:TERM@120", "open-mode": "append"}
-    options = [f"--{option}={value}" for option, value in {**fixed, **said}.items()]
-    return [f"#SBATCH {option}" for option in (*options, "--requeue")]

@@ -35,11 +35,7 @@ def precompute() -> None:
 
 
 def begin(config: Path | None, overrides: Sequence[str]) -> Callable[[BuildReport], None] | None:
-    """What the build's report is given to: a run of Weights & Biases, if the configuration wants one.
-
-    Raises:
-        ConfigError: If `logging` is wrong; before hours of work.
-    """
+    """What the build's report is given to: a run of Weights & Biases, if the configuration wants one."""
     from ups_store.build import read_config
 
     values = read_config(config, overrides=overrides)

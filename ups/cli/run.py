@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,6 @@ from ups.cli.common import (
     AsJson,
     Config,
     ExportAnyway,
-    columns,
     exporting_anyway,
     parse_numbers,
 )
@@ -76,8 +75,7 @@ def run(
     phases = parse_numbers("--phase", phase or ())
     with importing():
         from ups.config.seeds import parse_seeds
-        from ups.pipeline.run import Options, open_run, run_pipeline
-        from ups.pipeline.seeds import open_seeds, run_seeds
+        from ups.pipeline.run import Options, open_run, open_seeds, run_pipeline, run_seeds
     check_shared(hint=ONLY_ONCE)
     skipped = {
         "validation": skip_validation,
@@ -95,43 +93,31 @@ def run(
         dry_run=dry_run,
         price_per_hour=price_per_hour,
     )
-    wanted = parse_seeds(seeds) if seeds is not None else ()
+    numbers = parse_seeds(seeds) if seeds is not None else ()
     with notifying(None if dry_run else notify) as notice:
-        path, overrides = _configuration(words, config)
-        given = [*overrides, *exporting_anyway(export_anyway)]
-        opened = open_run(path, given, phases=phases)
+        path, overrides = split_words(words, config)
+        path = path or Path(os.environ.get("TRAIN_CONFIG", ""))
+        if not path.name:
+            expected = "a YAML file or a name of `ups configs`, as a word, --config or TRAIN_CONFIG"
+            raise ConfigError("CONFIG", expected=expected, found="none")
+        overrides += exporting_anyway(export_anyway)
+        opened = open_run(path, overrides, phases=phases)
         notice.run = opened.folder
-        runs = open_seeds(opened, wanted, config_path=path, overrides=given)
+        runs = open_seeds(opened, numbers, config_path=path, overrides=overrides)
         try:
-            found = run_seeds(opened, runs, options) if runs else run_pipeline(opened, options)
+            done = run_seeds(opened, runs, options) if runs else run_pipeline(opened, options)
         except GateMissedError:
             print_lines(str(opened.folder))  # what was found lies there
             raise
-    _show(found, opened.folder, as_json=as_json)
-
-
-def _configuration(words: Sequence[str] | None, config: Path | None) -> tuple[Path, list[str]]:
-    """The configuration, which may be that of TRAIN_CONFIG, and the overrides."""
-    path, overrides = split_words(words, config)
-    named = os.environ.get("TRAIN_CONFIG")
-    if path is None and not named:
-        expected = "a YAML file or a name of `ups configs`, as a word, --config or TRAIN_CONFIG"
-        raise ConfigError("CONFIG", expected=expected, found="none")
-    return path or Path(named or ""), overrides
-
-
-def _show(found: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     if as_json:
-        print_json(found)
-    elif "plan" in found:
-        print_lines(*_plan_lines(found["plan"]))
+        print_json(done)
     else:
-        print_lines(str(folder))
+        print_lines(*(_plan_lines(done["plan"]) if "plan" in done else [str(opened.folder)]))
 
 
 def _plan_lines(plan: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     """A line a node, below the seed where there are several."""
-    width = columns(plan)
+    width = max(map(len, plan), default=0) + 2
     for name, state in plan.items():
         if isinstance(state, Mapping):
             yield f"{indent}{name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,7 @@ from ups.cli.common import (
     exporting_anyway,
     note,
 )
-from ups.cli.notify import Notice, Notify, notifying
+from ups.cli.notify import Notify, notifying
 from ups.config.legacy import present_stage
 from ups.errors import ConfigError
 from ups.log import logger, quiet
@@ -90,55 +90,49 @@ def train(
     with ending(restart), notifying(None if print_config else notify) as notice:
         with importing():
             from ups.config import dump_config, load_config
-            from ups.config.seeds import parse_seeds
+            from ups.config.seeds import parse_seeds, seed_folder
         if seed is not None and seeds is not None:
             raise ConfigError("--seed and --seeds", expected="one of them", found="both")
-        wanted = parse_seeds(seeds) if seeds is not None else ()
-        _check_processes(wanted)
-        given = [*(overrides or ()), *_flags(seed, allow_unknown_encoder, export_anyway)]
-        resolved = load_config(config, overrides=given)
+        numbers = parse_seeds(seeds) if seeds is not None else ()
+        if len(numbers) > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # Ranks that torchrun started meet for one training; they can't part and meet again for another.
+            raise ConfigError(
+                "--seeds of several processes",
+                kind="ranks",
+                expected="one seed",
+                found=", ".join(map(str, numbers)),
+                hint=f"one command for each: --seeds {numbers[0]}, then --seeds {numbers[1]}",
+            )
+        words = [*(overrides or ()), *exporting_anyway(export_anyway)]
+        words += ["training.allow_unknown_encoder=true"] if allow_unknown_encoder else []
+        words += [] if seed is None else [f"seed={seed}"]
+        resolved = load_config(config, overrides=words)
         if epochs is not None:
-            given += [f"stages.{name}.epochs={epochs}" for name in _stages_of(stage, resolved)]
+            stages = resolved.trained_stages if stage == ALL else [stage]  # what is left out stays out
+            words += [f"stages.{name}.epochs={epochs}" for name in stages]
             with quiet():  # it was said already
-                resolved = load_config(config, overrides=given)
+                resolved = load_config(config, overrides=words)
         if print_config:
             print_lines(*without_secrets(dump_config(resolved)).splitlines())
             return
         notice.run = resolved.checkpoint.dir
-        options: dict[str, Any] = {"restart": restart, "unless_valid": unless_valid}
-        options |= {"notice": notice, "profiled_steps": profile or 0}
-        report = _train(stage, resolved, wanted, config=config, overrides=given, **options)
-    if rank_of() == 0:
-        _show(report, as_json=as_json)
-
-
-def _check_processes(seeds: Sequence[int]) -> None:
-    """Ranks that torchrun started meet for one training; they can't part and meet again for another."""
-    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if len(seeds) > 1 and num_processes > 1:
-        raise ConfigError(
-            "--seeds of several processes",
-            kind="ranks",
-            expected="one seed",
-            found=", ".join(map(str, seeds)),
-            hint=f"one command for each: --seeds {seeds[0]}, then --seeds {seeds[1]}",
-        )
-
-
-def _flags(seed: int | None, allow_unknown_encoder: bool, export_anyway: bool) -> list[str]:
-    """What the flags say, as overrides."""
-    allowed = ["training.allow_unknown_encoder=true"] if allow_unknown_encoder else []
-    allowed += exporting_anyway(export_anyway)
-    return allowed if seed is None else [*allowed, f"seed={seed}"]
-
-
-def _stages_of(stage: str, config: RunConfig) -> Sequence[str]:
-    """The stages that --epochs is about; one that the configuration leaves out stays out."""
-    if stage != ALL:
-        return [stage]
-    from ups.pipeline.nodes import training_nodes
-
-    return [node.stage for node in training_nodes(config) if node.stage]
+        with importing():
+            from ups.train.interrupt import listening_to_stalls
+            from ups.train.log import report_json, show_report
+            from ups.train.profile import profiling
+            from ups.train.tracking import forget_run
+        if unshared := not_shared_note():
+            note(f"warning: {unshared}")
+        if restart and rank_of() == 0:
+            for folder in [seed_folder(notice.run, number) for number in numbers] or [notice.run]:
+                forget_run(folder)
+        with listening_to_stalls(notice.failed), profiling(profile or 0):
+            options: dict[str, Any] = {"config": config, "overrides": words, "restart": restart}
+            report = _train(stage, resolved, numbers, unless_valid=unless_valid, **options)
+    if rank_of() == 0 and as_json:
+        print_lines(*report_json(report).splitlines())
+    elif rank_of() == 0:
+        show_report(report, results())
 
 
 def _train(
@@ -150,54 +144,37 @@ def _train(
     overrides: Sequence[str],
     restart: bool,
     unless_valid: bool,
-    notice: Notice,
-    profiled_steps: int,
 ) -> dict[str, Any]:
     # DDP would warn that `find_unused_parameters` isn't needed whenever a batch needs all parameters.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with importing():
-        from ups.config.seeds import seed_folder, with_seeds
+        from ups.config.seeds import with_seeds
         from ups.train.checks import unused_in_one_stage
-        from ups.train.interrupt import listening_to_stalls
         from ups.train.launched import process_began
-        from ups.train.profile import profiling
         from ups.train.run import run_stage, train_unless_valid
-        from ups.train.tracking import CONTEXT_FILE, forget_run, handing_on
-    if unshared := not_shared_note():
-        note(f"warning: {unshared}")
-    folder = resolved.checkpoint.dir
-    if restart and rank_of() == 0:
-        for each in [seed_folder(folder, seed) for seed in seeds] or [folder]:
-            forget_run(each)
+        from ups.train.tracking import CONTEXT_FILE, handing_on
+    source: dict[str, Any] = {"config_path": config, "overrides": overrides}
     common: dict[str, Any] = {"restart": restart, "began": process_began()}
-    with listening_to_stalls(notice.failed), profiling(profiled_steps):
-        if stage == ALL:  # which imports what evaluates, too
-            with importing():
-                from ups.pipeline.training import run_all, run_all_seeds
-        if stage == ALL and seeds:
-            return run_all_seeds(resolved, seeds, config_path=config, overrides=overrides, **common)
-        if stage == ALL:
-            return run_all(resolved, config_path=config, overrides=overrides, **common)
-        if unless_valid and stage not in BASELINES and not seeds:  # a node of a run
-            return train_unless_valid(stage, resolved, **common)
-        for text in unused_in_one_stage(resolved):
-            logger.warning(text)
-        train_one = run_stage
-        if stage in BASELINES:
-            from ups.train.train_baselines import train_stage_of_baselines as train_one
-        if not seeds:
-            return train_one(stage, resolved, **common)
-        reports: dict[int, Any] = {}
-        for own in with_seeds(resolved, seeds, config_path=config, overrides=overrides):
-            with handing_on(own.checkpoint.dir / CONTEXT_FILE):  # each seed is a run of its own
-                reports[own.seed] = train_one(stage, own, **common)
-        return {"stage": stage, "seeds": reports}
+    if stage == ALL:  # which imports what evaluates, too
+        with importing():
+            from ups.pipeline.training import run_all, run_all_seeds
+    if stage == ALL and seeds:
+        return run_all_seeds(resolved, seeds, **source, **common)
+    if stage == ALL:
+        return run_all(resolved, **source, **common)
+    if unless_valid and stage not in BASELINES and not seeds:  # a node of a run
+        return train_unless_valid(stage, resolved, **common)
+    for text in unused_in_one_stage(resolved):
+        logger.warning(text)
+    train_one: Callable[..., dict[str, Any]] = run_stage
+    if stage in BASELINES:
+        from ups.train.train_baselines import train_stage_of_baselines
 
-
-def _show(report: dict[str, Any], *, as_json: bool) -> None:
-    from ups.train.log import report_json, show_report
-
-    if as_json:
-        print_lines(*report_json(report).splitlines())
-    else:
-        show_report(report, results())
+        train_one = train_stage_of_baselines
+    if not seeds:
+        return train_one(stage, resolved, **common)
+    reports: dict[int, Any] = {}
+    for own in with_seeds(resolved, seeds, **source):
+        with handing_on(own.checkpoint.dir / CONTEXT_FILE):  # each seed is a run of its own
+            reports[own.seed] = train_one(stage, own, **common)
+    return {"stage": stage, "seeds": reports}

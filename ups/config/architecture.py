@@ -15,6 +15,7 @@ from ups.stages import (
     FORECASTERS,
     NOTHING,
     OPERATORS,
+    OWN_BASELINE,
     PRIOR,
     ROLLED_OUT,
     UNET,
@@ -93,6 +94,18 @@ class SpectralConfig(Section):
     norm: Literal["none", "layer"] = key("none", "of the tokens before they are mixed, by convolutions too")
 
 
+def _config_of(name: str, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """The values of an operator's own section with its defaults."""
+    from ups.models.operators import read_config
+
+    try:
+        # Configurations in checkpoints are read without: they were checked when they were written.
+        allow_code = None if (info.context or {}).get("is_own", True) else ()
+        return read_config(name, values, allow_code=allow_code).model_dump(mode="json")
+    except CheckpointError:
+        return values
+
+
 class OperatorConfig(Section):
     """The operator, and how it is trained."""
 
@@ -155,20 +168,11 @@ class OperatorConfig(Section):
     def _config_of_its_class(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Checked by the operator's own section, with its defaults; of a file only if its code may be run."""
         name = info.data.get("name", TOKEN_UNET)
-        if name == TOKEN_UNET:
-            if values:
-                raise ValueError(
-                    "operator.config has no effect: token_unet's keys are operator.mixer, size, width, ..."
-                )
-            return values
-        from ups.models.operators import read_config
-
-        try:
-            # Configurations in checkpoints are read without: they were checked when they were written.
-            allow_code = None if (info.context or {}).get("is_own", True) else ()
-            return read_config(name, values, allow_code=allow_code).model_dump(mode="json")
-        except CheckpointError:
-            return values
+        if name == TOKEN_UNET and values:
+            raise ValueError(
+                "operator.config has no effect: token_unet's keys are operator.mixer, size, width, ..."
+            )
+        return values if name == TOKEN_UNET else _config_of(name, values, info)
 
     @model_serializer(mode="wrap")
     def _as_before_there_were_names(
@@ -190,6 +194,21 @@ class OperatorConfig(Section):
         return self
 
 
+class OwnBaselineConfig(Section):
+    """An operator of your own beside the run's, on patches of the fields of `encoder.patch_size` points."""
+
+    name: str | None = key(None, "module:class, or a registered name; as of `ups compare --kind`")
+    config: dict[str, Any] = key({}, "keys of its own, as operator.config", validate_default=True)
+
+    @field_validator("config")
+    @classmethod
+    def _config_of_its_class(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        name = info.data.get("name")
+        if name is None and values:
+            raise ValueError("baselines.own.config has no effect without baselines.own.name")
+        return values if name is None else _config_of(name, values, info)
+
+
 class BaselinesConfig(Section):
     """What stands beside the operator; each is a stage that is trained as the operator is."""
 
@@ -198,9 +217,20 @@ class BaselinesConfig(Section):
     fno_neuraloperator: FnoConfig = key(
         FnoConfig(), "neuraloperator's FNO", affects=(FNO_NEURALOPERATOR.name,)
     )
+    own: OwnBaselineConfig = key(OwnBaselineConfig(), "one of your own", affects=(OWN_BASELINE.name,))
     horizon: Count | None = key(None, "steps that a loss goes through; by default the operator's")
     curriculum: Fraction | None = key(None, "by default operator.curriculum")
     noise: NotNegative = key(0.0, "standard deviation of noise on the first frame, in normalised units")
+
+    @model_serializer(mode="wrap")
+    def _as_before_there_were_own(
+        self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Without `own` where it says nothing, so that identities are those of before."""
+        values: dict[str, Any] = serialize(self)
+        if self.own.name is None and not (info.context and info.context.get("secrets")):
+            del values["own"]
+        return values
 
 
 class TauConfig(Section):

@@ -152,7 +152,7 @@ class RunConfig(Section):
 
     def trains(self, stage: StageFacts) -> bool:
         """Tell whether the run has a stage; baselines are trained for the evaluation alone."""
-        if stage.baseline_lr is not None:
+        if stage.is_baseline:
             return False
         if not stage.is_default:  # named under `stages`, and not left out by 0 epochs
             return stage.name in self.stages and self.stages[stage.name].epochs > 0
@@ -244,5 +244,6 @@ class RunConfig(Section):
         shared = _OF_TRAINING if stage.budget else (*_OF_TRAINING, "patience")
         values |= {key: getattr(operator, key) for key in shared if getattr(stage, key) is None}
         if stage.optimizer.lr is None:
-            values["optimizer"] = stage.optimizer.model_copy(update={"lr": STAGES[name].baseline_lr})
+            lr = STAGES[name].baseline_lr or operator.optimizer.lr
+            values["optimizer"] = stage.optimizer.model_copy(update={"lr": lr})
         return stage.model_copy(update=values)

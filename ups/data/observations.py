@@ -55,9 +55,6 @@ def read_mask(path: Path, points: tuple[int, ...], *, num: int) -> npt.NDArray[n
 
     Returns:
         Shape (B, X...).
-
-    Raises:
-        ConfigError: Kind "observed", if it isn't such a file, or a sample is observed nowhere.
     """
     try:
         values = np.load(path, allow_pickle=False)
@@ -80,11 +77,7 @@ def _no_mask(path: Path, found: str, *, expected: str) -> ConfigError:
 
 
 def check_observed(num: int | None, grid: GridSpec, *, task: str, key: str = "prior.observed_points") -> None:
-    """Refuse to observe more points than there are.
-
-    Raises:
-        ConfigError: Kind "observed_points".
-    """
+    """Refuse to observe more points than there are."""
     most = int(np.prod(grid.points))
     if num is not None and num > most:
         raise ConfigError(

@@ -248,15 +248,7 @@ def make_example(
     members: int,
     seed: int,
 ) -> EnsembleExample:
-    """Roll the members of one trajectory out again.
-
-    Args:
-        models: By name of the row.
-        trajectories: Of the split.
-        number: Of the trajectory in it.
-        members: M.
-        seed: As in `roll_out_members`, so that they are those that were measured.
-    """
+    """Roll the members of one trajectory out again."""
     batch, info = trajectories.read(np.array([number])), trajectories.info
     start, own = start_of(batch, trajectories), seed_of(seed, int(batch.samples[0]))
     quantiles, shown = {}, {}
@@ -287,12 +279,7 @@ def _line(fields: Tensor) -> Values:
 
 
 def fan_figure(name: str, example: EnsembleExample, labels: Mapping[str, str]) -> Drawing:
-    """Bands that hold 50 and 90 % of the members, their median, and the truth.
-
-    Args:
-        name: Stem of the files.
-        labels: For people, by the models' names.
-    """
+    """Bands that hold 50 and 90 % of the members, their median, and the truth."""
 
     def lines(axes: Axes, x: Values, values_QX: Values, model: str) -> None:
         colour = line_of(model)["color"]

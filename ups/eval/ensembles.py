@@ -145,9 +145,6 @@ def measure_ensemble(
         batch: The trajectories that they predict.
         climate: Of the split.
         seed: Of the members; ties of ranks are broken by it, too.
-
-    Raises:
-        ShapeError: If there are more or fewer steps than true ones, or of another shape.
     """
     generators = [torch.Generator().manual_seed(seed_of(seed or 0, number)) for number in batch.samples]
     found: list[dict[str, Tensor]] = []
@@ -214,10 +211,6 @@ def roll_out_members(
         members: M, at least 2; None measures the forecast as if it were sure, several trajectories at a time.
         seed: With that of a sample it decides the sample's members: neither batches nor ranks matter.
         ranks: Which predict together, each its share; then it is a collective, and all get all numbers.
-
-    Raises:
-        ConfigError: Kind "members", if there are fewer than 2.
-        ShapeError: As `measure_ensemble`.
     """
     if members is not None:
         check_members(members)
@@ -259,11 +252,7 @@ def roll_out_members(
 
 
 def check_members(members: int, *, flag: str = "members") -> None:
-    """Refuse what is no ensemble.
-
-    Raises:
-        ConfigError: Kind "members".
-    """
+    """Refuse what is no ensemble."""
     if members < LEAST_MEMBERS:
         raise ConfigError(flag, kind="members", expected=f"at least {LEAST_MEMBERS}", found=members)
 
@@ -422,14 +411,7 @@ ENSEMBLE_METRICS = (
 def score_ensemble(
     errors: Sequence[EnsembleErrors], *, resamples: Resamples, row: str = "", seconds: float | None = None
 ) -> EnsembleScores:
-    """Turn numbers of trajectories into scores with 95 % intervals.
-
-    Args:
-        errors: Of all trajectories of the split, by training seed.
-        resamples: Of the split; all rows of a table share them.
-        row: Name of the row; not needed for one training seed.
-        seconds: Wall time of predicting all trajectories once.
-    """
+    """Turn numbers of trajectories into scores with 95 % intervals."""
     first = errors[0]
     ranks: list[Interval] = []
     reliability: list[Reliability] = []
@@ -595,9 +577,6 @@ def rank_deviations(ranks: Tensor, num_members: int) -> Tensor:
 
 def reliability_gap(exceedances_NP3: Values) -> Values:
     """Mean squared difference of forecast probability and observed frequency: the Brier score's reliability.
-
-    Args:
-        exceedances_NP3: Means of `exceedances`, of one threshold.
 
     Returns:
         Shape (N,).

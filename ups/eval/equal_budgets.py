@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from ups.config.stages import BUDGETS, BudgetConfig, Limit
 from ups.errors import ConfigError
 from ups.eval.training_logs import StageLog
+from ups.stages import AUTOENCODER, ENCODER_MODEL, OPERATOR, STAGES
 
-_ENCODERS = ("autoencoder", "joint")  # stages that leave an autoencoder, of which the last one's is used
+# Stages that leave an autoencoder, of which the last one's is used.
+_ENCODERS = [name for name, stage in STAGES.items() if ENCODER_MODEL in stage.makes]
 
 
 def parse_budgets(**amounts: float | None) -> list[BudgetConfig]:
-    """A budget of each amount that is given.
-
-    Raises:
-        ConfigError: Kind "budget", unless it is positive.
-    """
+    """A budget of each amount that is given."""
     found = []
     for limit, amount in amounts.items():
         if amount is None:
@@ -44,9 +42,6 @@ def equal_budgets(
     Operations and processor time are those of all stages that made the operator; samples are the windows that
     it was trained on, in stage operator or, without one, in stage joint. A run on several tasks had that much
     for all of them, so a baseline of one task gets its share.
-
-    Raises:
-        ConfigError: Kind "no_log", if the logs don't say what a budget is that isn't given.
     """
     given = given or {}
     spent = {limit: amount for limit, amount in _spent(logs).items() if amount}
@@ -66,7 +61,7 @@ def equal_budgets(
 def _spent(logs: Sequence[StageLog]) -> dict[Limit, float]:
     """Of the stages that made the operator; 0 where that isn't known of one of them."""
     used = used_stages(logs)
-    operator = next((log for log in reversed(used) if log.stage != "autoencoder"), None)
+    operator = next((log for log in reversed(used) if log.stage != AUTOENCODER.name), None)
     if operator is None:
         return {}
     totals: dict[Limit, float] = {"samples": operator.samples}
@@ -89,4 +84,4 @@ def used_stages(logs: Sequence[StageLog]) -> list[StageLog]:
     """Logs of what made the operator: its own, and that of one autoencoder, the one that it uses."""
     encoders = [log for log in logs if log.stage in _ENCODERS]
     last = max(encoders, key=lambda log: log.trained_at, default=None)
-    return [log for log in logs if log is last or log.stage == "operator"]
+    return [log for log in logs if log is last or log.stage == OPERATOR.name]

@@ -97,21 +97,6 @@ def evaluate_run(
     """Evaluate a run's operator, with all its seeds, beside the baselines that lie with it.
 
     The test split is evaluated only if `split` names it, and every time is counted.
-
-    Args:
-        checkpoint: As `open_runs`, like `config_path`, `overrides` and `seeds`.
-        split: By default `evaluation.split`, and "dev" where that is "test".
-        horizon: Steps to predict; by default as `evaluation.horizon` says.
-        members: Of ensembles; by default as `evaluation.members` says.
-        seed: Of the members' noise.
-        also: Checkpoints of other operators of the same tasks.
-        best: Checkpoint of the best operator so far, for a row of its own.
-        phases: Seconds of what happened before, by name, for the report.
-        title: Heading of the report.
-
-    Raises:
-        UpsError: As `open_runs`, `open_others` and `evaluate`; if a use of the test split can't be counted.
-        ups_store.StoreError: If the data can't be read.
     """
     runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds)
     config, folder = opened(runs[0])
@@ -143,13 +128,7 @@ def evaluate_run(
 def evaluate_opened(
     runs: Sequence[Run], *, also: Sequence[Run] = (), title: str | None = None, **options: Any
 ) -> Report:
-    """Evaluate what `open_runs` opened, which the first one's configuration says how; as `evaluate`.
-
-    Args:
-        also: Other operators; those that were trained alike but for the seed join the row of the runs.
-        title: Heading of the report.
-        **options: As `evaluate` has them.
-    """
+    """Evaluate what `open_runs` opened, which the first one's configuration says how; as `evaluate`."""
     config, folder = opened(runs[0])
     runs, others = join_alike(runs, also)
     report = evaluate(config, runs, also=others, **options)
@@ -181,11 +160,6 @@ def evaluate(
         also: Other operators, each `check_comparable` to the first run's.
         best: The best operator so far, likewise; a row of its own.
         phases: Seconds of what happened before, by name, for the report.
-
-    Raises:
-        ConfigError: Kinds "same_seed", "members", "other_grid", "other_task", those of `open_trajectories`,
-            such as "empty_split" and "horizon", and of metrics of one's own.
-        ups_store.StoreError: If the data can't be read.
     """
     began = time.perf_counter()
     if len(seeds := [run.seed for run in runs]) > len({*seeds}):

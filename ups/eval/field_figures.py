@@ -84,13 +84,7 @@ class Trajectory:
 def points_along(
     coordinates: Mapping[str, Values], lengths: Mapping[str, float], *, points: Sequence[int]
 ) -> dict[str, Values]:
-    """Where the points of a grid lie along each axis: as its source says, else the centres of equal cells.
-
-    Args:
-        coordinates: By axis, as far as they are known.
-        lengths: Of the domain, by axis.
-        points: Of the grid, by axis in order.
-    """
+    """Where the points of a grid lie along each axis: as its source says, else the centres of equal cells."""
     axes = axis_names(len(points))
     domain = domain_lengths(lengths, ndim=len(points))
     return {

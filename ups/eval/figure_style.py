@@ -19,6 +19,7 @@ import numpy as np
 
 from ups.errors import needs
 from ups.output import csv_text
+from ups.stages import AUTOENCODER, CORRECTOR, FNO, FNO_NEURALOPERATOR, JOINT, OPERATOR, STUDENT, UNET
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -42,16 +43,16 @@ IMAGES = tuple(_NO_DATE)  # suffixes of pictures
 # Colour, dash and marker by model; its other budgets and copies have the same colour and another dash.
 _MODELS = {
     "truth": ("#000000", "-", ""),
-    "operator": ("#0072B2", "-", "o"),
+    str(OPERATOR.row): ("#0072B2", "-", "o"),
     "operator_fields": ("#56B4E9", "-", "s"),
     "operator_latent": ("#332288", "-", "s"),
-    "joint": ("#332288", "-", "o"),
-    "corrected": ("#882255", "-", "X"),
-    "student": ("#999933", "-", "h"),
-    "fno": ("#D55E00", "-", "^"),
-    "fno_neuraloperator": ("#E69F00", "-", "v"),
-    "unet": ("#009E73", "-", "D"),
-    "autoencoder": ("#CC79A7", "-", "P"),
+    JOINT.name: ("#332288", "-", "o"),
+    str(CORRECTOR.row): ("#882255", "-", "X"),
+    str(STUDENT.row): ("#999933", "-", "h"),
+    FNO.name: ("#D55E00", "-", "^"),
+    FNO_NEURALOPERATOR.name: ("#E69F00", "-", "v"),
+    UNET.name: ("#009E73", "-", "D"),
+    AUTOENCODER.name: ("#CC79A7", "-", "P"),
     "autoencoder_floor": ("#CC79A7", "-.", ""),
     "persistence": ("#737373", "--", ""),
     "mean": ("#A6A6A6", ":", ""),
@@ -127,11 +128,7 @@ class Drawing:
         return self.size[0] > ONE_COLUMN
 
     def images(self, *suffixes: str) -> dict[str, bytes]:
-        """The picture by suffix, of `IMAGES`; text in an SVG is paths, so that it looks alike everywhere.
-
-        Raises:
-            MissingExtraError: If matplotlib isn't installed.
-        """
+        """The picture by suffix, of `IMAGES`; text in an SVG is paths, so that it looks alike everywhere."""
         return self._rendered(*suffixes)[0]
 
     @cached_property

@@ -21,6 +21,7 @@ from ups.eval.intervals import Interval, as_columns
 from ups.eval.metrics import masked
 from ups.eval.scores import mean_from
 from ups.eval.training_logs import StageLog
+from ups.stages import STAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,14 +47,7 @@ def task_figures(
     forecasters: Mapping[str, AnyForecaster],
     trajectories: Trajectories,
 ) -> list[Drawing]:
-    """Figures of a task.
-
-    Args:
-        rows: Of the table.
-        rollouts: By name of the row.
-        forecasters: By name of the row; the first one's median trajectory is the example.
-        trajectories: Of the split.
-    """
+    """Figures of a task."""
     task, labels = trajectories.info.task, {row.name: row.label for row in rows}
     energies = {"truth": next(iter(rollouts.values())).true_energy.numpy()}
     for name, rollout in rollouts.items():
@@ -67,7 +61,7 @@ def task_figures(
 def run_figures(logs: Sequence[StageLog], baselines: Sequence[Baseline]) -> list[Drawing]:
     """Figures of the training: curves, and what its time went to."""
     losses = {log.stage: log.loss for log in logs if len(log.loss[0]) > 1}
-    models = {log.stage: log.stage for log in logs}
+    models = {log.stage: STAGES[log.stage].row or log.stage for log in logs}
     for model in baselines:
         if model.log is not None and len(model.log.loss[0]) > 1:
             steps, values = model.log.loss
@@ -132,13 +126,7 @@ def error_figure(
 
 
 def spectra_figure(name: str, spectra: Mapping[str, Values], labels: Mapping[str, str]) -> Drawing:
-    """Energy by wave number at the end of the rollout, a line a model.
-
-    Args:
-        name: Stem of the files.
-        spectra: By the models' names, "truth" among them, shape (K,), wave numbers from 0 on.
-        labels: For people, by the models' names.
-    """
+    """Energy by wave number at the end of the rollout, a line a model."""
     labels = {"truth": "truth", **labels}
     largest = max(float(energy[1:].max(initial=0.0)) for energy in spectra.values()) or 1.0
     shown = {model: np.where(energy > 0, energy, np.nan)[1:] for model, energy in spectra.items()}
@@ -167,14 +155,7 @@ def curves_figure(
     *,
     quantity: str,
 ) -> Drawing:
-    """What training went through.
-
-    Args:
-        name: Stem of the files.
-        curves: Optimiser steps and values, by label.
-        models: Name of the model that each is of, by label.
-        quantity: What the values are.
-    """
+    """What training went through."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -189,11 +170,7 @@ def curves_figure(
 
 
 def stages_figure(parts: Mapping[str, Mapping[str, float]]) -> Drawing:
-    """What the time of each stage went to, a bar a stage.
-
-    Args:
-        parts: Seconds by stage and part; every stage has the same parts.
-    """
+    """What the time of each stage went to, a bar a stage."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()

@@ -215,12 +215,7 @@ class _Members:
 
 
 class CorrectedForecaster(_Members):
-    """The operator with its corrector, or with a student: row `corrected` or `student`.
-
-    Args:
-        model: In evaluation mode.
-        **sampling: `sampler` and `num_sampler_steps`, as `CorrectedSimulator.rollout` has them.
-    """
+    """The operator with its corrector, or with a student: row `corrected` or `student`."""
 
     def __init__(self, model: CorrectedSimulator, **sampling: Any) -> None:
         kind, drawn = kind_of(model), model.corrector_spec.sampling
@@ -269,12 +264,7 @@ class PriorForecaster(_Members):
 
 
 class LatentForecaster:
-    """The operator on latents that nothing can decode: latents are given, and latents predicted.
-
-    Args:
-        simulator: In evaluation mode.
-        note: What the reader has to know.
-    """
+    """The operator on latents that nothing can decode: latents are given, and latents predicted."""
 
     name, label = "operator", "latent operator"
 
@@ -368,16 +358,7 @@ def roll_out(
     batch_size: int | None = None,
     own: Mapping[str, OwnMetric] | None = None,
 ) -> Rollout:
-    """Predict all trajectories of a split and measure the errors, a batch at a time.
-
-    Args:
-        trajectories: Of a split.
-        batch_size: Trajectories at a time; by default by their size.
-        own: Metrics of one's own that are measured, too, by name.
-
-    Raises:
-        ShapeError: If the forecaster, or a metric, returns another shape than it should.
-    """
+    """Predict all trajectories of a split and measure the errors, a batch at a time."""
     info = trajectories.info
     lengths = domain_lengths(info.domain_lengths, ndim=info.grid.ndim)
     parts: list[Errors] = []

@@ -58,16 +58,8 @@ def judge_number(gate: str, what: str, number: float | None, how: How, limit: Li
 def check_gates(verdicts: Sequence[GateVerdict], *, where: str, hint: str) -> list[dict[str, Any]]:
     """Go on if no gate was missed.
 
-    Args:
-        verdicts: On all gates.
-        where: Which gates they are, for the error, such as "gate after full-eval".
-        hint: What has become of what was made, or what to do.
-
     Returns:
         Every gate's verdict as JSON values.
-
-    Raises:
-        GateMissedError: With all gates that were missed, number and limit of each; exit code 10.
     """
     found = [asdict(verdict) for verdict in verdicts]
     if missed := [verdict for verdict in verdicts if not verdict.passed]:

@@ -60,9 +60,6 @@ def measure(
         (B, T): `correlation`. (B,): `relative_l2`, `correlation_time`. (B, T, K, C): `shells`, |FFT(p - y)|^2
         by wave number, scaled so that its root is what fRMSE averages. In two and three dimensions
         `compat_brmse` and `compat_shells`, too.
-
-    Raises:
-        ShapeError: If the shapes differ or have no grid.
     """
     if prediction.shape != truth.shape:
         raise ShapeError("prediction", expected=tuple(truth.shape), found=tuple(prediction.shape))
@@ -239,9 +236,6 @@ def own_metrics(names: Sequence[str]) -> dict[str, OwnMetric]:
     Args:
         names: As `evaluation.metrics` says them: registered names, or module:function. Those that every
             report has are passed over.
-
-    Raises:
-        ConfigError: Kinds "unknown_metric", "no_code"; "metric_name", if two have one name.
     """
     common = {metric.name for metric in FIELD_METRICS}
     functions: dict[str, OwnMetric] = {}
@@ -263,11 +257,7 @@ def own_metrics(names: Sequence[str]) -> dict[str, OwnMetric]:
 def measure_own(
     own: Mapping[str, OwnMetric], prediction: Tensor, truth: Tensor, context: MetricContext
 ) -> Errors:
-    """Measure a batch by metrics of one's own.
-
-    Raises:
-        ShapeError: If one returns another shape than it should.
-    """
+    """Measure a batch by metrics of one's own."""
     prediction, truth = prediction.double().cpu(), truth.double().cpu()
     num, steps, channels = len(truth), truth.shape[1], truth.shape[-1]
     errors = {}
@@ -321,11 +311,7 @@ class DefinedErrors:
 
 
 def mean_of_defined(errors: Tensor, *, task: str, channels: Sequence[str]) -> float:
-    """Average errors that are defined.
-
-    Raises:
-        ConfigError: Kind "zero_truth", if nothing is left to average.
-    """
+    """Average errors that are defined."""
     if not len(errors):
         raise ConfigError(
             f"the true frames of {task} are zero throughout, so there is no relative error",

@@ -34,16 +34,9 @@ def physics_of(
 def residual_floor(config: RunConfig, fields: Fields) -> float | None:
     """By how much true frames miss the equation of their task: the least that a residual prior can reach.
 
-    Args:
-        config: Says what holds, and the steps and control volumes of the prior.
-        fields: Of some split of a task.
-
     Returns:
         Root mean square of the residual over that of the change in a step, or over Darcy's source, the median
         of some samples; None where the equation isn't known.
-
-    Raises:
-        ConfigError: As `Trajectories`.
     """
     laws = laws_of_fields(fields.info, config.own_laws)
     if laws.why_not("residual") is not None:
@@ -64,11 +57,7 @@ def shown_floor(floor: float | None) -> str:
 
 
 def check_residual_floor(floor: float | None, *, task: str) -> None:
-    """Refuse a residual prior of an equation that the data break.
-
-    Raises:
-        ConfigError: Kind "broken_law".
-    """
+    """Refuse a residual prior of an equation that the data break."""
     if floor is not None and not floor <= MOST_FLOOR:
         raise ConfigError(
             f"training.physics_priors.residual: the true frames of {task} miss the equation",

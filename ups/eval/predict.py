@@ -14,10 +14,17 @@ import torch
 
 import ups
 from ups.config import RunConfig
-from ups.data.given_states import ALL, AskSplit, GivenStates, Where, read_given
+from ups.data.given_states import (
+    ALL,
+    AskSplit,
+    GivenStates,
+    Where,
+    read_given,
+    save_preview_of,
+    write_predictions,
+)
 from ups.data.observations import check_observed, masks_of_samples, read_mask
 from ups.data.origins import origin_of_checkpoint, origin_of_given
-from ups.data.prediction_files import PredictionStore, save_preview_of
 from ups.device import choose_device
 from ups.errors import ConfigError
 from ups.eval.ensembles import check_members, seed_of
@@ -95,21 +102,8 @@ def predict_store(
 ) -> dict[str, Any]:
     """Predict what follows the states of a source, into a store.
 
-    Args:
-        request: What, with what, and where to.
-        ask: Asked for the split, if the source has samples of several and none is named.
-        progress: Called after every batch with the number of samples that are done, and of all.
-
     Returns:
         Where the store and the figure are, as JSON values.
-
-    Raises:
-        ConfigError: If there is a store already (kind "exists"), or the source doesn't go with the operator;
-            kinds "members", "no_ensemble", "no_memory" of members; kinds "observed", "observed_points" of
-            observed points.
-        CheckpointError: If the checkpoint is missing or damaged.
-        OutputError: If there can be no file in a folder, before the work; or the figure can't be written.
-        ups_store.StoreError: If the source can't be read or the store not be written.
     """
     if request.out.exists() and not request.replace:
         raise ConfigError("there is a file already", kind="exists", path=request.out, hint="say --force")
@@ -163,25 +157,21 @@ def predict_store(
     if outside := outside_training(task, given.parameters, request.dt):
         chosen = {**chosen, "extrapolated": outside}
         logger.warning(f"outside the training: {'; '.join(outside)}")
-    store = PredictionStore(
+    path = write_predictions(
         request.out,
         given,
+        lambda samples: _predict(rollout, task, name, given, samples, request, mask),
         task=name,
         frame_shape=(*task.grid.points, dict(task.grid.channels)[FIELDS]),
         steps=request.steps,
         members=request.members,
         dt=dt,
         given_array=task.input_array,
+        batch_size=batch_size,
         identity={"checkpoint": operator.hash, "dt": dt, **chosen},
         made_from=[operator, origin_of_given(request.source, role="given states")],
+        progress=progress,
     )
-    with store:
-        missing = store.missing()
-        for first in range(0, len(missing), batch_size):
-            samples = missing[first : first + batch_size]
-            store.commit(samples, _predict(rollout, task, name, given, samples, request, mask))
-            progress(len(given.values) - len(missing) + first + len(samples), len(given.values))
-        path = store.finish()
     figure = _draw(rollout, task, name, given, request, mask) if request.figure else None
     return {"store": str(path), "figure": figure}
 
@@ -213,9 +203,6 @@ def _members_of(model: object, request: PredictionRequest, *, is_conditioned: bo
     """What predicts the members of one sample, called as `Simulator.rollout`, shape (1, M, K, X..., C).
 
     They are joined on the CPU: the device has those of one time step.
-
-    Raises:
-        ConfigError: Kind "no_ensemble".
     """
     steps_of = getattr(model, "rollout_steps", None)
     if steps_of is None or is_conditioned:
@@ -261,11 +248,7 @@ def _observed(
 
 
 def check_split_or_all(split: str | None) -> str | None:
-    """A split, "all", or None where none is named.
-
-    Raises:
-        ConfigError: For another name.
-    """
+    """A split, "all", or None where none is named."""
     known = {name: name for name in ("train", "val", "test", ALL)} | {"valid": "val"}
     if split is not None and split not in known:
         raise ConfigError("--split", expected="train, val, test or all", found=repr(split))

@@ -63,18 +63,7 @@ def measure_floor(
     latent_dtype: torch.dtype = torch.float32,
     ranks: Ranks = ALONE,
 ) -> Floor:
-    """Measure how well frames survive encoding.
-
-    Args:
-        model: In evaluation mode.
-        batches: Frames of validation or test.
-        queries: Centres of the grid's cells by task, shape (P, N), on the model's device.
-        latent_dtype: Dtype that the latents are rounded to before decoding, as in a store.
-        ranks: The processes that measure together, each its share of the frames; then it is a collective.
-
-    Raises:
-        ConfigError: Kind "zero_truth", if all frames of an array are zero throughout.
-    """
+    """Measure how well frames survive encoding."""
     found: dict[str, DefinedErrors] = {}
     places: dict[str, list[Tensor]] = {}
     compression: dict[str, float] = {}

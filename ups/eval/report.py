@@ -354,11 +354,6 @@ def write_report(folder: Path, report: Report) -> dict[str, Path]:
 
     Returns:
         Where the three are, by suffix.
-
-    Raises:
-        MissingExtraError: If matplotlib isn't installed.
-        OutputError: None of the files is changed then.
-        UpsError: Kind "run_locked", if another process writes there and doesn't end.
     """
     texts = {
         "json": json_text(report.to_json(), indent=2, default=str) + "\n",

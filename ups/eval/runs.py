@@ -11,7 +11,7 @@ from ups.config.after_training import ENSEMBLE_ROWS
 from ups.config.seeds import family_of, seed_folder, trained_seeds, with_seeds
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError, MissingExtraError
-from ups.eval.baseline_model import Baseline, load_baseline
+from ups.eval.baseline_model import Baseline, folder_name, load_baseline, stage_of
 from ups.eval.forecasters import missed_by
 from ups.eval.training_logs import StageLog, read_stage_logs
 from ups.log import logger, prefixed, quiet
@@ -65,11 +65,6 @@ def open_runs(
             `checkpoint.dir`, or where there is none, in its folders of seeds.
         config_path: YAML file; by default the configuration that the checkpoint was made with.
         seeds: Which seeds; by default all that are there.
-
-    Raises:
-        CheckpointError: If a checkpoint is missing or damaged.
-        ConfigError: If neither is given, or the configuration is wrong; kind "other_training", if the seeds
-            weren't trained alike.
     """
     if checkpoint is None and config_path is None:
         raise ConfigError("which operator?", expected="--config FILE or --checkpoint FILE")
@@ -129,11 +124,7 @@ def trained_run(config: RunConfig, *, folder: Path) -> Run:
 
 
 def with_companions(run: Run, *, has_members: bool) -> Run:
-    """Add the baselines that lie with an operator, and where ensembles are asked for what makes them.
-
-    Raises:
-        CheckpointError: If one can't be read.
-    """
+    """Add the baselines that lie with an operator, and where ensembles are asked for what makes them."""
     assert run.config is not None
     baselines = find_baselines(run.config, run.operator)
     if not has_members or run.path is None:
@@ -156,10 +147,6 @@ def open_others(paths: Sequence[Path], config: RunConfig, operator: Simulator) -
         paths: Their checkpoints, or folders of them: with one operator, or with one for each seed.
         config: Of the run, with the tasks that are evaluated.
         operator: Of the run.
-
-    Raises:
-        CheckpointError: If one is missing or damaged.
-        ConfigError: As `check_comparable`.
     """
     others = []
     for path in operator_paths(paths):
@@ -203,10 +190,6 @@ def config_of(checkpoint: Path, overrides: Sequence[str], *, kind: str = OPERATO
     """Read the configuration that a checkpoint, by default an operator's, was made with, with overrides.
 
     It is without metrics of one's own, and without stages whose code isn't imported.
-
-    Raises:
-        CheckpointError: If there is no such checkpoint, or it is damaged.
-        ConfigError: If it is no configuration of today, or an override is wrong.
     """
     values = dict(read_document(checkpoint, kind=kind)["config"])
     if isinstance(values.get("evaluation"), dict):  # metrics are code, which a file doesn't import by itself
@@ -247,15 +230,7 @@ def _check_operator(path: Path) -> None:
 
 
 def check_comparable(other: Run, config: RunConfig, operator: Simulator) -> None:
-    """Refuse an operator that doesn't predict what a run's own does.
-
-    Args:
-        config: Configuration of the run, with the tasks that are evaluated.
-        operator: Of the run.
-
-    Raises:
-        ConfigError: Kinds "unknown_encoder", "other_task", "other_grid", "other_stride".
-    """
+    """Refuse an operator that doesn't predict what a run's own does."""
     own, theirs, path = operator.spec, other.operator.spec, other.path
     if not (own.is_encoder_known and theirs.is_encoder_known):
         problem = "operators are compared as fields, and nothing decodes latents of an unknown encoder"
@@ -291,23 +266,22 @@ def baseline_path(config: RunConfig, kind: str, task: str, limit: str) -> Path:
     Each is in a folder of its own, `<checkpoint.dir>/baselines/<task>_<kind>_<budget>`, with its training
     state and log.
     """
-    return config.checkpoint.dir / _BASELINES / f"{task}_{kind}_{limit}" / f"{kind}.safetensors"
+    folder = config.checkpoint.dir / _BASELINES / f"{task}_{folder_name(kind)}_{limit}"
+    return folder / f"{stage_of(kind)}.safetensors"
 
 
 def find_baselines(config: RunConfig, operator: Simulator) -> list[Baseline]:
-    """Load the baselines of a run that predict what its operator does; others are named.
-
-    Raises:
-        CheckpointError: If one can't be read.
-    """
+    """Load the baselines of a run that predict what its operator does; others are named."""
     folder, baselines = config.checkpoint.dir / _BASELINES, []
     for path in sorted(folder.glob("*.safetensors")):
         logger.info(f"{path} is left out: an earlier version made it; train it again")
     for path in sorted(path for kind in BASELINES for path in folder.glob(f"*/{kind}.safetensors")):
         try:
             model = load_baseline(path, device=str(operator.device))
-        except (ConfigError, MissingExtraError) as error:  # another machine may have had the package
-            error.path = None
+        except (CheckpointError, ConfigError, MissingExtraError) as error:
+            if isinstance(error, CheckpointError) and error.kind != "foreign_code":
+                raise
+            error.path = None  # another machine may have had the package, or was told to import the code
             logger.info(f"{path} is left out: {error}")
             continue
         if problem := _mismatch(model, config, operator):
@@ -335,11 +309,7 @@ def _mismatch(model: Baseline, config: RunConfig, operator: Simulator) -> str | 
 
 
 def find_corrected(operator: Path, *, device: str) -> list[CorrectedSimulator]:
-    """Load what was trained to correct an operator, from the files in its folder; others are named.
-
-    Raises:
-        CheckpointError: If one can't be read.
-    """
+    """Load what was trained to correct an operator, from the files in its folder; others are named."""
     models, digest = [], hash_tensors(operator)
     for kind, row in ((CORRECTOR, "corrected"), (STUDENT, "student")):
         stage, file = ENSEMBLE_ROWS[row]

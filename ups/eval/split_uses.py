@@ -24,11 +24,7 @@ FILE = "test_uses.jsonl"
 
 
 def check_split(split: str) -> Split:
-    """One of the splits; "valid" is "val", as for the build.
-
-    Raises:
-        ConfigError: For another name.
-    """
+    """One of the splits; "valid" is "val", as for the build."""
     known: dict[str, Split] = {name: name for name in SPLITS} | {"valid": "val"}
     if split not in known:
         hint = did_you_mean(split, known)
@@ -40,13 +36,6 @@ def daily_split(split: str | None, configured: str) -> Split:
     """The split of an evaluation that isn't `ups evaluate --split test`: never "test".
 
     Configurations of earlier versions name the test split, as every one did by default: they get "dev".
-
-    Args:
-        split: What the command line says.
-        configured: `evaluation.split`.
-
-    Raises:
-        ConfigError: For a name that is no split; kind "test_split", if the command line names that.
     """
     wanted = check_split(split or configured)
     if wanted != "test":
@@ -74,15 +63,7 @@ def count_test_uses(folder: Path) -> int:
 
 
 def record_test_use(folder: Path, *, config: RunConfig, checkpoints: Sequence[Path]) -> None:
-    """Count that a run was evaluated on its test split.
-
-    Args:
-        folder: Of its checkpoints; of those of all seeds.
-        checkpoints: The operators that were evaluated.
-
-    Raises:
-        OutputError: If the file can't be written.
-    """
+    """Count that a run was evaluated on its test split."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     line = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

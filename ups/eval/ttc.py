@@ -12,7 +12,7 @@ Letters: B samples, N candidates, K steps, X the axes of the grid, C channels, L
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -28,32 +28,15 @@ from ups.grid import FIELDS
 from ups.laws import Prior
 from ups.physics.priors import Step, TaskPhysics
 from ups.physics.residual import LINE_EQUATIONS
-from ups.trained.rollout_inputs import (
-    Numbers,
-    check_room,
-    check_within_training,
-    frames_of,
-    parse_parameters,
-    step_times,
-)
+from ups.trained.rollout_inputs import Numbers
 from ups.trained.simulator import Simulator
-from ups.trained.specs import check_known_encoder
 
 # What a candidate's score sums, all relative.
 _SCORED: tuple[Prior, ...] = ("conservation", "divergence", "residual")
 
 
 class ConditionedForecaster:
-    """The operator with test-time conditioning, as `ups.eval.forecasters.Forecaster`.
-
-    Args:
-        simulator: In evaluation mode.
-        config: `ttc`, `laws` and `seed` of the run.
-        lengths: Of the domain by axis name, by task.
-
-    Raises:
-        ConfigError: Kind "no_law", if nothing is known of a task that the settings could use.
-    """
+    """The operator with test-time conditioning, as `ups.eval.forecasters.Forecaster`."""
 
     name, label = "operator_ttc", "operator, conditioned"
 
@@ -88,25 +71,19 @@ class ConditionedForecaster:
     ) -> Tensor:
         """Predict what follows; arguments, result and errors as those of `Simulator.rollout`."""
         simulator, physics = self._simulator, self._physics[task]
-        check_known_encoder(simulator.spec)
-        known, device = simulator.spec.tasks[task], simulator.device
-        given_BXC = frames_of(fields, known, device=device)
-        num = len(given_BXC)
-        check_room(known, num=num, steps=steps, device=device)
-        order = simulator.spec.parameters
-        parameters_BP = parse_parameters(parameters, known, order=order, num=num, device=device)
-        dt_BK = step_times(known.dt if dt is None else dt, num=num, steps=steps, device=device)
-        check_within_training(known, parameters, dt, extrapolate=extrapolate)
-        values = {name: parameters_BP[:, order.index(name)] for name in known.parameters}
+        conditions: dict[str, Any] = {"parameters": parameters, "dt": dt, "extrapolate": extrapolate}
+        start = simulator.begin(fields, steps, task=task, **conditions)
+        given_BXC, state_BLD, parameters_BP = start.given_BXC, start.state_BLD, start.parameters_BP
+        names = simulator.spec.tasks[task].parameters
+        values = {name: parameters_BP[:, simulator.spec.parameters.index(name)] for name in names}
         generator = torch.Generator().manual_seed(self._seed)
-        state_BLD = simulator.encode(given_BXC, parameters_BP, task=task, array=known.input_array)
         before_BXC, frames = given_BXC, []
-        for dt_B in dt_BK.unbind(1):
-            tried_NBLD = self._tried(state_BLD, generator)
-            candidates = [
-                _Candidate.of(simulator, each_BLD, parameters_BP, task=task, dt_B=dt_B)
-                for each_BLD in tried_NBLD
-            ]
+        for dt_B in start.dt_BK.unbind(1):
+            candidates = []  # states after the step, and their fields
+            for tried_BLD in self._tried(state_BLD, generator):
+                after_BLD = simulator.step(tried_BLD, parameters_BP, task=task, dt_B=dt_B)
+                fields_BXC = simulator.decode(after_BLD, parameters_BP, task=task).float()
+                candidates.append((after_BLD, fields_BXC))
             step = Step(before_BXC, before_BXC, given_BXC, values, dt_B)
             state_BLD, after_BXC = _best(physics, candidates, step)
             corrected_BXC = self._corrected(physics, dataclasses.replace(step, after=after_BXC))
@@ -130,20 +107,6 @@ class ConditionedForecaster:
         if _is_correctable(physics):
             after_BXC = corrected(physics, step, self._settings.corrections)
         return physics.project(after_BXC, step.start) if self._settings.project else after_BXC
-
-
-@dataclasses.dataclass(frozen=True)
-class _Candidate:
-    state_BLD: Tensor
-    fields_BXC: Tensor
-
-    @classmethod
-    def of(
-        cls, simulator: Simulator, state_BLD: Tensor, parameters_BP: Tensor, *, task: str, dt_B: Tensor
-    ) -> _Candidate:
-        """What a step from a state leads to."""
-        after_BLD = simulator.step(state_BLD, parameters_BP, task=task, dt_B=dt_B)
-        return cls(after_BLD, simulator.decode(after_BLD, parameters_BP, task=task).float())
 
 
 def corrected(physics: TaskPhysics, step: Step, times: int) -> Tensor:
@@ -172,29 +135,23 @@ def score(physics: TaskPhysics, step: Step) -> Tensor:
     return total_B
 
 
-def _best(physics: TaskPhysics, candidates: list[_Candidate], step: Step) -> tuple[Tensor, Tensor]:
+def _best(
+    physics: TaskPhysics, candidates: Sequence[tuple[Tensor, Tensor]], step: Step
+) -> tuple[Tensor, Tensor]:
     """State and fields of each sample's candidate of the least score; the first of equal ones."""
     if len(candidates) == 1:
-        return candidates[0].state_BLD, candidates[0].fields_BXC
-    scores_NB = torch.stack(
-        [score(physics, dataclasses.replace(step, after=each.fields_BXC)) for each in candidates]
-    )
-    best_B, rows = scores_NB.argmin(0), torch.arange(scores_NB.shape[1], device=scores_NB.device)
-    states, fields = (
-        torch.stack(each)[best_B, rows]
-        for each in ([c.state_BLD for c in candidates], [c.fields_BXC for c in candidates])
-    )
+        return candidates[0]
+    scores = [score(physics, dataclasses.replace(step, after=after_BXC)) for _, after_BXC in candidates]
+    best_B = torch.stack(scores).argmin(0)
+    rows = torch.arange(len(best_B), device=best_B.device)
+    states, fields = (torch.stack(each)[best_B, rows] for each in zip(*candidates, strict=True))
     return states, fields
 
 
 def conditioned(
     simulator: Simulator, config: RunConfig, task: str, *, lengths: Mapping[str, float]
 ) -> list[ConditionedForecaster]:
-    """The row of test-time conditioning, if it is asked for; none of one task among several without a law.
-
-    Raises:
-        ConfigError: Kind "no_law", if the run has this task alone.
-    """
+    """The row of test-time conditioning, if it is asked for; none of one task among several without a law."""
     if not config.ttc.enabled:
         return []
     try:

@@ -16,10 +16,8 @@ channels of a token, P parameters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,7 +32,6 @@ from ups.registry import Registry
 from ups.section import Section
 
 Operator = TypeVar("Operator", bound=type[nn.Module])
-_KEPT_UNSEEN = 16  # numbers that a token keeps, in widths, of an operator that can't be looked at
 _GRID_NETWORKS = "ups.models.grid_networks"
 operators: Registry[type[nn.Module]] = Registry(
     "operator",
@@ -208,32 +205,3 @@ class NamedOperator(Recomputing):
     def _recomputed(self, state_BLD: Tensor, step: Step) -> Tensor:
         computed: Tensor = self.network(state_BLD, step)
         return computed
-
-
-def numbers_of(name: str, config: Mapping[str, Any], states: States) -> tuple[int, int]:
-    """Weights, and numbers that a step of one sample keeps for its backward pass, the most of any task.
-
-    Measured on the meta device, where nothing is computed: so it holds whatever the operator is made of.
-    """
-    kept = 0
-    with torch.device("meta"):
-        operator = NamedOperator(name, config, states)
-        for number, (task, tokens) in enumerate(states.tokens.items()):
-            geometry = operator.geometry(tokens, states.boundary[task], steady=False)
-            condition = Condition(number, torch.zeros(1, len(states.ranges)))
-            saved: dict[int, Tensor] = {}  # tensors by identity: what is kept twice is there once
-            keep = partial(_kept, saved)
-            try:
-                with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                    step = operator.conditions(condition, torch.ones(1), geometry)
-                    operator.advance(torch.zeros(1, math.prod(tokens), states.dim), step, geometry)
-            except (RuntimeError, NotImplementedError):  # it looks at numbers, which aren't there
-                widest = max(max(weight.shape, default=1) for weight in operator.parameters())
-                saved[0] = torch.empty(_KEPT_UNSEEN, math.prod(tokens), widest)
-            weights = {id(weight) for weight in operator.parameters()}
-            kept = max(kept, sum(tensor.numel() for key, tensor in saved.items() if key not in weights))
-    return sum(weight.numel() for weight in operator.parameters()), kept
-
-
-def _kept(saved: dict[int, Tensor], tensor: Tensor) -> Tensor:
-    return saved.setdefault(id(tensor), tensor)

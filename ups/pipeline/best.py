@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,11 +30,6 @@ def best_path(folder: Path) -> Path:
     return folder / OPERATOR_FILE
 
 
-def read_provenance(folder: Path) -> dict[str, Any]:
-    """What is known of the best operator; empty where there is none."""
-    return json_document(folder / "provenance.json")
-
-
 def rival_of(folder: Path, own: str | None) -> str | None:
     """Hash of the best operator; where that is a run's own already, of the one that it replaced.
 
@@ -44,7 +38,7 @@ def rival_of(folder: Path, own: str | None) -> str | None:
     best = checkpoint_identity(best_path(folder), kind=OPERATOR)
     if best is None or best != own:
         return best
-    provenance = read_provenance(folder)
+    provenance = json_document(folder / "provenance.json")
     # A promotion that was killed before its last rename left the provenance of what it replaced.
     was = provenance.get("replaced" if provenance.get("operator") == own else "operator")
     return None if was is None else str(was)
@@ -72,16 +66,14 @@ def promote(operator: Path, folder: Path, *, report: Path, folder_of_run: Path) 
 
     Returns:
         {"promoted": whether it was copied or lies there already, "best": the folder}.
-
-    Raises:
-        OutputError: The best one before is still there.
-        UpsError: Kind "not_evaluated", if there is no report.
     """
-    own = checkpoint_identity(operator, kind=OPERATOR)
-    found = read_report(report)
+    own, found = checkpoint_identity(operator, kind=OPERATOR), read_report(report)
     if own is None:
         raise UpsError("no operator to promote", kind="not_evaluated", path=operator)
-    if not _is_better(found):
+    tasks = found["tasks"]
+    mine, best = ([metric_of(found, task, METRIC, row=row) for task in tasks] for row in ("operator", "best"))
+    # The better one has the smaller mean over tasks, where the best one was evaluated.
+    if None in mine or (None not in best and sum(filter(None, mine)) >= sum(filter(None, best))):
         return {"promoted": False, "best": str(folder)}
     provenance = {
         "operator": own,
@@ -92,25 +84,8 @@ def promote(operator: Path, folder: Path, *, report: Path, folder_of_run: Path) 
         "promoted_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "code": code_identity(),
         "report": str(report),
-        METRIC: {task: metric_of(found, task, METRIC) for task in found["tasks"]},
+        METRIC: dict(zip(tasks, mine, strict=True)),
     }
-    _copy(operator, folder, provenance)
-    return {"promoted": True, "best": str(folder)}
-
-
-def _is_better(report: Mapping[str, Any]) -> bool:
-    """Whether the mean error over tasks is less than that of the best, where that was evaluated."""
-    own, best = ([_error(report, task, row) for task in report["tasks"]] for row in ("operator", "best"))
-    if None in own:
-        return False
-    return None in best or sum(filter(None, own)) < sum(filter(None, best))
-
-
-def _error(report: Mapping[str, Any], task: str, row: str) -> float | None:
-    return metric_of(report, task, METRIC, row=row)
-
-
-def _copy(operator: Path, folder: Path, provenance: Mapping[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as whole:  # what is entered last gets its name first: the operator
@@ -121,3 +96,4 @@ def _copy(operator: Path, folder: Path, provenance: Mapping[str, Any]) -> None:
                     shutil.copyfile(path, whole.enter_context(appears_whole(folder / path.name)))
     except OSError as error:
         raise OutputError.of(error, folder) from error
+    return {"promoted": True, "best": str(folder)}

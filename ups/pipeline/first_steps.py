@@ -98,11 +98,7 @@ class FirstStepsRequest:
     first_sample = None
 
     def run(self, reader: Any) -> FirstSteps:
-        """Open and read.
-
-        Raises:
-            SourceError: As `ups_store.sources.open_source`, and as reading does.
-        """
+        """Open and read."""
         place: dict[str, Any] = {"task": self.task, "follow": self.follow}
         with reader.opened(self.path, selection=Selection(), **place) as source:
             num_times = source.info.arrays["fields"].shape[0]

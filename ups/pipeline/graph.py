@@ -58,9 +58,6 @@ class Graph:
 
     Args:
         nodes: As they are declared, which decides where nothing else does.
-
-    Raises:
-        ConfigError: Kind "graph", if two have one name, or nodes come after each other in a circle.
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
@@ -89,9 +86,6 @@ class Graph:
             skipped: Groups that are left out.
             first: Where to begin; what comes before, in order, is taken as it is.
             only: The one node.
-
-        Raises:
-            ConfigError: If there is no such node.
         """
         if first is not None and only is not None:
             raise ConfigError("--from and --only", expected="one of them", found="both")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ups.output import csv_text
 from ups.pipeline.metadata import FILE, KIND
 
 # Of a file of something else, one nested too deeply, or with a number too large.
-_NO_RECORD = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+_NO_RECORD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 _EVALUATIONS = ("full-eval", "small-eval")  # the first that a run has
 
 
@@ -57,89 +57,74 @@ class LeaderboardRow:
 
 
 def read_rows(folder: Path, *, metric: str, price_per_hour: float | None = None) -> list[LeaderboardRow]:
-    """All runs below a folder, the smallest value first on each task.
+    """Read all runs below a folder, the smallest value first on each task.
 
     Args:
         folder: Where to look.
         metric: Name of a metric in reports.
         price_per_hour: Of the machine, for runs that don't know theirs.
-
-    Raises:
-        ConfigError: If no run was evaluated by the metric; says which metrics there are.
     """
-    found, metrics = [], set[str]()
+    rows, metrics = list[LeaderboardRow](), set[str]()
     for path in sorted(path for path in folder.rglob(FILE) if path.is_file()):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            if document.get("kind") != KIND:
-                continue
-            found += list(_places(path, document, metric, price_per_hour, metrics))
-        # Whatever a file is, the others are listed: one may be nested too deeply, or hold a number too large.
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-            OverflowError,
-        ) as error:
+            if document.get("kind") == KIND:
+                rows += _rows_of(document, path.parent, metric, price_per_hour, metrics)
+        except _NO_RECORD as error:  # whatever a file is, the others are listed
             logger.warning(f"{path} is left out: it can't be read ({error})")
-    if not found:
+    if not rows:
         expected = ", ".join(sorted(metrics)) or f"folders with {FILE} of runs that were evaluated"
         raise ConfigError(f"no run below {folder} has {metric}", expected=expected)
-    return sorted(found, key=lambda row: (row.task, math.isnan(row.mean), row.mean, row.run))
+    return sorted(rows, key=lambda row: (row.task, math.isnan(row.mean), row.mean, row.run))
 
 
-def _places(
-    path: Path, document: Mapping[str, Any], metric: str, price: float | None, metrics: set[str]
-) -> Iterator[LeaderboardRow]:
-    results = document["results"]
-    evaluation = next((name for name in _EVALUATIONS if name in results), None)
+def _rows_of(
+    document: Any, folder: Path, metric: str, price: float | None, metrics: set[str]
+) -> list[LeaderboardRow]:
+    """A row for each task of a run's record; `metrics` gets the names of all that it has."""
+    evaluation = next((name for name in _EVALUATIONS if name in document["results"]), None)
     if evaluation is None:
-        return
-    seconds, cost = float(document["seconds"]), None if document["cost"] is None else float(document["cost"])
-    if cost is None and price is not None:
-        cost = seconds / 3600 * price
-    for task, values in results[evaluation]["tasks"].items():
+        return []
+    seconds, cost, rows = float(document["seconds"]), document["cost"], list[LeaderboardRow]()
+    verdicts = [one for gate in document["gates"].values() for one in gate or ()]
+    missed = ", ".join(one["what"] for one in verdicts if not one["passed"])
+    passed = "passed" if any(document["gates"].values()) else ""
+    for task, values in document["results"][evaluation]["tasks"].items():
         metrics |= {*values}
         if metric not in values:
             continue
-        mean, low, high = (_number(values[metric][end]) for end in ("mean", "low", "high"))
-        yield LeaderboardRow(
-            task=task,
-            run=str(path.parent),
-            evaluation=evaluation,
-            metric=metric,
-            mean=mean,
-            low=low,
-            high=high,
-            gates=_gates(document["gates"]),
-            promoted=bool(document["promotion"].get("promoted")),
-            seconds=seconds,
-            cost=cost,
-            seeds=tuple(map(int, document.get("seeds") or [document["seed"]])),
-            commit=str(document["code"].get("commit") or ""),
-            written_at=str(document["written_at"]),
+        ends = (values[metric][end] for end in ("mean", "low", "high"))
+        mean, low, high = (math.nan if end is None else float(end) for end in ends)
+        rows.append(
+            LeaderboardRow(
+                task=task,
+                run=str(folder),
+                evaluation=evaluation,
+                metric=metric,
+                mean=mean,
+                low=low,
+                high=high,
+                gates=f"missed: {missed}" if missed else passed,
+                promoted=bool(document["promotion"].get("promoted")),
+                seconds=seconds,
+                cost=float(cost) if cost is not None else None if price is None else seconds / 3600 * price,
+                seeds=tuple(map(int, document.get("seeds") or [document["seed"]])),
+                commit=str(document["code"].get("commit") or ""),
+                written_at=str(document["written_at"]),
+            )
         )
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _gates(gates: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> str:
-    missed = [one["what"] for found in gates.values() for one in found or () if not one["passed"]]
-    return f"missed: {', '.join(missed)}" if missed else "passed" if any(gates.values()) else ""
+    return rows
 
 
 def to_csv(rows: Sequence[LeaderboardRow]) -> str:
     """A line a run and task; what is no number is empty."""
-    head = [field.name for field in fields(LeaderboardRow)]
-    return csv_text([head, *(map(_cell, asdict(row).values()) for row in rows)])
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+    lines: list[list[Any]] = [[field.name for field in fields(LeaderboardRow)]]
+    for row in rows:
+        values = {**asdict(row), "seeds": " ".join(map(str, row.seeds))}
+        lines.append(
+            [
+                "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+                for value in values.values()
+            ]
+        )
+    return csv_text(lines)

@@ -1,4 +1,4 @@
-"""What a run takes of this machine, and what is there: GPUs, memory, stores and their disk; no torch.
+"""What a run takes of this machine, and what is there: GPUs, memory, stores and their disk.
 
 No source is read to compare stores: digests are taken from the store, names and sizes from the sources.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ from ups_store.errors import DiskFullError, MemoryLimitError, StoreError
 
 LATENTS, FIELD_STORES = "latent cache", "field stores"  # groups of checks
 _HARDWARE = "hardware"
-_ASK = ("--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits")
-_TIMEOUT_S = 5.0  # of the driver's command
 _NBYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _UNKNOWN = "0" * 64
 
@@ -40,95 +37,49 @@ _UNKNOWN = "0" * 64
 # --- GPUs and memory ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU that this process may use: its kind, its memory, and what no process uses of it now."""
-
-    name: str
-    total_bytes: int
-    free_bytes: int
-
-
-def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """GPUs in the order in which CUDA numbers them for this process; none where there is no driver."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return []
-    try:
-        asked = subprocess.run(
-            [command, *_ASK], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):  # a driver that doesn't answer
-        return []
-    return chosen_gpus(asked.stdout, variables.get("CUDA_VISIBLE_DEVICES"))
-
-
-def chosen_gpus(answer: str, visible: str | None) -> list[Gpu]:
-    """The GPUs that an answer of nvidia-smi lists, those that are to be visible, in that order."""
-    gpus: dict[str, Gpu] = {}
-    uuids: dict[str, str] = {}
-    for line in answer.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == 5 and words[3].isdecimal() and words[4].isdecimal():
-            index, uuid, name, total, free = words
-            gpus[index], uuids[uuid] = Gpu(name, int(total) << 20, int(free) << 20), index
-    if visible is None:
-        return list(gpus.values())
-    chosen = []
-    for word in map(str.strip, visible.split(",")):
-        index = next((uuids[uuid] for uuid in uuids if word and uuid.startswith(word)), word)
-        if index not in gpus:  # as CUDA does: what follows an unknown one isn't visible either
-            break
-        chosen.append(gpus[index])
-    return chosen
-
-
 def check_machine(
     config: RunConfig, stages: tuple[str, ...], grids: Mapping[str, GridSpec], checks: Checks
 ) -> None:
-    """Compare what stages take, estimated too high rather than too low, with what there is."""
-    gpu = _gpu_of(config, checks)
-    estimates = estimate_stages(config, stages, grids)
-    if gpu is not None:
-        for name, estimate in estimates.items():
-            needed = device_bytes(estimate)
-            _compare(f"stage {name} on a {gpu.name}", estimate.states, needed, gpu.free_bytes, checks)
-    workers = config.training.num_workers
-    needed = host_bytes(
-        estimates, has_gpu=gpu is not None, num_workers=workers if isinstance(workers, int) else 4
-    )
-    states = 0 if gpu is not None else max((each.states for each in estimates.values()), default=0)
-    _compare("the run in RAM", states, needed, ups_store.available_memory_bytes(), checks)
+    """Compare what stages take with what there is, of the least of the GPUs that several ranks would take."""
+    import torch
 
+    from ups.device import free_bytes
 
-def _gpu_of(config: RunConfig, checks: Checks) -> Gpu | None:
-    """The GPU that a run would take, the least of those of several ranks; None for the CPU."""
     name = config.training.device
     kind, _, number = name.partition(":")
-    gpus = [] if kind == "cpu" else visible_gpus()
+    num_gpus, gpu = 0 if kind == "cpu" else torch.cuda.device_count(), None
     if kind not in ("auto", "cpu", "cuda") or (number and not number.isdecimal()):
         error = ConfigError("training.device", expected="auto, cpu, cuda or cuda:N", found=repr(name))
         checks.refuse(_HARDWARE, error)
-    elif kind == "cpu" or (kind == "auto" and not gpus):
+    elif kind == "cpu" or (kind == "auto" and not num_gpus):
         checks.ok(_HARDWARE, f"training.device = {name}: the CPU")
-    elif int(number or 0) >= len(gpus):
-        text = f"training.device = {name}, but {len(gpus)} GPUs are visible: the CPU would be used"
+    elif int(number or 0) >= num_gpus:
+        text = f"training.device = {name}, but {num_gpus} GPUs are visible: the CPU would be used"
         checks.warn(_HARDWARE, text)
     else:
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
         num_ranks = max(1, int(ranks)) if ranks.isdecimal() else 1
-        taken = [gpus[int(number)]] if number else gpus[:num_ranks]
-        kinds = ", ".join({gpu.name for gpu in gpus})
-        checks.ok(_HARDWARE, f"training.device = {name}: {len(gpus)} GPUs, {kinds}")
-        return min(taken, key=lambda gpu: gpu.free_bytes)
-    return None
+        taken = [int(number)] if number else range(min(num_ranks, num_gpus))
+        gpu = min((torch.device("cuda", index) for index in taken), key=free_bytes)
+        kinds = ", ".join({torch.cuda.get_device_name(index) for index in range(num_gpus)})
+        checks.ok(_HARDWARE, f"training.device = {name}: {num_gpus} GPUs, {kinds}")
+    estimates = estimate_stages(config, stages, grids)
+    if gpu is not None:
+        for stage, estimate in estimates.items():
+            title = f"stage {stage} on a {torch.cuda.get_device_name(gpu)}"
+            _compare(title, estimate.states, device_bytes(estimate), free_bytes(gpu), checks)
+    workers = config.training.num_workers
+    num_workers = workers if isinstance(workers, int) else 4
+    needed = host_bytes(estimates, has_gpu=gpu is not None, num_workers=num_workers)
+    states = 0 if gpu is not None else max((each.states for each in estimates.values()), default=0)
+    _compare("the run in RAM", states, needed, ups_store.available_memory_bytes(), checks)
 
 
-def _compare(what: str, states: int, needed: int, available: int, checks: Checks) -> None:
-    text = f"{what}: at most about {format_nbytes(needed)} of {format_nbytes(available)} that are free"
+def _compare(title: str, states: int, needed: int, available: int, checks: Checks) -> None:
+    text = f"{title}: about {format_nbytes(needed)} of {format_nbytes(available)} that are free"
     if states > available:
         error = MemoryLimitError(
-            f"{what}: weights, gradients and optimiser alone don't fit",
+            f"{title}: weights, gradients and optimiser alone don't fit",
             needed_bytes=states,
             available_bytes=available,
             expected=f"{format_nbytes(states)}",
@@ -193,17 +144,44 @@ def check_caches(
     config: RunConfig, tasks: Mapping[str, TaskSources], readers: Readers, checks: Checks
 ) -> None:
     """Check stores that are there and that aren't, folder and disk for these, and RAM for preloading."""
-    mode, group = config.training.cache_mode, LATENTS if config.uses_encoder else FIELD_STORES
-    if config.uses_encoder and mode in ("memory", "none"):
-        checks.ok(group, f"none: training.cache_mode = {mode}")
+    group, cache = LATENTS if config.uses_encoder else FIELD_STORES, config.training.cache_mode
+    if config.uses_encoder and cache in ("memory", "none"):
+        checks.ok(group, f"none: training.cache_mode = {cache}")
         return
     stores = wanted_stores(config, tasks)
     for wanted in stores:
         _check_store(config, tasks[wanted.task], wanted, readers, checks, group)
     missing = [wanted for wanted in stores if wanted.place is None]
-    if not missing or checks.passes(group, partial(check_writable, missing[0].path.parent)):
-        _check_disk(missing, checks, group)
-    _check_preload(config, [wanted for wanted in stores if wanted.split == "train"], checks)
+    needed = sum(wanted.nbytes for wanted in missing)
+    if missing and checks.passes(group, partial(check_writable, missing[0].path.parent)) and needed:
+        folder = missing[0].path.absolute().parent
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        if needed <= free:
+            checks.ok(group, f"disk: {format_nbytes(needed)} of stores, {format_nbytes(free)} free")
+        else:
+            error = DiskFullError(
+                "no room for the stores that would be built",
+                path=folder,
+                expected=format_nbytes(needed),
+                found=f"{format_nbytes(free)} free",
+                hint="free some space, or put them elsewhere (training.latent_cache_dir, cache.dir)",
+            )
+            checks.refuse(group, error)
+    group, mode = "preloading", config.training.preload
+    needed = sum(wanted.nbytes for wanted in stores if wanted.split == "train")
+    free = ups_store.available_memory_bytes()
+    text = f"training.preload = {mode}: {format_nbytes(needed)}, {format_nbytes(free)} of RAM free"
+    if mode == "off":
+        checks.ok(group, "training.preload = off: stores are read when they are used")
+    elif mode == "device":
+        checks.ok(group, f"{text}; on the device what fits there")
+    else:
+        with checks.collecting(group):
+            if ups_store.forecast_preload(needed, mode)[0] == "mapped":
+                checks.warn(group, f"{text}: what doesn't fit is read when it is used")
+            else:
+                checks.ok(group, text)
 
 
 def _check_store(
@@ -266,41 +244,3 @@ def _age(path: Path) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} seconds"
-
-
-def _check_disk(missing: list[WantedStore], checks: Checks, group: str) -> None:
-    """Check that the disk has room for the stores that aren't there."""
-    needed = sum(wanted.nbytes for wanted in missing)
-    if not needed:
-        return
-    folder = missing[0].path.absolute().parent
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    if needed <= free:
-        checks.ok(group, f"disk: {format_nbytes(needed)} of stores, {format_nbytes(free)} free")
-        return
-    error = DiskFullError(
-        "no room for the stores that would be built",
-        path=folder,
-        expected=format_nbytes(needed),
-        found=f"{format_nbytes(free)} free",
-        hint="free some space, or put them elsewhere (training.latent_cache_dir, cache.dir)",
-    )
-    checks.refuse(group, error)
-
-
-def _check_preload(config: RunConfig, stores: list[WantedStore], checks: Checks) -> None:
-    """Check that the training stores fit into RAM, as `training.preload` wants them there."""
-    group, mode = "preloading", config.training.preload
-    needed, free = sum(store.nbytes for store in stores), ups_store.available_memory_bytes()
-    text = f"training.preload = {mode}: {format_nbytes(needed)}, {format_nbytes(free)} of RAM free"
-    if mode == "off":
-        checks.ok(group, "training.preload = off: stores are read when they are used")
-    elif mode == "device":
-        checks.ok(group, f"{text}; on the device what fits there")
-    else:
-        with checks.collecting(group):
-            outcome, _ = ups_store.forecast_preload(needed, mode)
-            if outcome == "mapped":
-                checks.warn(group, f"{text}: what doesn't fit is read when it is used")
-            else:
-                checks.ok(group, text)

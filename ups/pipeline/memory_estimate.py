@@ -1,45 +1,42 @@
-"""How much memory a stage takes, estimated from the sizes alone, rather too much than too little.
+"""How much memory a stage takes: its models are made on the meta device, where nothing is computed.
 
-What is counted: weights, gradients, the optimiser's states, averages; and what the forward pass keeps for the
-backward pass, in numbers of the width for each token, patch or point, which `tests/ups/pipeline` hold against
-what PyTorch keeps. Letters: W width, L tokens, A axes.
+Weights are counted there, with gradients, the states of the optimiser, averages; and what PyTorch keeps of a
+step of one sample for the backward pass, of the task that keeps most. So it holds whatever they are made of.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from ups.config import RunConfig
-from ups.config.operator_size import corrector_size, operator_size, student_size
-from ups.grid import (
-    FIELDS,
-    PERIODIC,
-    UNKNOWN_BOUNDARY,
-    GridSpec,
-    TokenGrid,
-    cut_grid,
-    halved_axes,
-    window_size,
-)
-from ups.models.operator_size import NORMALISED, TOKEN_UNET, OperatorSize
-from ups.pipeline.planned_ranks import PlannedRanks
+from ups.config.operator_size import corrector_size, student_size
+from ups.errors import ConfigWarning
+from ups.grid import FIELDS, PERIODIC, UNKNOWN_BOUNDARY, GridSpec, cut_grid
+from ups.pipeline.planned import PlannedRanks
 from ups.stages import BASELINES, STAGES
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ups.models.operator_size import OperatorSize
+    from ups.trained.autoencoder import Autoencoder
+    from ups.trained.simulator import Simulator
 
 _FLOAT = 4  # bytes; autocast keeps some in 2, which isn't counted on
 _CONTEXT_BYTES = 1 << 30  # CUDA, its libraries, and blocks of the allocator that aren't full
-_MARGIN = 1.25
+_PROCESS_BYTES, _READER_BYTES = 1 << 30, 160 << 20  # Python and torch; a process that reads
+_MARGIN = 1.25  # also for what a step allocates and doesn't keep
 # Numbers of an optimiser for each weight, or a few more.
 _STATES = {"adamw": 2, "adam": 2, "muon_hybrid": 2, "sgd": 1, "adamw8bit": 1}
-# Numbers kept for the backward pass, in widths for each place.
-_OF_RESIDUAL_BLOCK = 8  # norm, modulation, convolution (its input, unrolled by axis), GELU
-_OF_MIXING_BLOCK = 16  # modulation, spectra of twice the places, GELU
-_OF_ATTENTION_BLOCK = 16  # norms, queries, keys, values, scores aside
-_OF_NEIGHBOUR = 6  # of each token that a point of the decoder attends to
-_OF_POINT = 10
-_MOST_MODES, _MOST_MIXED = (64, 16, 8), (64, 64, 16)  # as `ups.models.operator_blocks`
 _SHARES = {"none": 1.0, "selective": 0.7, "full": 0.4}  # what activation checkpointing leaves of it
+# Of equations; they aren't known before the data are read, and make little of it.
+_PARAMETERS = dict.fromkeys("abcd", (0.0, 1.0))
+_KEPT_UNSEEN = 16  # numbers that a place keeps, in widths, of a model that can't be looked at
 
 
 @dataclass(frozen=True)
@@ -63,219 +60,200 @@ class Estimate:
 def estimate_stages(
     config: RunConfig, stages: tuple[str, ...], grids: Mapping[str, GridSpec]
 ) -> dict[str, Estimate]:
-    """Memory of each stage.
+    """Estimate the memory of each stage, rather too much than too little; baselines are left out.
 
     Args:
         config: Configuration of the run, whose sizes fit the grids.
-        stages: Names of its stages; baselines are left out.
+        stages: Names of its stages.
         grids: By task.
     """
-    return {name: _of_stage(config, name, grids) for name in stages if name not in BASELINES}
+    import torch
+
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)  # said before
+        simulator = _simulator(config, grids)
+        return {name: _of_stage(config, name, simulator) for name in stages if name not in BASELINES}
 
 
-def _of_stage(config: RunConfig, name: str, grids: Mapping[str, GridSpec]) -> Estimate:
-    settings = config.stage(name)
-    is_latent = config.operator.state == "latent"
-    num_tokens = config.latent.tokens if is_latent else None
-    cuts = {
-        task: cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=num_tokens)
-        for task, grid in grids.items()
-    }
-    parts = {model.kind for model in STAGES[name].makes}
-    ranks = PlannedRanks.of(config)
-    batch = settings.batch_size or -(-(settings.global_batch_size or 1) // ranks.num)
-    frames = batch * (1 if STAGES[name].items == "frames" else config.training.horizon + 1)
-    trained, activations = 0, 0
-    if "autoencoder" in parts:
-        kinds = {grid.name: (grid, cuts[task]) for task, grid in grids.items()}
-        trained += sum(_autoencoder_weights(config, grid, cut) for grid, cut in kinds.values())
-        activations += max(
-            frames * _autoencoder_numbers(config, grids[task], cut) for task, cut in cuts.items()
+def _simulator(config: RunConfig, grids: Mapping[str, GridSpec]) -> Simulator:
+    """Make the operator, in latents with their autoencoder."""
+    from ups.train.operator import operator_document, spec_of_states
+    from ups.trained.autoencoder import Autoencoder
+    from ups.trained.simulator import Simulator
+    from ups.trained.specs import AutoencoderSpec, NetworkSize, SimulatedTask, TaskSpec
+
+    def statistics(grid: GridSpec, num: int | None) -> Any:
+        return {
+            array: {"mean": [0.0] * (num or own), "std": [1.0] * (num or own)} for array, own in grid.channels
+        }
+
+    is_latent, autoencoder = config.operator.state == "latent", None
+    if is_latent:
+        channels = {name: tuple(map(str, range(dict(grid.channels)[FIELDS]))) for name, grid in grids.items()}
+        spec = AutoencoderSpec(
+            tasks={
+                name: TaskSpec(grid, channels[name], len(grid.arrays) > 1, statistics(grid, None))
+                for name, grid in grids.items()
+            },
+            parameters=tuple(_PARAMETERS),
+            latent_dim=config.latent.dim,
+            num_tokens=config.latent.tokens,
+            patch_size=config.encoder.patch_size,
+            encoder=cast(NetworkSize, config.encoder.model_dump(exclude={"patch_size"})),
+            decoder=cast(NetworkSize, config.decoder.model_dump()),
         )
+        autoencoder = Autoencoder(spec)
+    tasks = {}
+    for name in sorted(grids):
+        grid = grids[name]
+        num_tokens = config.latent.tokens if is_latent else None
+        tasks[name] = SimulatedTask(
+            grid=grid,
+            boundary=tuple(PERIODIC if wraps else UNKNOWN_BOUNDARY for wraps in grid.periodic),
+            tokens=cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=num_tokens).tokens,
+            channels=tuple(map(str, range(dict(grid.channels)[FIELDS]))),
+            steady=len(grid.arrays) > 1,
+            dt=1.0,
+            parameters=_PARAMETERS,
+            statistics=statistics(grid, config.latent.dim if is_latent else None),
+        )
+    states = spec_of_states(
+        config,
+        tasks,
+        operator=operator_document(config),
+        parameters=tuple(_PARAMETERS),
+        autoencoder=autoencoder,
+    )
+    return Simulator(states, autoencoder)
+
+
+def _of_stage(config: RunConfig, name: str, simulator: Simulator) -> Estimate:
+    stage, settings, training = STAGES[name], config.stage(name), config.training
+    parts, ranks = {model.kind for model in stage.makes}, PlannedRanks.of(config)
+    batch = settings.batch_size or -(-(settings.global_batch_size or 1) // ranks.num)
+    autoencoder, operator = simulator.autoencoder, _num_weights(simulator.operator)
+    trained = frozen = activations = 0
+    if autoencoder is not None:
+        encoder = _num_weights(autoencoder)
+        if "autoencoder" in parts:
+            frames = batch * (1 if stage.items == "frames" else training.horizon + 1)
+            trained += encoder
+            activations += frames * _kept_by_autoencoder(config, autoencoder)
+        else:  # validation decodes
+            frozen += encoder
     if "operator" in parts:
-        weights, numbers = _operator(config, cuts, grids)
+        trained += operator
+        activations += batch * training.horizon * _kept_by_operator(simulator)
+    elif stage.learns == "residuals":
+        frozen += operator
+    for kind in parts & {"corrector", "prior", "student"}:
+        size = corrector_size(config)
+        teacher, _ = _flow(simulator, size)
+        if kind == "student":
+            size = student_size(config, size)
+            batch = int(min(batch * training.distill_num_taus, training.distill_micro_batch or math.inf))
+            frozen += 2 * teacher  # and the student's averages
+        weights, kept = _flow(simulator, size)
         trained += weights
-        activations += batch * config.training.horizon * numbers
-    if parts & {"corrector", "prior"}:
-        size = corrector_size(config)
-        trained += corrector_weights(size, _largest(cuts, grids), _state_dim(config, grids))
-        activations += batch * max(_operator_numbers(size, cut.tokens) for cut in cuts.values())
-    if "student" in parts:
-        size = student_size(config, corrector_size(config))
-        trained += corrector_weights(size, _largest(cuts, grids), _state_dim(config, grids))
-        rows = min(batch * config.training.distill_num_taus, config.training.distill_micro_batch or math.inf)
-        activations += int(rows * max(_operator_numbers(size, cut.tokens) for cut in cuts.values()))
-    frozen = 0
-    if "autoencoder" not in parts and is_latent:  # validation decodes
-        frozen = sum(_autoencoder_weights(config, grids[task], cut) for task, cut in cuts.items())
-    if "student" in parts:  # the teacher, and the student's averages
-        size = corrector_size(config)
-        frozen += 2 * corrector_weights(size, _largest(cuts, grids), _state_dim(config, grids))
-    if STAGES[name].learns == "residuals":  # the frozen operator
-        frozen += _operator(config, cuts, grids)[0]
+        activations += batch * kept
     copies = 2 + _STATES[settings.optimizer.name] + bool(settings.ema_decay)
-    share = _SHARES[config.training.activation_checkpointing]
     states = -(-copies * trained // ranks.num_shards) + frozen
+    share = _SHARES[training.activation_checkpointing]
     return Estimate(_FLOAT * states, int(_FLOAT * share * activations))
 
 
-def _operator(
-    config: RunConfig, cuts: Mapping[str, TokenGrid], grids: Mapping[str, GridSpec]
-) -> tuple[int, int]:
-    """Weights of the operator, and numbers kept of one step of one sample."""
-    state_dim = _state_dim(config, grids)
-    if config.operator.name == TOKEN_UNET:
-        size = operator_size(config.operator)
-        numbers = max(_operator_numbers(size, cut.tokens) for cut in cuts.values())
-        return operator_weights(size, _largest(cuts, grids), state_dim), numbers
-    from ups.models.operators import States, numbers_of  # torch
+def _kept_by_autoencoder(config: RunConfig, model: Autoencoder) -> int:
+    """Numbers that encoding and decoding one frame keep, the most of any task and array."""
+    import torch
 
-    tasks = sorted(cuts)
-    states = States(
-        state_dim,
-        tokens={task: cuts[task].tokens for task in tasks},
-        boundary={
-            task: tuple(PERIODIC if wraps else UNKNOWN_BOUNDARY for wraps in grids[task].periodic)
-            for task in tasks
-        },
-        ranges={},  # parameters aren't known before the data are read, and make little of it
+    model.requires_grad_(True)  # a simulator's is frozen
+    most, given = 0, torch.zeros(1, len(_PARAMETERS))
+    for task, known in model.spec.tasks.items():
+        num_points = math.prod(known.grid.points)
+        sampling = config.training.query_sampling
+        asked = min(sampling.num_queries or num_points, num_points)
+        if sampling.curriculum.enabled:
+            asked = min(max(asked, sampling.curriculum.start_queries or num_points), num_points)
+        for array, num in known.grid.channels:
+            values, query = torch.zeros(1, *known.grid.points, num), torch.zeros(asked, known.grid.ndim)
+            step = partial(model, values, query, given, task=task, array=array)
+            most = max(most, 4 * values.numel() + _kept(model, step, num_points))
+    return most
+
+
+def _kept_by_operator(simulator: Simulator) -> int:
+    """Numbers that a step of one sample keeps, the most of any task."""
+    import torch
+
+    most, dim, given = 0, simulator.spec.state_dim, torch.zeros(1, len(_PARAMETERS))
+    for task, known in simulator.spec.tasks.items():
+        state, dt = torch.zeros(1, math.prod(known.tokens), dim), torch.ones(1)
+        step = partial(simulator.step, state, given, task=task, dt_B=dt)
+        most = max(most, _kept(simulator.operator, step, math.prod(known.tokens)))
+    return most
+
+
+def _flow(simulator: Simulator, size: OperatorSize) -> tuple[int, int]:
+    """Weights of a generative model of states, and the numbers that one velocity keeps."""
+    import torch
+
+    from ups.models.corrector import VelocityNetwork
+    from ups.models.operator_size import token_axes
+    from ups.nn.layers import Condition
+    from ups.trained.state_space import Geometries
+
+    spec, most = simulator.spec, 0
+    axes = token_axes((task.tokens, task.is_periodic) for task in spec.tasks.values())
+    num_tasks = len(spec.tasks)
+    network = VelocityNetwork(
+        spec.state_dim,
+        num_given=2,
+        num_tasks=num_tasks,
+        ranges=tuple(_PARAMETERS.values()),
+        size=size,
+        axes=axes,
     )
-    return numbers_of(config.operator.name, config.operator.config, states)
+    geometry = Geometries(network, spec)
+    for task, known in spec.tasks.items():
+        state = torch.zeros(1, math.prod(known.tokens), spec.state_dim)
+
+        def step() -> object:
+            place = geometry.of(task)  # noqa: B023
+            condition = Condition(spec.task_number(task), torch.zeros(1, len(_PARAMETERS)))  # noqa: B023
+            conditions = network.conditions(condition, torch.ones(1), place)
+            return network.velocity(state, torch.ones(1), [state, state], conditions, place)  # noqa: B023
+
+        most = max(most, _kept(network, step, math.prod(known.tokens)))
+    return _num_weights(network), most
 
 
-def _largest(cuts: Mapping[str, TokenGrid], grids: Mapping[str, GridSpec]) -> tuple[tuple[int, bool], ...]:
-    """Tokens along each axis, the most of any task, and whether it has ends in one."""
-    ndim = max(len(cut.tokens) for cut in cuts.values())
-    axes = []
-    for axis in range(ndim):
-        found = [
-            (cut.tokens[axis], grids[task].periodic[axis])
-            for task, cut in cuts.items()
-            if axis < len(cut.tokens)
-        ]
-        axes.append((max(num for num, _ in found), not all(wraps for _, wraps in found)))
-    return tuple(axes)
+def _kept(model: nn.Module, step: Callable[[], object], num_places: int) -> int:
+    """Count numbers that a step keeps for its backward pass, besides the weights."""
+    import torch
+
+    saved: dict[int, Tensor] = {}  # tensors by identity: what is kept twice is there once
+
+    def keep(tensor: Tensor) -> Tensor:
+        return saved.setdefault(id(tensor), tensor)
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            step()
+    except (RuntimeError, NotImplementedError):  # it looks at numbers, which aren't there
+        widest = max((max(weight.shape, default=1) for weight in model.parameters()), default=1)
+        return _KEPT_UNSEEN * num_places * widest
+    weights = {id(weight) for weight in model.parameters()}
+    return sum(tensor.numel() for key, tensor in saved.items() if key not in weights)
 
 
-def _state_dim(config: RunConfig, grids: Mapping[str, GridSpec]) -> int:
-    if config.operator.state == "latent":
-        return config.latent.dim
-    return max(config.encoder.patch_size**grid.ndim * dict(grid.channels)[FIELDS] for grid in grids.values())
-
-
-def operator_weights(size: OperatorSize, axes: tuple[tuple[int, bool], ...], state_dim: int) -> int:
-    """Weights of a latent operator, or a few more.
-
-    Args:
-        size: Its architecture.
-        axes: Tokens along each axis, and whether it has ends.
-        state_dim: Channels of a token.
-    """
-    ndim = len(axes)
-    total = (2 * state_dim + 4 * size.width + 16 * ndim + 64) * size.width  # in, out, conditions
-    lengths = tuple(length for length, _ in axes)
-    for level, depth in enumerate(size.depths):
-        width, is_bottom = size.width * 2**level, level == len(size.depths) - 1
-        padded = tuple(
-            length + math.ceil(size.padding * length) * has_ends
-            for length, (_, has_ends) in zip(lengths, axes, strict=True)
-        )
-        block = _block_weights(size, level, padded, ndim)
-        total += depth * (1 if is_bottom else 2) * block
-        if not is_bottom:  # coarser, finer, and what joins them
-            total += (2 * ndim + 2) * 2 * width**2 + 4 * width**2 + 2 * width**2
-        halved = halved_axes(lengths)
-        lengths = tuple(num // 2 if axis in halved else num for axis, num in enumerate(lengths))
-    return total
-
-
-def corrector_weights(size: OperatorSize, axes: tuple[tuple[int, bool], ...], state_dim: int) -> int:
-    """Weights of a corrector, or a few more; arguments as of `operator_weights`."""
-    given, embedded = 2 * state_dim * size.width, (3 * size.width + 16) * size.width
-    return operator_weights(size, axes, state_dim) + given + embedded + (size.width + 1) * state_dim
-
-
-def _block_weights(size: OperatorSize, level: int, lengths: tuple[int, ...], ndim: int) -> int:
-    width, mixer = size.width * 2**level, size.mixer(level)
-    spectral = _spectral_weights(size, width, lengths)
-    if mixer not in NORMALISED:
-        mixing = spectral if mixer == "spectral" else 5 * ndim * width**2
-        return mixing + width**2 + width + 2 * width * (size.width + 1)
-    attention = 4 * width**2 + 4 * width + 64 * (ndim + size.num_heads * 2**level + 2)
-    mlp = int(2 * width * width * size.mlp_ratio + width * (size.mlp_ratio + 1))
-    return attention + mlp + (spectral if mixer == "hybrid" else 0) + 6 * width * (size.width + 1)
-
-
-def _spectral_weights(size: OperatorSize, width: int, lengths: tuple[int, ...]) -> int:
-    most = size.modes or _MOST_MODES[len(lengths) - 1]
-    *others, last = lengths
-    kept = math.prod(2 * min((num + 1) // 2, most) for num in others) * min(last // 2 + 1, most)
-    limit = _MOST_MIXED[len(lengths) - 1]
-    groups = next(num for num in range(1, width + 1) if width % num == 0 and width // num <= limit)
-    return 2 * kept * width * (width // groups)
-
-
-def _operator_numbers(size: OperatorSize, tokens: tuple[int, ...]) -> int:
-    """Numbers kept of one step of one sample."""
-    total = 0
-    for level, depth in enumerate(size.depths):
-        width, num = size.width * 2**level, math.prod(tokens)
-        ways = 1 if level == len(size.depths) - 1 else 2
-        if size.mixer(level) in NORMALISED:
-            each = (_OF_ATTENTION_BLOCK + 2 * size.mlp_ratio) * width
-            seen = math.prod(window_size(length, largest=size.window) for length in tokens)
-            each += 3 * size.num_heads * 2**level * seen
-            each += _OF_MIXING_BLOCK * width if size.mixer(level) == "hybrid" else 0
-        else:
-            each = (_OF_MIXING_BLOCK + (5 * len(tokens) if size.mixer(level) == "convolution" else 0)) * width
-        total += int(num * (ways * depth * each + 8 * ways * width))
-        halved = halved_axes(tokens)
-        tokens = tuple(length // 2 if axis in halved else length for axis, length in enumerate(tokens))
-    return total
-
-
-def _autoencoder_weights(config: RunConfig, grid: GridSpec, cut: TokenGrid) -> int:
-    """Weights of encoder and decoder of one kind of grid, bases among them."""
-    total, ndim = 0, grid.ndim
-    num_channels = sum(num for _, num in grid.channels)
-    if config.encoder.basis == "pca":
-        total += 2 * config.latent.dim * math.prod(cut.points_per_token) * num_channels
-    if not config.encoder.residual:
-        return total
-    for part in (config.encoder, config.decoder):
-        block = (3**ndim + 1 + 2) * part.width**2 + 6 * part.width
-        is_encoder = part is config.encoder
-        total += (2 if is_encoder else 1) * part.depth * block + 16 * part.width**2
-    total += cut.patch_size**ndim * num_channels * config.encoder.width
-    total += math.prod(cut.groups) * config.encoder.width
-    return total + (2 * 33 * ndim + 16) * config.decoder.width + 2 * config.latent.dim * config.encoder.width
-
-
-def _autoencoder_numbers(config: RunConfig, grid: GridSpec, cut: TokenGrid) -> int:
-    """Numbers kept of encoding and decoding one frame."""
-    points, patches, tokens = map(math.prod, (grid.points, cut.patches, cut.tokens))
-    values = points * max(num for _, num in grid.channels)
-    if not config.encoder.residual:
-        return 4 * values
-    encoder, decoder = config.encoder, config.decoder
-    asked = min(config.training.query_sampling.num_queries or points, points)
-    if config.training.query_sampling.curriculum.enabled:
-        asked = min(max(asked, config.training.query_sampling.curriculum.start_queries or points), points)
-    near = (2 * decoder.radius + 1) ** grid.ndim
-    return (
-        4 * values
-        + _OF_RESIDUAL_BLOCK * encoder.width * encoder.depth * (patches + tokens)
-        + _OF_RESIDUAL_BLOCK * encoder.width * patches
-        + _OF_RESIDUAL_BLOCK * decoder.width * decoder.depth * tokens
-        + asked * decoder.width * (_OF_NEIGHBOUR * near + _OF_POINT)
-    )
+def _num_weights(model: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in model.state_dict().values())
 
 
 def host_bytes(estimates: Mapping[str, Estimate], *, has_gpu: bool, num_workers: int) -> int:
     """Memory of the machine that a run takes beside its data: Python and torch, readers, a stage on a CPU."""
-    reader_bytes, process_bytes = 160 << 20, 1 << 30
     on_cpu = 0 if has_gpu else max((estimate.total for estimate in estimates.values()), default=0)
-    return process_bytes + num_workers * reader_bytes + on_cpu
+    return _PROCESS_BYTES + num_workers * _READER_BYTES + on_cpu
 
 
 def device_bytes(estimate: Estimate) -> int:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ups.config import dump_config
+from ups.config import RunConfig, dump_config
 from ups.data.identities import hash_of, source_identity
 from ups.output import json_document, with_nulls, write_atomically
 from ups.pipeline.gates import gates_of_file, read_report
@@ -16,10 +16,12 @@ from ups.pipeline.graph import Graph
 from ups.pipeline.machine import code_identity, machine
 from ups.pipeline.nodes import EVALUATIONS, Run
 from ups.pipeline.records import RunFolder
+from ups.train.tracking import numbers_within, open_wandb
 
 FILE = "metadata.json"
 KIND = "ups_run"
 _GATES = ("small-gate", "full-gate")
+_JOB = "pipeline"
 
 
 def write_metadata(
@@ -43,9 +45,6 @@ def write_metadata(
 
     Returns:
         What was written, JSON values.
-
-    Raises:
-        OutputError: The file before is still there.
     """
     found = {node.name: folder.valid_record(node, node.key()) for node in graph}
     records = {name: record for name, record in found.items() if record is not None}
@@ -123,3 +122,27 @@ def _results(run: Run, name: str) -> dict[str, Any]:
             if isinstance(value, Mapping) and {*value} == {"mean", "low", "high"}
         }
     return {"split": report.get("split"), "tasks": tasks}
+
+
+def send_metadata(config: RunConfig, metadata: Mapping[str, Any]) -> None:
+    """Send seconds of nodes, costs, results and gates to Weights & Biases, if that is switched on.
+
+    Args:
+        metadata: What `metadata.json` holds.
+    """
+    run_config = config.model_dump(mode="json")
+    sink = open_wandb(config.logging.wandb, config.checkpoint.dir, job=_JOB, run_config=run_config)
+    if sink is None:
+        return
+    sent = {name: metadata[name] for name in ("seconds", "own_s", "cost", "results")}
+    sent["nodes"] = {name: node["seconds"] for name, node in metadata["nodes"].items()}
+    sink.log({f"{_JOB}/{name}": value for name, value in numbers_within(sent).items()})
+    columns = ("gate", "what", "number", "limit", "passed", "says")
+    rows = [
+        (name, *(verdict.get(column) for column in columns))
+        for name, verdicts in metadata["gates"].items()
+        for verdict in verdicts or ()
+    ]
+    if rows:
+        sink.log_table(f"{_JOB}/gates", columns=("after", *columns), rows=rows)
+    sink.close(has_failed=False)

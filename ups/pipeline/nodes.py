@@ -1,9 +1,8 @@
 """The nodes of a run, declared: stores, stages, evaluations, gates, promotion.
 
-`ups run` executes them in processes of their own; `ups train --stage all` executes those of the group
-"training" itself, on joined ranks (`ups.pipeline.training`). Stages have their nodes by their facts
-(`ups.stages`); another step is one more function under `register`: what comes after all training names the
-group, so nothing else changes.
+`ups run` executes them in processes of their own, `ups train` those of the group "training" in its own.
+Stages have their nodes by their facts (`ups.stages`); another step is one more function under `register`:
+what comes after all training names the group, so nothing else changes.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ TRAINING: Group = "training"
 # Nodes of the groups that evaluate.
 EVALUATIONS = {"small-eval": "small-evaluation", "full-eval": "full-evaluation"}
 _GATES = {"small-eval": "small-gate", "full-eval": "full-gate"}
+STORES = {FIELD_STORES: "fields.manifest.json", LATENT_STORES: "latents.manifest.json"}
 
-_UPS, _BUILD = ("-m", "ups"), ("-m", "ups_store.build")
 _REPORT = ("json", "csv", "html")
 
 
@@ -53,6 +52,8 @@ class Run:
         full: Of the full one.
         folder: Where the run keeps its records, and the three configurations as files.
         phases: Seconds of what happened before it, by name, for the reports.
+        words: What gives commands the configuration of the training; None for the file in the folder.
+        is_first: Whether manifests of builds are written, by one of several ranks.
     """
 
     config: RunConfig
@@ -60,6 +61,8 @@ class Run:
     full: RunConfig
     folder: Path
     phases: Mapping[str, float] = field(default_factory=dict)
+    words: Sequence[str] | None = None
+    is_first: bool = True
 
     @property
     def operator_path(self) -> Path:
@@ -77,7 +80,7 @@ class Run:
 
     def manifest_path(self, name: str) -> Path:
         """What a build of stores, "field-stores" or "latent-stores", says of them."""
-        return self.folder / f"{name}.manifest.json"
+        return self.folder / STORES[name]
 
     def report_folder(self, name: str) -> Path:
         """Where the report of "small-eval" or "full-eval" goes."""
@@ -100,44 +103,35 @@ def register(declare: Declaration) -> Declaration:
 
 
 def declare_graph(run: Run) -> Graph:
-    """All nodes of a run.
-
-    Raises:
-        ConfigError: As `check_encoder`; kind "graph".
-    """
+    """All nodes of a run."""
     check_encoder(run.config)
     declared = (declare(run) or () for declare in _DECLARED)
     return Graph(node for nodes in declared for node in ([nodes] if isinstance(nodes, Node) else nodes))
 
 
-def training_nodes(config: RunConfig) -> list[Node]:
-    """Those that train, and build what is trained on, in order."""
-    return declare_graph(Run(config, config, config, Path())).of(TRAINING)
-
-
 # --- commands -----------------------------------------------------------------------------------------------
 
 
-def build_command(config: RunConfig, config_path: Path | None, *words: str, holds_latents: bool) -> list[str]:
-    """The build of a run's stores, of fields or of latents.
+def _command(run: Run, module: str, *words: object, is_parallel: bool = False) -> list[str]:
+    """A command line of this Python, by torchrun where `ups run` shares it out among ranks."""
+    num = run.config.pipeline.num_processes or run.config.training.num_gpus or 1
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num}"]
+    start = launcher if is_parallel and num > 1 and run.words is None else []
+    return [sys.executable, *start, "-m", module, *map(str, words), *(["-q"] if terminal().quiet else [])]
 
-    Args:
-        config_path: The file that it was read from.
-        words: `key=value` on top of that, and flags.
-        holds_latents: Which of the two.
-    """
-    given = [] if config_path is None else ["--config", str(config_path)]
-    command = [sys.executable, *_BUILD, *_quiet(), *given, *words]
-    if not holds_latents:
-        return [*command, "latent.encoder=none"]
+
+def _build(run: Run, node: str) -> list[str]:
+    """The build of a run's stores, of fields or of latents."""
+    config = run.config
+    words = ["--config", run.config_path()] if run.words is None else run.words
+    manifest = ["--manifest", run.manifest_path(node)] if run.is_first else []
+    command = partial(_command, run, "ups_store.build", *words, *manifest)
+    if node == FIELD_STORES:
+        return command("latent.encoder=none")
     # Said last, and as overrides, which win over flags: words may be about the stores of fields.
     values = {"cache.dir": str(latent_folder(config)), "cache.dtype": config.training.latent_cache_dtype}
     latents = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-    return [*command, "--checkpoint", str(config.autoencoder_path), *latents]
-
-
-def _manifest(run: Run, name: str) -> list[str]:
-    return ["--manifest", str(run.manifest_path(name))]
+    return command("--checkpoint", config.autoencoder_path, *latents, is_parallel=True)
 
 
 def shown(command: Sequence[str]) -> list[str]:
@@ -147,21 +141,6 @@ def shown(command: Sequence[str]) -> list[str]:
     name = {"ups": ["ups"], "ups_store.build": ["ups-store", "build"]}.get(words[at + 1], words[at : at + 2])
     launcher = ["torchrun", *words[2:at]] if at else []
     return [*launcher, *name, *words[at + 2 :]]
-
-
-def _ups(run: Run, *words: object, config: str = "train", is_parallel: bool = False) -> list[str]:
-    program = [*_launcher(run.config if is_parallel else None), *_UPS]
-    verb, *rest = map(str, words)
-    return [sys.executable, *program, verb, *_quiet(), "--config", str(run.config_path(config)), *rest]
-
-
-def _launcher(config: RunConfig | None) -> list[str]:
-    num = 1 if config is None else config.pipeline.num_processes or config.training.num_gpus or 1
-    return [] if num == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num}"]
-
-
-def _quiet() -> list[str]:
-    return ["-q"] if terminal().quiet else []
 
 
 # --- what nodes depend on -----------------------------------------------------------------------------------
@@ -198,9 +177,9 @@ def _checks(run: Run) -> Iterator[Node]:
         "dry-run": ("dry-run", ("dry-run",)),
     }
     for name, (group, verb) in checks.items():
-        command = [sys.executable, *_UPS, *verb, *_quiet(), str(run.config_path())]
+        command = _command(run, "ups", *verb, run.config_path())
         inputs = partial(_inputs_of_check, run, name)
-        yield Node(name, group, (), inputs, command=lambda restart, command=command: command)  # type: ignore[misc]
+        yield Node(name, group, (), inputs, command=lambda restart, words=command: words)  # type: ignore[misc]
 
 
 def _inputs_of_check(run: Run, name: str) -> Mapping[str, Any]:
@@ -226,9 +205,7 @@ def _field_stores(run: Run) -> Node | None:
         _CHECKED,
         inputs=lambda: {**_keys(config, ("data.", "tasks.", "cache.")), "sources": source_identity(config)},
         outputs=lambda: store_identities(config, config.cache.dir),
-        command=lambda restart: build_command(
-            config, run.config_path(), *_manifest(run, FIELD_STORES), holds_latents=False
-        ),
+        command=lambda restart: _build(run, FIELD_STORES),
     )
 
 
@@ -270,11 +247,10 @@ def stage_node(run: Run, stage: StageFacts) -> Node:
         ),
         inputs=inputs,
         outputs=lambda: {str(path): checkpoint_identity(path, kind=model.kind)},
-        command=lambda restart: _ups(
+        command=lambda restart: _command(
             run,
-            "train",
-            "--stage",
-            stage.name,
+            "ups",
+            *("train", "--config", run.config_path(), "--stage", stage.name),
             "--restart" if restart else "--unless-valid",
             is_parallel=True,
         ),
@@ -298,11 +274,7 @@ def _latent_stores(run: Run) -> Node | None:
             "sources": source_identity(config),
         },
         outputs=lambda: store_identities(config, latent_folder(config)),
-        command=lambda restart: [
-            sys.executable,
-            *_launcher(config),
-            *build_command(config, run.config_path(), *_manifest(run, LATENT_STORES), holds_latents=True)[1:],
-        ],
+        command=lambda restart: _build(run, LATENT_STORES),
     )
 
 
@@ -322,8 +294,12 @@ def _baselines(run: Run) -> Node | None:
             **_fields(config),
         },
         outputs=lambda: _baseline_files(config),
-        command=lambda restart: _ups(
-            run, "train-baselines", "--configured", *(["--restart"] if restart else []), is_parallel=True
+        command=lambda restart: _command(
+            run,
+            "ups",
+            *("train-baselines", "--config", run.config_path(), "--configured"),
+            *(["--restart"] if restart else []),
+            is_parallel=True,
         ),
     )
 
@@ -355,7 +331,8 @@ def evaluation_node(run: Run, group: Group, after: tuple[str, ...]) -> Node:
 
     def command(restart: bool) -> list[str]:
         best = ["--best", best_path(run.best_dir)] if is_rival_there(run.best_dir, _rival(run)) else []
-        return _ups(run, "evaluate", "--out", folder, *best, *_phases(run), config=group)
+        words = ("evaluate", "--config", run.config_path(group), "--out", folder)
+        return _command(run, "ups", *words, *best, *_phases(run))
 
     return Node(
         EVALUATIONS[group],

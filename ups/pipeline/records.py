@@ -40,10 +40,6 @@ class RunFolder:
         """Inside, no other run works in the folder; gives the descriptor that holds the lock.
 
         Processes that inherit it hold the lock as long as they live, whatever becomes of this one.
-
-        Raises:
-            UpsError: Kind "run_locked", with the process that wrote the lock last.
-            OutputError: If the folder can't be written.
         """
         with locked(self.path / "lock", timeout_s=timeout_s) as fd:
             yield fd
@@ -64,20 +60,12 @@ class RunFolder:
         return json_document(self._record_path(name)) or None
 
     def write_record(self, node: Node, *, key: str, result: Mapping[str, Any]) -> None:
-        """Note that a node was done; what it left has to be there.
-
-        Raises:
-            OutputError: Such as on a full disk.
-        """
+        """Note that a node was done; what it left has to be there."""
         record = {"node": node.name, "key": key, "outputs": node.outputs(), **result}
         write_atomically(self._record_path(node.name), json.dumps(record, indent=2).encode() + b"\n")
 
     def log(self, event: str, node: str, **values: Any) -> None:
-        """Append a line to `run.jsonl`.
-
-        Raises:
-            OutputError: Such as on a full disk.
-        """
+        """Append a line to `run.jsonl`."""
         line = {"time": time.time(), "event": event, "node": node, **values, **log_origin()}
         path = self.path / "run.jsonl"
         try:
@@ -112,9 +100,6 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a log for programs, with the present names of stages.
 
     What a kill cut off, or is being written, is left out.
-
-    Raises:
-        OSError: If it can't be read.
     """
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:

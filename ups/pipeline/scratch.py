@@ -1,6 +1,6 @@
 """A copy of a run in a folder that is removed again: few samples, an untrained encoder, steps that are timed.
 
-Everything that a stage writes goes there, so a run's own folders stay as they are.
+Stages are the real ones. Everything that they write goes there, so a run's own folders stay as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +20,14 @@ from typing import Any
 
 from ups.config import RunConfig, load_config
 from ups.data.batches import batch_size_of
-from ups.data.held_out import HeldOutPart, Items, divided
+from ups.data.held_out import divided
 from ups.data.stores import latent_build, latent_folder
 from ups.device import free_memory, matmul_precision
 from ups.errors import needs
 from ups.log import quiet
-from ups.pipeline.planned_ranks import ALONE, PlannedRanks
-from ups.pipeline.planned_steps import rollouts_of
+from ups.pipeline.planned import ALONE, PlannedRanks, rollouts_of
 from ups.pipeline.sources import TaskSources
-from ups.stages import STAGES, Model
+from ups.stages import ENCODER_MODEL, STAGES, Model
 from ups.train.budget import seconds_of_step, within_budget
 from ups.train.stage import Stage, StageStart, make_stage
 from ups.train.trainer import Trainer
@@ -67,7 +66,7 @@ class Measured:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder in memory where there is room, which is removed at the end of the block."""
+    """Make a folder, in memory where there is room, which is removed at the end of the block."""
     has_room = _IN_MEMORY.is_dir() and shutil.disk_usage(_IN_MEMORY).free > _ROOM
     with tempfile.TemporaryDirectory(prefix="ups-dry-run-", dir=_IN_MEMORY if has_room else None) as name:
         yield Path(name)
@@ -80,7 +79,7 @@ class Scratch:
         config_path: The file that it was read from.
         tasks: Its sources.
         folder: Where everything goes.
-        models: The run's own trained models that aren't to be trained.
+        trained: Names of the stages that would be trained. Others' models are taken as they are.
         ranks: That will train together; one of them is measured.
     """
 
@@ -92,11 +91,18 @@ class Scratch:
         overrides: Sequence[str],
         tasks: Mapping[str, TaskSources],
         folder: Path,
-        models: Mapping[Model, Path],
+        trained: Collection[str],
         ranks: PlannedRanks = ALONE,
     ) -> None:
         self._ranks, self._own, self._folder = ranks, config, folder
         self._has_sources = all({"train", "val"} <= task.builds.keys() for task in tasks.values())
+        made = {model for name in trained if name in STAGES for model in STAGES[name].makes}
+        there = {model for model in _needed_models() if config.is_given(model) or model not in made}
+        # An encoder that isn't there is made for it; what is to be corrected is there, or checked.
+        there -= set() if config.autoencoder_path.exists() else {ENCODER_MODEL}
+        models = {model: config.path_of(model).absolute() for model in there}
+        diffusion, training = config.diffusion, config.training
+        rows = max(batch_size_of(config.stage(stage.name)) for stage in _WITH_RESIDUALS)
         values: dict[str, Any] = {
             "checkpoint.dir": str(folder / "checkpoints"),
             "training.log_path": str(folder / "log.jsonl"),
@@ -110,22 +116,29 @@ class Scratch:
             "cache.remote": None,
             **{model.key: None for model in _needed_models() if model.key is not None},
             **{model.key: str(path) for model, path in models.items() if model.key is not None},
-            **_few_residuals(config),
+            # Enough residuals and pairs for whole batches, drawn by the fewest steps.
+            "diffusion.residual_dir": None,
+            "diffusion.num_pairs": min(diffusion.num_pairs, rows + diffusion.lead_times),
+            "diffusion.sampler": "euler",
+            "diffusion.num_sampler_steps": 1,
+            "training.distill_pair_dir": None,
+            "training.distill_num_pairs": min(training.distill_num_pairs, rows),
+            "training.latent_cache_dir": str(latent_folder(config)),  # what is there is read
         }
         if self._has_sources:
             values |= {"cache.dir": str(folder / "fields"), "training.field_source": "store"}
             values |= {"training.latent_cache_dir": str(folder / "latents")}
-            if config.training.cache_mode in ("auto", "memory"):  # as when all latents are there
-                values["training.cache_mode"] = "store"
-        else:  # what is there is read
-            values |= {
-                "training.latent_cache_dir": str(latent_folder(config)),
-                "training.cache_mode": "store",
-            }
-        values |= _rows_of_rank(config, ranks)
-        given = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in values.items())]
+        if not self._has_sources or training.cache_mode in ("auto", "memory"):
+            values["training.cache_mode"] = "store"  # as when all latents are there
+        if ranks.num > 1:  # one rank's rows of batches that are given over all of them
+            sizes = {"training": training.global_batch_size}
+            sizes |= {f"stages.{name}": stage.global_batch_size for name, stage in config.stages.items()}
+            for section, size in sizes.items():
+                if size is not None:
+                    values[f"{section}.global_batch_size"] = max(1, size // ranks.num)
+        words = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in values.items())]
         with quiet():
-            self.config = load_config(config_path, overrides=given)
+            self.config = load_config(config_path, overrides=words)
         for model, path in models.items():  # no key says where these are
             if model.key is None and path.exists():
                 link = self.config.path_of(model)
@@ -159,12 +172,10 @@ class Scratch:
         Args:
             config: The scratch's own, or what is made of it.
             num_steps: How many are timed.
-
-        Raises:
-            UpsError: As `make_stage`.
-            torch.OutOfMemoryError: If the device has too little.
         """
-        _forget_peak(device)
+        free_memory(device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         with quiet(), matmul_precision(self.config.training.matmul_precision):
             config = within_budget(name, config, device=device, is_continued=False)
             stage = make_stage(name, config, device=device, start=StageStart())
@@ -186,33 +197,6 @@ class Scratch:
 def _needed_models() -> set[Model]:
     """Models that later stages need, also those of your own."""
     return {model for stage in STAGES.values() for model in stage.needs}
-
-
-def _few_residuals(config: RunConfig) -> dict[str, Any]:
-    """Enough residuals and pairs for whole batches, in stores of the folder, drawn by the fewest steps."""
-    diffusion, training = config.diffusion, config.training
-    rows = max(batch_size_of(config.stage(stage.name)) for stage in _WITH_RESIDUALS)
-    return {
-        "diffusion.residual_dir": None,
-        "diffusion.num_pairs": min(diffusion.num_pairs, rows + diffusion.lead_times),
-        "diffusion.sampler": "euler",
-        "diffusion.num_sampler_steps": 1,
-        "training.distill_pair_dir": None,
-        "training.distill_num_pairs": min(training.distill_num_pairs, rows),
-    }
-
-
-def _rows_of_rank(config: RunConfig, ranks: PlannedRanks) -> dict[str, Any]:
-    """One rank's rows of batches that are given over all ranks."""
-    if ranks.num == 1:
-        return {}
-    sizes = {"training": config.training.global_batch_size}
-    sizes |= {f"stages.{name}": stage.global_batch_size for name, stage in config.stages.items()}
-    return {
-        f"{section}.global_batch_size": max(1, size // ranks.num)
-        for section, size in sizes.items()
-        if size is not None
-    }
 
 
 def _measured(
@@ -241,40 +225,31 @@ def _measured(
 
 
 def samples_needed(config: RunConfig, tasks: Mapping[str, TaskSources]) -> int:
-    """Samples of a split that give whole batches to every stage."""
+    """Count samples of a split that give whole batches to every stage."""
     batch = max(batch_size_of(config.stage(stage.name)) for stage in _ON_DATA)
     span, most = config.training.horizon * config.training.stride, _LEAST_SAMPLES
     named = [stage.name for stage in _WITH_RESIDUALS if stage.name in config.stages]
-    rows = [batch_size_of(config.stage(name)) for name in named]
+    rows = max((batch_size_of(config.stage(name)) for name in named), default=0)
     for task in tasks.values():
-        most = max(most, _held_out_samples(config, task, rows=max(rows))) if rows else most
         windows = max(1, task.num_times - span) if task.info is not None and not task.info.steady else 1
         most = max(most, math.ceil(batch / windows))
+        if not rows:
+            continue
+        # Of a validation split, half of it "dev", as many as give a corrector its rows, and one to check it.
+        starts, lead_times = rollouts_of(config, task)
+        wanted = max(2, math.ceil(rows / max(1, starts * lead_times)))
+        num, there = wanted + 1, (task.num_samples("val") + 1) // 2
+        while num < there:
+            parts = divided(num, config.diffusion.residual_share)
+            if len(parts["fit"]) >= wanted and len(parts["check"]) >= 1:
+                break
+            num += 1
+        most = max(most, 2 * num)
     return most
-
-
-def _held_out_samples(config: RunConfig, task: TaskSources, *, rows: int) -> int:
-    """Samples of a validation split, half of it "dev", that give a corrector so many residuals."""
-    starts, lead_times = rollouts_of(config, task)
-    wanted = max(2, math.ceil(rows / max(1, starts * lead_times)))
-    num, most = wanted + 1, (task.num_samples("val") + 1) // 2
-    while num < most and not _is_enough(divided(num, config.diffusion.residual_share), wanted):
-        num += 1
-    return 2 * num
-
-
-def _is_enough(parts: Mapping[HeldOutPart, Items], wanted: int) -> bool:
-    return len(parts["fit"]) >= wanted and len(parts["check"]) >= 1
 
 
 def _nbytes(tensors: Mapping[str, Any]) -> int:
     return sum(value.nbytes for value in tensors.values() if isinstance(value, Tensor))
-
-
-def _forget_peak(device: torch.device) -> None:
-    free_memory(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _peak(device: torch.device) -> int:

@@ -135,10 +135,6 @@ def read_status(folder: Path) -> Status:
 
     Args:
         folder: Of checkpoints, or of `ups run`.
-
-    Raises:
-        ConfigError: Kind "no_run", if there is neither a stage's log nor a run's.
-        UpsError: Kind "unreadable", if a log can't be read.
     """
     try:
         run, logs = _find_logs(folder)

@@ -1,32 +1,40 @@
-"""Stage `all`: the nodes of a run that train, in this process and its ranks; then the evaluation.
+"""`ups train` without `--stage`: the nodes of a run that train, done by this process and its ranks.
 
-Ranks that `torchrun` started stay joined from one stage to the next, and what trains is imported once; so
-stages aren't processes of their own, as they are for `ups run`. Whatever is finished and still valid is kept:
-a stage's training state says with which configuration and on which data it was trained, a store's identity
-what it was made from. Stores are built by the same command that you would type.
+Ranks that `torchrun` started stay joined from one stage to the next, and what trains is imported once.
+Whatever is finished and still valid is kept: a stage's training state says with which configuration and on
+which data it was trained, a store's identity what it was made from. Stores are built by the same command that
+you would type.
 """
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig, load_config
 from ups.config.seeds import seed_overrides
-from ups.data.stores import are_reused
 from ups.eval.evaluate import evaluate_opened
 from ups.eval.report import write_report
 from ups.eval.runs import trained_run, with_companions
 from ups.eval.split_uses import daily_split
 from ups.locks import TRAINING_LOCK, locked
 from ups.log import logger, once_each, quiet
-from ups.pipeline.nodes import FIELD_STORES, LATENT_STORES, build_command, shown, training_nodes
-from ups.pipeline.processes import run_process
+from ups.pipeline.graph import Node
+from ups.pipeline.nodes import (
+    BASELINES,
+    FIELD_STORES,
+    LATENT_STORES,
+    STORES,
+    TRAINING,
+    Run,
+    declare_graph,
+    shown,
+)
+from ups.pipeline.run import Executor, run_process
 from ups.train.checks import (
     check_encoder,
     check_nothing_refused_later,
@@ -36,7 +44,7 @@ from ups.train.checks import (
     unused_in_all_stages,
 )
 from ups.train.distributed import check_num_ranks, joined_ranks
-from ups.train.launched import EARLIER_SECONDS, launched_at, of_stores, with_stores
+from ups.train.launched import EARLIER_SECONDS, of_stores, with_stores
 from ups.train.run import train_unless_valid
 from ups.train.saved_state import check_interrupted
 from ups.train.stage import ALL
@@ -44,6 +52,8 @@ from ups.train.switches import check_switches
 from ups.train.tracking import CONTEXT_FILE, context_path, handing_on, send_report
 from ups.train.train_baselines import train_configured_baselines
 from ups_store.launch import rank_of
+
+_PHASES = {FIELD_STORES: "startup/field_cache_sec", LATENT_STORES: "startup/cache_sec"}
 
 
 @once_each()
@@ -67,24 +77,14 @@ def run_all(
     Returns:
         {"stage": "all", "stages": reports by stage, "cache": metrics of the build, "evaluation": paths of the
         report's files}.
-
-    Raises:
-        ConfigError: If field stores and latent stores would lie in the same place, and those of the stages;
-            before anything is built or trained, as far as the configuration alone shows.
-        CheckpointError: If an interrupted stage can't go on with it; before anything is trained.
-        OutputError: If the report could not be written.
-        UpsError: Of the stages; of kind "build" with the exit code of a build that failed.
     """
     check_encoder(config)
     folder = report_folder(config_path)
     check_nothing_refused_later(config, report_folder=folder)
-    train = partial(train_unless_valid, config=config, restart=restart)
-    stages: dict[str, Any] = {}
-    training, cache, startup = config.training, dict[str, float](), dict[str, float]()
-    launched = began and launched_at(began)
+    training, checkpoints = config.training, config.checkpoint.dir
     with (
         joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, device),
-        handing_on(context_path(config.checkpoint.dir)),
+        handing_on(context_path(checkpoints)),
         ExitStack() as stack,
     ):
         check_num_ranks(training, ranks)
@@ -92,31 +92,66 @@ def run_all(
             check_switches(config, name, device=device, num_ranks=ranks.world_size)
         for text in unused_in_all_stages(config) if ranks.is_first else ():
             logger.warning(text)
-        said: dict[str, Any] = {"config_path": config_path, "overrides": overrides}
-        said |= {"is_first": ranks.is_first}
         if has_given_encoder(config) and ranks.is_first:
             logger.info(f"no autoencoder is trained: latent.checkpoint = {config.latent.checkpoint}")
         check_sizes(config)
         if ranks.is_first:
-            stack.enter_context(locked(config.checkpoint.dir / TRAINING_LOCK, is_nested=True))
+            stack.enter_context(locked(checkpoints / TRAINING_LOCK, is_nested=True))
         if not restart:
             check_interrupted(config, config.trained_stages)
-        for node in training_nodes(config):
-            if node.name == FIELD_STORES:
-                startup = with_stores(startup, build_fields(config, **said))
-            elif node.name == LATENT_STORES:
-                cache = build_latents(config, **said)
-                startup = with_stores(startup, cache)
-            elif node.stage is not None:
-                stages[node.stage] = train(node.stage, began=began, startup=startup)
-                startup = {EARLIER_SECONDS: time.time() - launched} if launched else {}
-        if config.evaluation.enabled:
-            train_configured_baselines(config, restart=restart)
+        file = [] if config_path is None else ["--config", str(config_path)]
+        run = Run(config, config, config, checkpoints, words=(*file, *overrides), is_first=ranks.is_first)
+        executor = TrainingHere(run, restart=restart, began=began)
+        for node in declare_graph(run).of(TRAINING):
+            executor.advance(node)
     evaluation = {}
     if config.evaluation.enabled and evaluates and ranks.is_first:
-        seconds = {name: report["seconds"] for name, report in stages.items()}
-        evaluation = _evaluate([config], config.checkpoint.dir, seconds, folder=folder)
-    return {"stage": ALL, "stages": stages, "cache": cache, "evaluation": evaluation}
+        seconds = {name: report["seconds"] for name, report in executor.reports.items()}
+        evaluation = _evaluate([config], checkpoints, seconds, folder=folder)
+    return {"stage": ALL, "stages": executor.reports, "cache": executor.cache, "evaluation": evaluation}
+
+
+class TrainingHere(Executor):
+    """Does stages and baselines in this process, on ranks that stay joined; builds are processes.
+
+    Attributes:
+        reports: Of stages.
+        cache: `startup/cache_sec`, the same as `startup/cache_precompute_time_min`, and
+            `startup/cache_reused`, 1 if all stores of latents were valid, else 0; empty where there are none.
+    """
+
+    def __init__(self, run: Run, *, restart: bool = False, began: float | None = None) -> None:
+        super().__init__(run, restart=restart, began=began)
+        self._process_began = began
+        self.reports, self.cache = dict[str, Any](), dict[str, float]()
+
+    def execute(self, node: Node) -> Mapping[str, Any]:
+        """Train; a build of stores is a process of its own, by each rank, of which one tells."""
+        config = self.run.config
+        if node.stage is not None:
+            self.reports[node.stage] = train_unless_valid(
+                node.stage, config, restart=self.restart, began=self._process_began, startup=self.startup
+            )
+            # What came before counts once: in the stage that waited for it, and then as time that is over.
+            self.startup = {EARLIER_SECONDS: time.time() - self.launched} if self._process_began else {}
+        elif node.name == BASELINES:
+            if config.evaluation.enabled:
+                train_configured_baselines(config, restart=self.restart)
+        else:
+            assert node.command is not None
+            command = list(node.command(self.restart))
+            with nullcontext() if self.run.is_first else quiet():
+                logger.info(f"$ {shlex.join(shown(command))}")
+                run_process(command, what="the build of stores", kind="build")
+        return {}
+
+    def take_stores(self, node: Node, seconds: float, *, is_reused: bool) -> None:
+        """Note the seconds by the phase of the start, too."""
+        if node.name in STORES:
+            of_phase = {_PHASES[node.name]: seconds}
+            metrics = {**of_phase, **of_stores(seconds, is_reused=is_reused and self.run.is_first)}
+            self.startup = with_stores(self.startup, metrics)
+            self.cache = metrics if node.name == LATENT_STORES else self.cache
 
 
 @once_each()
@@ -136,23 +171,19 @@ def run_all_seeds(
 
     Returns:
         {"stage": "all", "seeds": what `run_all` returns by seed, "evaluation": paths of the report's files}.
-
-    Raises:
-        UpsError: As `run_all`.
     """
     configs, reports = [], {}
     for seed in seeds:
-        given = [*overrides, *seed_overrides(config, seed)]
-        configs.append(own := load_config(config_path, overrides=given))
+        words = [*overrides, *seed_overrides(config, seed)]
+        configs.append(own := load_config(config_path, overrides=words))
         logger.info(f"seed {seed}: {own.checkpoint.dir}")
         options: dict[str, Any] = {"restart": restart, "began": began, "evaluates": False}
         with handing_on(own.checkpoint.dir / CONTEXT_FILE):  # each seed is a run of its own
-            reports[seed] = run_all(own, config_path=config_path, overrides=given, **options)
+            reports[seed] = run_all(own, config_path=config_path, overrides=words, **options)
         began = None
     evaluation = {}
     if config.evaluation.enabled and rank_of() == 0:
-        folder = report_folder(config_path)
-        evaluation = _evaluate(configs, config.checkpoint.dir, {}, folder=folder)
+        evaluation = _evaluate(configs, config.checkpoint.dir, {}, folder=report_folder(config_path))
     return {"stage": ALL, "seeds": reports, "evaluation": evaluation}
 
 
@@ -160,63 +191,12 @@ def _evaluate(
     configs: Sequence[RunConfig], checkpoints: Path, phases: dict[str, float], *, folder: Path
 ) -> dict[str, str]:
     """Write the report of `ups evaluate` to a folder."""
-    first = configs[0].evaluation
-    report = evaluate_opened(
-        [
-            with_companions(trained_run(config, folder=checkpoints), has_members=first.members is not None)
-            for config in configs
-        ],
-        split=daily_split(None, first.split),
-        phases=phases,
-    )
+    settings = configs[0].evaluation
+    runs = [
+        with_companions(trained_run(config, folder=checkpoints), has_members=settings.members is not None)
+        for config in configs
+    ]
+    report = evaluate_opened(runs, split=daily_split(None, settings.split), phases=phases)
     files = write_report(folder, report)
     send_report(report, files, name="evaluation")
     return {kind: str(path) for kind, path in files.items()}
-
-
-def build_latents(
-    config: RunConfig, *, config_path: Path | None, overrides: Sequence[str], is_first: bool
-) -> dict[str, float]:
-    """Build the stores of latents that the autoencoder in use makes; valid ones are kept.
-
-    Args:
-        config_path: The file that it was read from.
-        is_first: Whether this is the first rank, which shows the command and writes the manifest.
-
-    Returns:
-        `startup/cache_sec`, the same as `startup/cache_precompute_time_min`, and `startup/cache_reused`, 1 if
-        all stores were valid, else 0.
-
-    Raises:
-        UpsError: Kind "build", with the exit code of the build; its own message went to stderr.
-        InterruptedTrainingError: On SIGTERM or SIGINT; what is committed stays.
-    """
-    command = build_command(config, config_path, *overrides, holds_latents=True)
-    manifest = config.checkpoint.dir / "latents.manifest.json"
-    return _timed_build(command, manifest, phase="cache", is_first=is_first)
-
-
-def build_fields(
-    config: RunConfig, *, config_path: Path | None, overrides: Sequence[str], is_first: bool
-) -> dict[str, float]:
-    """Build stores of the fields themselves; as `build_latents`, with `startup/field_cache_sec`."""
-    command = build_command(config, config_path, *overrides, holds_latents=False)
-    manifest = config.checkpoint.dir / "fields.manifest.json"
-    return _timed_build(command, manifest, phase="field_cache", is_first=is_first)
-
-
-def _timed_build(command: Sequence[str], manifest: Path, *, phase: str, is_first: bool) -> dict[str, float]:
-    """Run a build of stores, and give the metrics of a start; of other ranks the manifest is the first's."""
-    began = time.perf_counter()
-    flags = ["--manifest", str(manifest)] if is_first else []
-    with nullcontext() if is_first else quiet():
-        _build([*command, *flags])
-    seconds = time.perf_counter() - began
-    is_reused = are_reused(manifest) if is_first else False
-    return {f"startup/{phase}_sec": seconds, **of_stores(seconds, is_reused=is_reused)}
-
-
-def _build(command: list[str]) -> None:
-    """Run a build of stores as a process of its own."""
-    logger.info(f"$ {shlex.join(shown(command))}")
-    run_process(command, what="the build of stores", kind="build")

@@ -1,4 +1,4 @@
-"""Stages `fno`, `unet` and `fno_neuraloperator`: baselines on the fields of one task.
+"""Stages `fno`, `unet`, `fno_neuraloperator` and `own_baseline`: baselines on the fields of one task.
 
 They are trained as the operator on fields is: the same windows, losses, augmentation and validation. With
 several tasks each has its own baseline and training (`ups.train.train_baselines`). Letters: B batch, K steps,
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,8 +21,18 @@ from ups.data.batches import WindowBatch, augment_windows, batch_size_of, window
 from ups.data.windows import Trajectories, Windows, open_trajectories
 from ups.distributed.sharding import ShardedPart
 from ups.errors import ConfigError
-from ups.eval.baseline_model import BASELINE, Baseline, Effort, load_baseline, save_baseline
-from ups.eval.baseline_spec import BaselineSpec, Kind, check_kinds, make_spec
+from ups.eval.baseline_model import (
+    BASELINE,
+    Baseline,
+    BaselineSpec,
+    Effort,
+    OnPatches,
+    check_kinds,
+    load_baseline,
+    make_spec,
+    save_baseline,
+    stage_of,
+)
 from ups.eval.training_logs import log_path, read_stage_log
 from ups.grid import FIELDS
 from ups.laws import laws_of
@@ -44,16 +54,12 @@ from ups.trained.checkpoint import read_document
 
 
 def make_baseline_stage(
-    kind: Kind, config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
+    kind: str | None, config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> BaselineStage:
-    """Open training and validation trajectories, measure the statistics, and build the model.
-
-    Raises:
-        MissingExtraError: If it needs a package that isn't installed.
-        ConfigError: Kind "several_tasks"; those of trajectories and windows, or of a size that doesn't fit.
-        ups_store.StoreError: If the data can't be read.
-    """
-    check_kinds([kind])
+    """Open training and validation trajectories, measure the statistics, and build the model."""
+    if kind is None and config.baselines.own.name is None:
+        raise ConfigError("baselines.own.name", expected="module:class of your own", found="nothing")
+    (kind,) = check_kinds([kind or str(config.baselines.own.name)])
     check_losses(config.training)
     trajectories, spec = open_baseline(kind, config, start=start)
     with start.phase("data_opening"):
@@ -66,17 +72,12 @@ def make_baseline_stage(
 
 
 def open_baseline(
-    kind: Kind, config: RunConfig, *, start: StageStart = QUIET_START
+    kind: str, config: RunConfig, *, start: StageStart = QUIET_START
 ) -> tuple[Trajectories, BaselineSpec]:
-    """The training split of a run's one task, and what its baseline will be.
-
-    Raises:
-        ConfigError: Kind "several_tasks"; those of trajectories, or of a size that doesn't fit.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """The training split of a run's one task, and what its baseline will be."""
     if len(config.data.tasks) != 1:
         raise ConfigError(
-            f"a baseline is for one task, and stage {kind} was given several",
+            f"a baseline is for one task, and {kind} was given several",
             kind="several_tasks",
             found=", ".join(config.data.tasks),
             hint="`ups train --stage` trains one for each",
@@ -87,27 +88,22 @@ def open_baseline(
             config.build, task, "train", source=training.field_source, stride=training.stride
         )
     with start.phase("statistics"):
-        spec = make_spec(kind, trajectories, stride=training.stride, sizes=config.baselines)
+        spec = make_spec(kind, trajectories, config)
     return trajectories, spec
 
 
 make_fno_stage = partial(make_baseline_stage, "fno")
 make_unet_stage = partial(make_baseline_stage, "unet")
-make_neuraloperator_stage = partial(make_baseline_stage, "fno_neuraloperator")
+make_fno_neuraloperator_stage = partial(make_baseline_stage, "fno_neuraloperator")
+make_own_baseline_stage = partial(make_baseline_stage, None)
 
 
 class BaselineStage(Stage):
-    """See `ups.train.stage.Stage`.
-
-    Args:
-        model: On its device.
-        trajectories: Of the training split.
-        validation: Trajectories that are rolled out.
-    """
+    """See `ups.train.stage.Stage`."""
 
     model: Baseline
     compiled = ("advance",)
-    gradients = "all"
+    gradients: Literal["all", "the same"] = "all"
 
     def __init__(
         self,
@@ -118,7 +114,9 @@ class BaselineStage(Stage):
         validation: RolloutValidation,
         device: torch.device,
     ) -> None:
-        self.facts = STAGES[model.spec.kind]
+        self.facts = STAGES[stage_of(model.spec.kind)]
+        if isinstance(model.network, OnPatches):  # nothing is known of which weights a step needs
+            self.gradients = "the same"
         self.model, self._config, self._validation, self._device = model, config, validation, device
         settings, own = config.stage(self.name), config.baselines
         self._is_compiled = bool(settings.compile)

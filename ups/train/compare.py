@@ -13,8 +13,7 @@ from ups.config import RunConfig
 from ups.config.stages import BUDGETS, BudgetConfig, Limit
 from ups.device import choose_device
 from ups.errors import CheckpointError, ConfigError
-from ups.eval.baseline_model import BASELINE, load_baseline
-from ups.eval.baseline_spec import Kind, check_kinds
+from ups.eval.baseline_model import BASELINE, check_kinds, load_baseline, stage_of
 from ups.eval.equal_budgets import encoding_seconds, equal_budgets, used_stages
 from ups.eval.evaluate import evaluate_opened
 from ups.eval.report import Report
@@ -44,21 +43,7 @@ def compare_run(
     also: Sequence[Path] = (),
     restart: bool = False,
 ) -> Report:
-    """Train baselines with as much as a run's operator took, and evaluate all beside it.
-
-    Args:
-        checkpoint: As `open_runs`, like `config_path`, `overrides` and `seeds`; each has its own budgets.
-        split: By default `evaluation.split`; never "test".
-        kinds: Of baselines, see `check_kinds`.
-        by: What budgets count: "flops", "samples", "seconds"; by default each gives a row.
-        amounts: Budgets instead of what the logs say.
-        also: Checkpoints of other operators of the same tasks.
-        restart: Whether baselines that are there are trained again.
-
-    Raises:
-        UpsError: As `evaluate_run`; kind "no_log" where logs say nothing and a budget isn't given.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Train baselines with as much as a run's operator took, and evaluate all beside it."""
     check_shared(hint=ONLY_ONCE)
     wanted, limits = check_kinds(kinds), check_limits(by)
     runs = open_runs(checkpoint, config_path=config_path, overrides=overrides, seeds=seeds)
@@ -91,11 +76,7 @@ def compare_run(
 
 
 def check_limits(by: Sequence[str] | None) -> list[Limit]:
-    """What budgets count; all that there are by default.
-
-    Raises:
-        ConfigError: For another name.
-    """
+    """What budgets count; all that there are by default."""
     if unknown := [name for name in by or () if name not in BUDGETS]:
         raise ConfigError("--by", expected=" or ".join(BUDGETS), found=repr(unknown[0]))
     return [limit for limit in BUDGETS if not by or limit in by]
@@ -103,12 +84,12 @@ def check_limits(by: Sequence[str] | None) -> list[Limit]:
 
 def _equal_times(
     config: RunConfig,
-    kinds: Sequence[Kind],
+    kinds: Sequence[str],
     task: str,
     budget: BudgetConfig,
     logs: Sequence[StageLog],
     restart: bool,
-) -> dict[Kind, tuple[BudgetConfig, int]]:
+) -> dict[str, tuple[BudgetConfig, int]]:
     """The budget of seconds of each baseline with what it was measured to be, and its steps.
 
     What was measured before for the same budget stays, so that nothing is trained again.
@@ -127,16 +108,11 @@ def _equal_times(
 
 
 def measure_equal_times(
-    config: RunConfig, kinds: Sequence[Kind], task: str, budget: BudgetConfig, logs: Sequence[StageLog]
-) -> dict[Kind, tuple[BudgetConfig, int]]:
+    config: RunConfig, kinds: Sequence[str], task: str, budget: BudgetConfig, logs: Sequence[StageLog]
+) -> dict[str, tuple[BudgetConfig, int]]:
     """How many steps of each baseline take as long as the training of the operator did.
 
     Steps of all stages are timed in turns, so no clock of the past is compared with one of now.
-
-    Args:
-        kinds: Of baselines.
-        budget: Of seconds.
-        logs: Of the operator's run.
 
     Returns:
         By kind the budget, with the ratio of a baseline's step to one of the operator's, and the steps.
@@ -144,7 +120,8 @@ def measure_equal_times(
     used = [log for log in used_stages(logs) if log.steps]
     with ExitStack() as stack:
         stages = [(log.stage, without_preparing(config)) for log in used]
-        stages += [(kind, without_preparing(config_of_baseline(config, kind, task))) for kind in kinds]
+        of_kinds = [(kind, config_of_baseline(config, kind, task)) for kind in kinds]
+        stages += [(stage_of(kind), without_preparing(own)) for kind, own in of_kinds]
         made: list[tuple[Stage, RunConfig]] = []
         with quiet():  # said when they were trained, or will be
             device = choose_device(config.training.device)
@@ -159,7 +136,7 @@ def measure_equal_times(
     units = sum(log.steps * ratio_of(steps_of[log.stage], of_operator) for log in used)
     units *= 1 + encoding_seconds(used) / sum(log.processor_s for log in used)
     share = units / len(config.data.tasks)
-    found: dict[Kind, tuple[BudgetConfig, int]] = {}
+    found: dict[str, tuple[BudgetConfig, int]] = {}
     for kind, own_seconds in zip(kinds, seconds[len(used) :], strict=True):
         ratio = ratio_of(own_seconds, of_operator)
         found[kind] = budget.model_copy(update={"step_ratio": ratio}), max(1, int(share / ratio))
@@ -167,14 +144,14 @@ def measure_equal_times(
 
 
 def _measured_before(
-    config: RunConfig, kind: Kind, task: str, budget: BudgetConfig
+    config: RunConfig, kind: str, task: str, budget: BudgetConfig
 ) -> tuple[BudgetConfig, int] | None:
     """What a budget of seconds became in a baseline that is there."""
     try:
         document: dict[str, Any] = read_document(
             baseline_path(config, kind, task, budget.limit), kind=BASELINE
         )
-        stage = document["config"]["stages"][kind]
+        stage = document["config"]["stages"][stage_of(kind)]
         saved = BudgetConfig.model_validate(stage["budget"])
     except (CheckpointError, KeyError, TypeError, ValueError):
         return None

@@ -38,12 +38,7 @@ class GatedFile:
         return self.candidate if self.candidate.exists() else self.path
 
     def check(self, score: float) -> None:
-        """Fail unless `latest` is whole, and has the weights of a validation error.
-
-        Raises:
-            CheckpointError: As `check_whole`; kind "other_weights", if the candidate is gone, and an earlier
-                training has the name.
-        """
+        """Fail unless `latest` is whole, and has the weights of a validation error."""
         check_whole(self.latest, kind=self.kind)
         saved = read_document(self.latest, kind=self.kind)["report"]["score"]
         if saved != score and math.isfinite(score):
@@ -53,11 +48,7 @@ class GatedFile:
     def export_if_gates_passed(
         self, report: Mapping[str, Any], verdicts: Sequence[GateVerdict], *, stage: Stage, config: RunConfig
     ) -> dict[str, Any]:
-        """Give the candidate its name if it has passed all gates, and report `checkpoint` and `gates`.
-
-        Raises:
-            GateMissedError: On every rank, with the report.
-        """
+        """Give the candidate its name if it has passed all gates, and report `checkpoint` and `gates`."""
 
         def said(gates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             missed = [gate["says"] for gate in gates if not gate["passed"]]

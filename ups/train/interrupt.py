@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-import torch
-
-from ups.device import cuda_state
 from ups.errors import InterruptedTrainingError, StalledError
 from ups_store.system.stalls import DeadlineThread
 from ups_store.system.stalls import listening_to_stalls as listening_to_stalls
+
+if TYPE_CHECKING:
+    import torch
 
 SAME_COMMAND = "the same command"  # continues; not with --restart, as `ups train` then says
 
@@ -140,6 +141,10 @@ class StallWatch(DeadlineThread):
         )
 
     def _state(self) -> str:
+        from ups.device import (
+            cuda_state,  # not before, as commands that train nothing import this module, too
+        )
+
         return f"\n{cuda_state(self._device)}\n"
 
     def _record(self, error: Exception) -> None:

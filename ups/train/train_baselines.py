@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig, load_config
+from ups.config.architecture import OwnBaselineConfig
 from ups.config.seeds import with_seeds
 from ups.config.stages import BudgetConfig
 from ups.errors import CheckpointError, ConfigError, DivergedError
-from ups.eval.baseline_model import BASELINE, load_baseline
-from ups.eval.baseline_spec import DEFAULT_KINDS, LABELS, Kind, check_kinds
+from ups.eval.baseline_model import (
+    BASELINE,
+    DEFAULT_KINDS,
+    LABELS,
+    check_kinds,
+    load_baseline,
+    stage_of,
+)
 from ups.eval.equal_budgets import equal_budgets, parse_budgets
 from ups.eval.runs import baseline_path
 from ups.eval.training_logs import read_stage_logs
 from ups.log import logger
+from ups.models.operators import dotted_name
 from ups.output import check_writable
+from ups.stages import OWN_BASELINE
 from ups.train.baseline import open_baseline
 from ups.train.budget import with_steps
 from ups.train.distributed import joined_ranks
@@ -35,78 +45,62 @@ from ups_store.launch import ONLY_ONCE, check_shared
 def config_of_baseline(
     config: RunConfig, kind: str, task: str, *, budget: BudgetConfig | None = None, steps: int | None = None
 ) -> RunConfig:
-    """The configuration of one baseline: one task, a folder of its own, and its budget.
-
-    Args:
-        kind: Name of the baseline.
-        budget: How much it may be trained; by default as its stage says.
-        steps: What the budget is in optimiser steps, where that is known.
-    """
-    budget = budget or config.stage(kind).budget
+    """The configuration of one baseline: one task, a folder of its own, and its budget."""
+    name, baselines = stage_of(kind), config.baselines
+    stage = config.stage(name)  # also what it takes from the operator's, which a continuation compares
+    budget = budget or stage.budget
     folder = baseline_path(config, kind, task, "steps" if budget is None else budget.limit).parent
     own: dict[str, Any] = {
         "data": config.data.model_copy(update={"tasks": (task,)}),
         "checkpoint": config.checkpoint.model_copy(update={"dir": folder}),
         "training": config.training.model_copy(update={"log_path": None}),
     }
-    stage = config.stage(kind)  # also what it takes from the operator's, which a continuation compares
+    if name == OWN_BASELINE.name:  # one of several may be the one that the configuration sizes
+        own["baselines"] = baselines.model_copy(update={"own": _own_baseline(baselines.own, kind)})
     if budget is not None:
         changed = {"budget": budget, "steps": steps, "steps_per_epoch": None, "patience": None}
         stage = stage.model_copy(update=changed)
-    return config.model_copy(update=own | {"stages": {**config.stages, kind: stage}})
+    return config.model_copy(update=own | {"stages": {**config.stages, name: stage}})
+
+
+def _own_baseline(configured: OwnBaselineConfig, kind: str) -> OwnBaselineConfig:
+    """Keys of one's own as the configuration has them, if it names this kind; else the defaults."""
+    config: dict[str, Any] = {}
+    with suppress(CheckpointError):  # the name is a checkpoint's, and of code that nobody asked for
+        if configured.name is not None and dotted_name(configured.name, allow_code=()) == kind:
+            config = configured.config
+    return OwnBaselineConfig(name=kind, config=config)
 
 
 def train_stage_of_baselines(
-    kind: str, config: RunConfig, *, restart: bool = False, began: float | None = None
+    name: str, config: RunConfig, *, restart: bool = False, began: float | None = None
 ) -> dict[str, Any]:
-    """Train one kind of baseline on every task of a run, as its stage says; under `torchrun` on all ranks.
-
-    Args:
-        restart: Begin from scratch although there are states to continue from.
-        began: When the process was started, seconds since 1970.
+    """Train a stage of baselines on every task of a run, as its stage says; under `torchrun` on all ranks.
 
     Returns:
-        {"stage": kind, "stages": reports of `run_stage` by task}.
-
-    Raises:
-        UpsError: As `run_stage`.
+        {"stage": name, "stages": reports of `run_stage` by task}.
     """
-    check_kinds([kind])
+    own = config.baselines.own.name
+    (kind,) = check_kinds([own if name == OWN_BASELINE.name and own is not None else name])
     reports: dict[str, Any] = {}
     with joined_ranks(config.training.device, timeout_s=config.training.rank_timeout_s):
         for task in config.data.tasks:
-            own = config_of_baseline(config, kind, task)
-            reports[task] = run_stage(kind, own, restart=restart, began=began)
+            of_task = config_of_baseline(config, kind, task)
+            reports[task] = run_stage(name, of_task, restart=restart, began=began)
             began = None  # the start of the process is the first one's
-    return {"stage": kind, "stages": reports}
+    return {"stage": name, "stages": reports}
 
 
 def obtain_baseline(
     config: RunConfig,
-    kind: Kind,
+    kind: str,
     task: str,
     *,
     budget: BudgetConfig,
     steps: int | None = None,
     restart: bool = False,
 ) -> Path:
-    """Train a baseline within a budget, unless there is one that was trained alike; a collective.
-
-    Args:
-        kind: "fno", "unet" or "fno_neuraloperator".
-        budget: How much it may be trained.
-        steps: What that is in optimiser steps, where it is known.
-        restart: Train again although there is a file.
-
-    Returns:
-        Its file.
-
-    Raises:
-        ConfigError: If there is no such baseline for the task.
-        DivergedError: If a loss isn't finite.
-        OutputError: If its file can't be written, before it is trained.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Train a baseline within a budget, unless one was trained alike, and give its file; a collective."""
     own = config_of_baseline(config, kind, task, budget=budget, steps=steps)
     path, training = baseline_path(config, kind, task, budget.limit), config.training
     with joined_ranks(training.device, timeout_s=training.rank_timeout_s) as (ranks, _):
@@ -114,21 +108,22 @@ def obtain_baseline(
             logger.info(f"{path} is there already, trained alike")
             return path
         check_writable(path.parent)
-        logger.info(f"{task}: {LABELS[kind]}, {budget}")
-        train_unless_valid(kind, own, restart=restart)
+        logger.info(f"{task}: {LABELS.get(kind, kind)}, {budget}")
+        train_unless_valid(stage_of(kind), own, restart=restart)
     return path
 
 
-def is_trained_alike(path: Path, config: RunConfig, kind: Kind) -> bool:
+def is_trained_alike(path: Path, config: RunConfig, kind: str) -> bool:
     """Whether a file holds what this configuration's training would end with; reads all training data."""
     try:
         document = read_document(path, kind=BASELINE)
     except CheckpointError:
         return False
-    stage = document["config"]["stages"].get(kind, {})
-    if config.stage(kind).steps is None and stage.get("steps"):
-        config = with_steps(config, kind, stage["steps"])  # what its budget became
-    if document["effort"] is None or differing_keys(document["config"], config, stage=kind):
+    name = stage_of(kind)
+    stage = document["config"]["stages"].get(name, {})
+    if config.stage(name).steps is None and stage.get("steps"):
+        config = with_steps(config, name, stage["steps"])  # what its budget became
+    if document["effort"] is None or differing_keys(document["config"], config, stage=name):
         return False
     _, spec = open_baseline(kind, config)
     return bool(document["spec"] == spec.as_stored())
@@ -166,24 +161,9 @@ def train_baselines_of_run(
     amounts: Mapping[str, float | None],
     restart: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Train each kind of baseline on each task of a run.
+    """Train each kind of baseline on each task of a run, and give what its training took, by its path.
 
-    Args:
-        config_path: YAML file of the operator's run.
-        seeds: Training seeds, each in its folder; by default the configured one.
-        kinds: Of baselines, see `check_kinds`.
-        amounts: Of each, "flops", "samples" or "seconds"; without any, as many operations as the training of
-            the run's operator took, by its logs.
-        restart: Whether baselines that are there are trained again.
-
-    Returns:
-        What its training took, by the path of each baseline.
-
-    Raises:
-        ConfigError: If the configuration, a kind or the budget is wrong, or each of several processes that a
-            scheduler started would train the same.
-        UpsError: If a file can't be written, or training diverges.
-        ups_store.StoreError: If the data can't be read.
+    Without an amount a baseline gets as many operations as the training of the run's operator took.
     """
     check_shared(hint=ONLY_ONCE)
     wanted, budgets = check_kinds(kinds), parse_budgets(**amounts)

@@ -23,7 +23,7 @@ from ups.config.stages import BudgetConfig
 from ups.data.batches import seed_of
 from ups.data.splits import open_fields
 from ups.errors import ConfigError, DivergedError, needs
-from ups.eval.baseline_spec import check_kinds, network_size
+from ups.eval.baseline_model import check_kinds, network_size
 from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
 from ups.locks import locked
@@ -32,7 +32,7 @@ from ups.models.operator_size import TOKEN_UNET
 from ups.models.operators import config_section
 from ups.output import check_writable, write_atomically
 from ups.section import fact
-from ups.stages import BASELINES, OPERATOR
+from ups.stages import BASELINES, OPERATOR, OWN_BASELINE
 from ups.train.run import run_stage
 from ups.train.saved_state import differing_keys
 from ups.train.train_baselines import train_stage_of_baselines
@@ -108,6 +108,10 @@ def _sizes(stage: str, config: RunConfig, grids: Sequence[GridSpec]) -> dict[str
             tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}
             return {f"operator.config.{name}": some for name, some in tried.items() if some} | own
         return {"operator.width": widths, **own}
+    if stage == OWN_BASELINE.name:
+        section = config_section(str(config.baselines.own.name))
+        tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}
+        return {f"baselines.own.config.{name}": sizes for name, sizes in tried.items() if sizes}
     section = type(getattr(config.baselines, stage))
     tried = {name: fact(field, "tune") or () for name, field in section.model_fields.items()}
     fitting = {

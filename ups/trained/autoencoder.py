@@ -138,21 +138,13 @@ def spec_within(autoencoder: Autoencoder | None) -> dict[str, Any] | None:
 
 
 def spec_of_autoencoder(document: Mapping[str, Any], path: str | os.PathLike[str]) -> AutoencoderSpec | None:
-    """The specification that `spec_within` described; its weights are the model's.
-
-    Raises:
-        CheckpointError: As `parse_spec`.
-    """
+    """The specification that `spec_within` described; its weights are the model's."""
     inner = document.get("autoencoder")
     return None if inner is None else parse_spec(inner, path)
 
 
 def load_autoencoder(path: str | os.PathLike[str], *, device: str = "cpu") -> Autoencoder:
-    """Read an autoencoder, in evaluation mode.
-
-    Raises:
-        CheckpointError: As `load_checkpoint`; kind "other_weights" if weights and specification differ.
-    """
+    """Read an autoencoder, in evaluation mode."""
     tensors, document = load_checkpoint(path, kind=AUTOENCODER, device=device)
     spec = parse_spec(document, path)
     return filled(lambda: Autoencoder(spec), tensors, path=path, device=device)

@@ -65,9 +65,6 @@ def save_checkpoint(
         kind: What the checkpoint is, such as "autoencoder"; `load_checkpoint` asks for it.
         document: JSON values; numbers keep every bit (NaN and infinity included).
         offsets: Where each of them begins in the tensor that it is a shard of, if they are shards.
-
-    Raises:
-        OutputError: Such as on a full disk; the old file stays.
     """
     check_local(path)
     path = Path(path)
@@ -94,12 +91,7 @@ def save_checkpoint(
 
 
 def write_card(path: str | os.PathLike[str], *, kind: str) -> None:
-    """Write the card of a checkpoint that is there, such as one with a new name.
-
-    Raises:
-        CheckpointError: As `read_document`.
-        OutputError: If it can't be written.
-    """
+    """Write the card of a checkpoint that is there, such as one with a new name."""
     path = Path(path)
     ours = _read_ours(path, kind=kind)
     header, _ = _read_header(path)
@@ -157,9 +149,6 @@ def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, path: str |
         model: Takes all of them, and has no others.
         tensors: By name, as `load_checkpoint` returns them.
         path: Where they are from, for the error.
-
-    Raises:
-        OtherTensorsError: If names, shapes or dtypes differ; nothing is changed then.
     """
     problem, own = "its weights aren't those of its specification", model.state_dict()
     check_tensors(tensors, own, path=path, problem=problem)
@@ -183,11 +172,7 @@ def check_tensors(
     path: str | os.PathLike[str],
     problem: str,
 ) -> None:
-    """Fail unless a checkpoint's tensors have the names and shapes that are expected.
-
-    Raises:
-        OtherTensorsError: With the names.
-    """
+    """Fail unless a checkpoint's tensors have the names and shapes that are expected."""
     missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     common = sorted(expected.keys() & found.keys())
     reshaped = [name for name in common if found[name].shape != expected[name].shape]
@@ -208,31 +193,19 @@ def _some_of(names: list[str]) -> str:
 
 
 def read_document(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
-    """Read a checkpoint's document without its tensors; needs no torch.
-
-    Raises:
-        CheckpointError: As `load_checkpoint`, "damaged" aside.
-    """
+    """Read a checkpoint's document without its tensors; needs no torch."""
     document: dict[str, Any] = _read_ours(path, kind=kind)["document"]
     return document
 
 
 def read_any_document(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
-    """Kind and document of a checkpoint of any kind; needs no torch.
-
-    Raises:
-        CheckpointError: As `read_document`, "other_kind" aside.
-    """
+    """Kind and document of a checkpoint of any kind; needs no torch."""
     ours = _read_ours(path)
     return str(ours["kind"]), ours["document"]
 
 
 def stored_digest(path: str | os.PathLike[str], *, kind: str) -> str:
-    """The sha256 of a checkpoint's tensors that its header says; loading compares it.
-
-    Raises:
-        CheckpointError: As `read_document`.
-    """
+    """The sha256 of a checkpoint's tensors that its header says; loading compares it."""
     return str(_read_ours(path, kind=kind).get(_DIGEST_KEY))
 
 
@@ -307,9 +280,6 @@ def hash_tensors(path: str | os.PathLike[str], *, prefix: str = "") -> str:
 
     Returns:
         64 hexadecimal digits.
-
-    Raises:
-        CheckpointError: Kinds "missing", "truncated", "not_a_checkpoint"; "no_tensors" if no name matches.
     """
     check_local(path)
     path = Path(path)
@@ -326,11 +296,7 @@ def hash_tensors(path: str | os.PathLike[str], *, prefix: str = "") -> str:
 
 
 def check_whole(path: str | os.PathLike[str], *, kind: str) -> None:
-    """Fail unless a checkpoint's tensors are those that were written; needs no torch.
-
-    Raises:
-        CheckpointError: As `load_checkpoint`.
-    """
+    """Fail unless a checkpoint's tensors are those that were written; needs no torch."""
     expected = stored_digest(path, kind=kind)
     header, start = _read_header(Path(path))
     names, digest = sorted(header.keys() - {"__metadata__"}), hashlib.sha256()

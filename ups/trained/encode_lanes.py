@@ -50,8 +50,18 @@ class Lanes:
         self._room = threading.Semaphore(num + 1)  # one more is laid out, for the lane that is free next
         self._of_thread = threading.local()
         if device.type == "cpu":
-            _keep_freed_memory()
-        self._threads = _threads(num)
+            # Have glibc keep what a forward frees for the next one, instead of a page fault for every page of
+            # it. Freeing a mapped block raises its thresholds for mapping and for trimming, up to 32 MiB and
+            # twice that (mallopt(3), M_MMAP_THRESHOLD).
+            torch.empty(_LARGEST_MAPPED, dtype=torch.uint8)
+        # Threads share the cores; what PyTorch uses in other threads stays as it is.
+        num_cores = torch.get_num_threads()
+        self._threads = ThreadPoolExecutor(num, "ups-encode", _compute_with, (max(1, num_cores // num),))
+        all_there = threading.Barrier(num + 1)
+        for _ in range(num):
+            self._threads.submit(all_there.wait)
+        all_there.wait()
+        torch.set_num_threads(num_cores)  # also for threads to come
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
         """Run a job as soon as a lane is free; waits while as many as there are lanes wait for one.
@@ -66,80 +76,44 @@ class Lanes:
         return future
 
     def _run(self, job: Callable[[], Result]) -> Result:
+        stream: AbstractContextManager[object] = nullcontext()
+        if self._device.type == "cuda":  # each thread has one of its own
+            if not hasattr(self._of_thread, "stream"):
+                self._of_thread.stream = torch.cuda.Stream(self._device)
+            stream = torch.cuda.stream(self._of_thread.stream)
         while True:
-            num = self._enter()
+            with self._changed:
+                self._changed.wait_for(lambda: self._num_running < self.num)
+                self._num_running += 1
+                num = self.num
             try:
-                with self._stream():
+                with stream:
                     return job()
             except (torch.OutOfMemoryError, MemoryError) as error:
                 if num == 1:
-                    raise self._too_small(error) from error
+                    raise ConfigError(
+                        f"{self._device} has too little memory for one micro-batch",
+                        kind="no_memory",
+                        expected=f"room for {self._micro_batch} frames",
+                        found=(str(error).splitlines() or [type(error).__name__])[0],
+                        hint="choose a smaller latent.micro_batch, which makes another store, or another"
+                        " latent.device",
+                    ) from error
             finally:
-                self._leave()
-            self._halve(num)  # here, where the error doesn't hold the memory of its forward any more
-
-    def _enter(self) -> int:
-        """Wait for a free lane; returns how many there are."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_running < self.num)
-            self._num_running += 1
-            return self.num
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._num_running -= 1
-            self._changed.notify_all()
-
-    def _halve(self, num: int) -> None:
-        """Have half as many lanes as when the job began, unless another job has seen to that."""
-        with self._changed:
-            if self.num < num:
-                return
-            self.num = num // 2
-        logger.warning(
-            f"{self._device} ran out of memory with {num} micro-batches of {self._micro_batch} frames at a"
-            f" time; {self.num} from now on, which changes no byte of the latents"
-        )
-
-    def _stream(self) -> AbstractContextManager[object]:
-        """A CUDA stream of this thread's own, within the block."""
-        if self._device.type != "cuda":
-            return nullcontext()
-        if not hasattr(self._of_thread, "stream"):
-            self._of_thread.stream = torch.cuda.Stream(self._device)
-        return torch.cuda.stream(self._of_thread.stream)
-
-    def _too_small(self, error: BaseException) -> ConfigError:
-        return ConfigError(
-            f"{self._device} has too little memory for one micro-batch",
-            kind="no_memory",
-            expected=f"room for {self._micro_batch} frames",
-            found=(str(error).splitlines() or [type(error).__name__])[0],
-            hint="choose a smaller latent.micro_batch, which makes another store, or another latent.device",
-        )
-
-
-def _threads(num: int) -> ThreadPoolExecutor:
-    """Threads that share the cores; what PyTorch uses in other threads stays as it is."""
-    num_cores = torch.get_num_threads()
-    threads = ThreadPoolExecutor(num, "ups-encode", _compute_with, (max(1, num_cores // num),))
-    all_there = threading.Barrier(num + 1)
-    for _ in range(num):
-        threads.submit(all_there.wait)
-    all_there.wait()
-    torch.set_num_threads(num_cores)  # for threads to come, too: each has what was set last, in any thread
-    return threads
+                with self._changed:
+                    self._num_running -= 1
+                    self._changed.notify_all()
+            # Here, where the error doesn't hold the memory of its forward any more.
+            with self._changed:
+                is_first = self.num == num  # else another job has seen to it
+                self.num = num // 2 if is_first else self.num
+            if is_first:
+                logger.warning(
+                    f"{self._device} ran out of memory with {num} micro-batches of {self._micro_batch}"
+                    f" frames at a time; {num // 2} from now on, which changes no byte of the latents"
+                )
 
 
 def _compute_with(num_cores: int) -> None:
     torch.set_num_threads(num_cores)
     torch.get_num_threads()  # a thread's own number is fixed when it is first asked for
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep what a forward frees for the next one, instead of a page fault for every page of it.
-
-    Freeing a mapped block raises its thresholds for mapping and for trimming, up to 32 MiB and twice that
-    (mallopt(3), M_MMAP_THRESHOLD).
-    """
-    torch.empty(_LARGEST_MAPPED, dtype=torch.uint8)  # freed at once

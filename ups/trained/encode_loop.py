@@ -300,9 +300,6 @@ def make_encoder(
         micro_batch: Frames of a micro-batch, at most.
         pin_memory: Whether a CUDA device copies from page-locked memory, while it computes.
         compile: Whether the encoder is compiled.
-    Raises:
-        CheckpointError: Missing, truncated, or not an autoencoder's.
-        ConfigError: It isn't of the task.
     """
     try:
         encoder = LatentEncoder.load(

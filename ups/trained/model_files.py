@@ -92,10 +92,6 @@ def filled(
     Args:
         build: Makes it as its specification says, with any weights.
         is_trusted: Whether a constructor of others is called, which may make as many tensors as it likes.
-
-    Raises:
-        CheckpointError: Kind "no_spec", if the specification describes no model, or one larger than the file.
-        OtherTensorsError: As `fill_weights`.
     """
     try:
         with nullcontext() if is_trusted else _NoLarger(tensors):

@@ -33,13 +33,15 @@ class RolloutStart:
 
     Attributes:
         task: Name of the task.
-        state_BLD: Normalised states.
+        given_BXC: Fields on the training's grid, physical units.
+        state_BLD: Normalised states of them.
         parameters_BP: In the order of the models, NaN where the task has none of the name.
         dt_BK: Physical time of every step.
         points: Of the frames that are wanted, along each axis.
     """
 
     task: str
+    given_BXC: Tensor
     state_BLD: Tensor
     parameters_BP: Tensor
     dt_BK: Tensor

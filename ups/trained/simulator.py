@@ -201,9 +201,6 @@ class Simulator(StateSpace):
             fields: As of `rollout`, like `steps`, `task`, `parameters`, `dt`, `resample` and `extrapolate`.
             members: Of an ensemble of each sample.
             is_streamed: Whether one time step is held at once, not all of them.
-        Raises:
-            ConfigError: As `rollout`.
-            ShapeError: As `rollout`.
         """
         check_known_encoder(self.spec)
         name = check_simulated_task(self.spec, task)
@@ -219,7 +216,7 @@ class Simulator(StateSpace):
         check_within_training(known, parameters, dt, extrapolate=extrapolate)
         values_BXC = resampled(values_BXC, known.grid.points, periodic=known.grid.periodic)
         state_BLD = self.encode(values_BXC, parameters_BP, task=name, array=known.input_array)
-        return RolloutStart(name, state_BLD, parameters_BP, dt_BK, points)
+        return RolloutStart(name, values_BXC, state_BLD, parameters_BP, dt_BK, points)
 
 
 def save_simulator(

@@ -121,11 +121,7 @@ class AutoencoderSpec(Parsed):
 
 
 def parse_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> AutoencoderSpec:
-    """The specification in a checkpoint's document.
-
-    Raises:
-        CheckpointError: Kind "no_spec" if it isn't there or incomplete, such as without statistics.
-    """
+    """The specification in a checkpoint's document."""
     try:
         return AutoencoderSpec.from_json(document["spec"])
     except (KeyError, TypeError, ValueError) as error:
@@ -133,11 +129,7 @@ def parse_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Aut
 
 
 def check_task(spec: AutoencoderSpec, task: str | None, path: object) -> str:
-    """The task, or the only one if none is named.
-
-    Raises:
-        ConfigError: Kind "other_task".
-    """
+    """The task, or the only one if none is named."""
     return _one_of(spec.tasks, task, "the autoencoder wasn't trained for this task", path=path)
 
 
@@ -256,12 +248,7 @@ class SimulatorSpec(Parsed):
 
 
 def parse_simulator_spec(document: Mapping[str, Any], path: str | os.PathLike[str]) -> SimulatorSpec:
-    """The specification in a checkpoint's document.
-
-    Raises:
-        CheckpointError: Kind "no_spec" if it isn't there or incomplete, "old_operator" if it is of a version
-            whose operators had other layers.
-    """
+    """The specification in a checkpoint's document."""
     try:
         if not document["spec"]["operator"].keys() & {"mixers", "name"}:
             raise CheckpointError(
@@ -309,11 +296,7 @@ def parse_joined_specs(
     name: str,
     parse: Callable[[Mapping[str, Any]], Own],
 ) -> tuple[SimulatorSpec, Own]:
-    """The specifications in the document of a generative model: of its states, and its own under a name.
-
-    Raises:
-        CheckpointError: As `parse_simulator_spec`.
-    """
+    """The specifications in the document of a generative model: of its states, and its own under a name."""
     try:
         values = dict(document["spec"])
         own = parse(values.pop(name))
@@ -330,11 +313,7 @@ def incomplete_spec(error: Exception, path: str | os.PathLike[str], *, what: str
 
 
 def check_known_encoder(spec: SimulatorSpec) -> None:
-    """Refuse to turn fields into states, or states into fields, where nothing says what does.
-
-    Raises:
-        ConfigError: Kind "unknown_encoder".
-    """
+    """Refuse to turn fields into states, or states into fields, where nothing says what does."""
     if not spec.is_encoder_known:
         raise ConfigError(
             "the operator was trained on latents of an unknown encoder, which nothing can decode",
@@ -344,11 +323,7 @@ def check_known_encoder(spec: SimulatorSpec) -> None:
 
 
 def check_simulated_task(spec: SimulatorSpec, task: str | None) -> str:
-    """The task, or the only one if none is named.
-
-    Raises:
-        ConfigError: Kind "other_task".
-    """
+    """The task, or the only one if none is named."""
     return _one_of(spec.tasks, task, "task of the simulator")
 
 
@@ -415,11 +390,7 @@ class CorrectorSpec(Parsed):
 def parse_specs(
     document: Mapping[str, Any], path: str | os.PathLike[str]
 ) -> tuple[SimulatorSpec, CorrectorSpec]:
-    """The specifications in a corrector's or a student's document: of the operator in it, and its own.
-
-    Raises:
-        CheckpointError: As `parse_joined_specs`.
-    """
+    """The specifications in a corrector's or a student's document: of the operator in it, and its own."""
     spec, corrector = parse_joined_specs(document, path, name=CORRECTOR, parse=CorrectorSpec.from_json)
     try:
         OperatorSize.from_json(corrector.size)
@@ -431,11 +402,7 @@ def parse_specs(
 
 
 def checked_sampling(sampling: Sampling) -> Sampling:
-    """The same, if it can be.
-
-    Raises:
-        ConfigError: Kind "sampler", for an unknown one or no steps.
-    """
+    """The same, if it can be."""
     if sampling.sampler not in get_args(Sampler):
         expected = ", ".join(get_args(Sampler))
         raise ConfigError("sampler", kind="sampler", expected=expected, found=repr(sampling.sampler))
@@ -444,11 +411,7 @@ def checked_sampling(sampling: Sampling) -> Sampling:
 
 
 def whole_number(value: object, what: str, *, kind: str, least: int = 1) -> int:
-    """What a caller gives as a number of steps or members, or as a seed; NumPy's integers, too.
-
-    Raises:
-        ConfigError: Of this kind, unless it is a whole number from `least` on.
-    """
+    """What a caller gives as a number of steps or members, or as a seed; NumPy's integers, too."""
     with suppress(TypeError):
         number = index(value)  # type: ignore[arg-type]
         if number >= least and not isinstance(value, bool):

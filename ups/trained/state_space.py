@@ -108,11 +108,7 @@ class StateSpace(TrainedModel):
         return self._padded(patchify(normalised, patch_size=self.spec.patch_size))
 
     def decode(self, state_BLD: Tensor, parameters_BP: Tensor, *, task: str) -> Tensor:
-        """Normalised states to physical fields on the task's grid, shape (B, X..., C).
-
-        Raises:
-            ConfigError: Kind "unknown_encoder", if the operator's states aren't those of the autoencoder.
-        """
+        """Normalised states to physical fields on the task's grid, shape (B, X..., C)."""
         check_known_encoder(self.spec)
         known = self.spec.tasks[task]
         normalizer = self.normalizer_of(task, FIELDS)

@@ -19,7 +19,7 @@ import ups_store
 from ups_store.building.config import BuildConfig, load_config
 from ups_store.building.progress import BuildReport
 from ups_store.errors import ConfigError, SourceError
-from ups_store.sources.reader_pool import ReaderProcess
+from ups_store.sources.reader_pool import ReaderPool
 
 
 def configure(folder: Path, tasks: dict[str, Any] | None = None, **data: Any) -> BuildConfig:
@@ -173,13 +173,13 @@ def test_set_of_the_well_makes_a_store_per_folder(tmp_path: Path) -> None:
 @pytest.mark.multi_process
 def test_several_tasks_and_splits_share_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    start = ReaderProcess.start
 
-    def count(self: ReaderProcess, *arguments: int) -> Any:
-        started.append(self)
-        return start(self, *arguments)
+    class Counted(ReaderPool.process_class):
+        def start(self, *arguments: int) -> Any:
+            started.append(self)
+            return super().start(*arguments)
 
-    monkeypatch.setattr(ReaderProcess, "start", count)
+    monkeypatch.setattr(ReaderPool, "process_class", Counted)
     write_fourier(tmp_path / "source" / "flow_train.h5")
     write_runs(tmp_path / "source" / "runs_train.h5")
     write_well_2d(tmp_path / "source" / "active_matter_test.h5")

@@ -26,7 +26,7 @@ def check_documents(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name == "zarr.json":
-                assert problems("root", json.loads(archive.read(name))) == []
+                assert problems("root", json.loads(archive.read(name))) == [], path
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -34,13 +34,12 @@ def test_schema_is_one_of_draft_2020_12(name: str) -> None:
     pytest.importorskip("jsonschema").Draft202012Validator.check_schema(schema_of(name))
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.zarr.zip")), ids=lambda path: path.name.split(".")[0])
-def test_documents_of_golden_file_are_valid(path: Path) -> None:
-    check_documents(path)
+def test_documents_of_golden_files_are_valid() -> None:
+    for path in GOLDEN.glob("*.zarr.zip"):
+        check_documents(path)
 
 
-@pytest.mark.parametrize("codec", ["blosc", "pcodec"])
-@pytest.mark.parametrize("name", ["every_dtype", "bfloat16_slots", "float32_slots", "bool_slots"])
+@pytest.mark.parametrize(("name", "codec"), [("every_dtype", "blosc"), ("float32_slots", "pcodec")])
 def test_documents_of_packed_file_are_valid(name: str, codec: str, tmp_path: Path) -> None:
     with ups_store.open(GOLDEN / f"{name}.zarr.zip") as store:
         check_documents(pack_store(store, tmp_path / "a.packed.zarr.zip", codec=codec).path)

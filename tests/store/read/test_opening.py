@@ -92,8 +92,10 @@ def outcome(path: Path) -> FormatError | Report:
         return error
 
 
-@pytest.mark.parametrize("key", ["attributes", "shape", "unknown"])
-@pytest.mark.parametrize("depth", [100, 400, 500, 960, 1000, 20_000])
+@pytest.mark.parametrize(
+    ("key", "depth"),
+    [*(("attributes", depth) for depth in (100, 400, 960, 20_000)), ("shape", 500), ("unknown", 1000)],
+)
 def test_nested_metadata_ends_in_a_store_or_a_typed_error(
     key: str, depth: int, good: Path, tmp_path: Path
 ) -> None:
@@ -229,14 +231,15 @@ def test_open_partial_refuses_building_file_of_arrays_that_its_identity_lacks(
 # --- damage ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, defect in DAMAGED.items() if defect.clause in ("3.2", "3.3", "5.3", "5.4")]
-)
-def test_damage_outside_the_payloads_gives_no_wrong_array(name: str, good: Path, tmp_path: Path) -> None:
-    path = write(tmp_path, DAMAGED[name].build(good.read_bytes()))
-    with ups_store.open(path) as store, ups_store.open(good) as original:
-        assert_same_bits({n: store[n] for n in store.arrays}, {n: original[n] for n in original.arrays})
-        assert_same_bits(store.constants, original.constants)
+def test_damage_outside_the_payloads_gives_no_wrong_array(good: Path, tmp_path: Path) -> None:
+    with ups_store.open(good) as original:
+        expected = {name: original[name] for name in original.arrays}
+        for defect in DAMAGED.values():
+            if defect.clause in ("3.2", "3.3", "5.3", "5.4"):
+                path = write(tmp_path, defect.build(good.read_bytes()))
+                with ups_store.open(path) as store:
+                    assert_same_bits({name: store[name] for name in store.arrays}, expected)
+                    assert_same_bits(store.constants, original.constants)
 
 
 def test_open_refuses_file_cut_at_each_structural_boundary(good: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def changes(path: Path, step: int) -> Iterator[tuple[int, Report | FormatError]]
 
 
 @pytest.mark.no_cover  # a minute instead of seconds
-@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [149, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_changed_byte_is_found_and_placed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

@@ -46,15 +46,26 @@ def interrupted(call: Callable[[], object], *, lines: int, after: Callable[[], b
     return False
 
 
-@pytest.mark.parametrize("lines", range(0, 120, 2))
+@pytest.fixture
+def folders(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[range], Iterator[tuple[int, Path]]]:
+    """Numbers of lines, each with a folder of its own: all with --run-slow, every fifth without."""
+
+    def numbered(numbers: range) -> Iterator[tuple[int, Path]]:
+        for lines in numbers if request.config.getoption("--run-slow") else numbers[::5]:
+            (tmp_path / str(lines)).mkdir()
+            yield lines, tmp_path / str(lines)
+
+    return numbered
+
+
 def test_write_interrupted_amid_its_commits_holds_each_sample_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
+    folders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many lines after what a spool begins with was written, and some of the first samples."""
 
-    def call() -> Any:
+    def call(folder: Path) -> Any:
         samples = list(map(sample, range(N)))
-        return ups_store.write(tmp_path / "a.zarr.zip", samples, identity={"v": 1}, buffer_bytes=20_000)
+        return ups_store.write(folder / "a.zarr.zip", samples, identity={"v": 1}, buffer_bytes=20_000)
 
     counts, pwrite = [0], os.pwrite
 
@@ -62,46 +73,48 @@ def test_write_interrupted_amid_its_commits_holds_each_sample_once(
         counts[0] += 1
         return pwrite(*args)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", written)
-        assert interrupted(call, lines=lines, after=lambda: counts[0] >= 14)
-    with call() as store:
-        assert store["u"][:, 0, 0].tolist() == list(range(N))
-        assert [len(text) for text in store["text"]] == [i % 5 for i in range(N)]
+    for lines, folder in folders(range(0, 120, 2)):
+        counts[0] = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", written)
+            assert interrupted(lambda: call(folder), lines=lines, after=lambda: counts[0] >= 14)  # noqa: B023
+        with call(folder) as store:
+            assert store["u"][:, 0, 0].tolist() == list(range(N)), lines
+            assert [len(text) for text in store["text"]] == [i % 5 for i in range(N)], lines
 
 
-@pytest.mark.parametrize("lines", range(5, 150, 8))
-def test_map_interrupted_amid_the_samples_of_an_input_holds_each_once(tmp_path: Path, lines: int) -> None:
+def test_map_interrupted_amid_the_samples_of_an_input_holds_each_once(folders: Any) -> None:
     given = [0]
 
     def three(i: int) -> Iterator[dict[str, Any]]:
         yield from (sample(3 * i + j) for j in range(3))
         given[0] += 1
 
-    def call() -> Any:
+    def call(folder: Path) -> Any:
         options: Any = {"identity": {"v": 1}, "num_workers": 0}
-        return ups_store.write(tmp_path / "a.zarr.zip", map=three, inputs=range(16), **options)
+        return ups_store.write(folder / "a.zarr.zip", map=three, inputs=range(16), **options)
 
-    assert interrupted(call, lines=lines, after=lambda: given[0] == 13)
-    with call() as store:
-        assert store["u"][:, 0, 0].tolist() == list(range(48))
+    for lines, folder in folders(range(5, 150, 8)):
+        given[0] = 0
+        assert interrupted(lambda: call(folder), lines=lines, after=lambda: given[0] == 13)  # noqa: B023
+        with call(folder) as store:
+            assert store["u"][:, 0, 0].tolist() == list(range(48)), lines
 
 
-@pytest.mark.parametrize("lines", range(0, 60, 4))
-def test_batch_goes_on_after_an_interrupt_amid_a_sample(tmp_path: Path, lines: int) -> None:
+def test_batch_goes_on_after_an_interrupt_amid_a_sample(folders: Any) -> None:
     """Of two ragged arrays of equal lengths one row must not move to the next sample."""
-    lengths = [2] * N
-    specs = {name: ups_store.ArraySpec((N, None), "int64", lengths=lengths) for name in "ab"}
-    with ups_store.create(tmp_path / "a.zarr.zip", specs, identity={}) as writer:
-        with writer.batched(save_every_s=1e9) as batch:
-            for i in range(N):
-                rows = {name: np.full(2, i) for name in "ab"}
-                if i != 9 or interrupted(lambda: batch.commit(9, rows), lines=lines, after=lambda: True):  # noqa: B023
-                    batch.commit(i, rows)
-        writer.finish()
-    with ups_store.open(tmp_path / "a.zarr.zip") as store:
-        assert [store[i]["a"].tolist() for i in range(N)] == [[i, i] for i in range(N)]
-        assert [store[i]["b"].tolist() for i in range(N)] == [[i, i] for i in range(N)]
+    specs = {name: ups_store.ArraySpec((N, None), "int64", lengths=[2] * N) for name in "ab"}
+    for lines, folder in folders(range(0, 60, 4)):
+        with ups_store.create(folder / "a.zarr.zip", specs, identity={}) as writer:
+            with writer.batched(save_every_s=1e9) as batch:
+                for i in range(N):
+                    rows = {name: np.full(2, i) for name in "ab"}
+                    if i != 9 or interrupted(lambda: batch.commit(9, rows), lines=lines, after=lambda: True):  # noqa: B023
+                        batch.commit(i, rows)
+            writer.finish()
+        with ups_store.open(folder / "a.zarr.zip") as store:
+            for name in "ab":
+                assert [store[i][name].tolist() for i in range(N)] == [[i, i] for i in range(N)], lines
 
 
 def test_writer_that_nobody_holds_any_more_holds_no_lock(tmp_path: Path) -> None:

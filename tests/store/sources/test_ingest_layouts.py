@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -67,19 +68,23 @@ def family(request: pytest.FixtureRequest) -> Family:
 # --- values -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("selection", SELECTIONS, ids=["all", "space3_time2", "time5"])
-@pytest.mark.parametrize("block_bytes", [2**26, 1000], ids=["one_block", "some_frames"])
-def test_read_returns_values_of_the_file_in_store_order(
-    family: Family, selection: Selection, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_read_returns_values_of_the_file_in_store_order_and_in_that_asked_for(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regions, "BLOCK_BYTES", block_bytes)
+    """In one block and a few frames at a time."""
     path = family.write(tmp_path / family.file_name)
     with h5py.File(path) as file:
-        expected = reduced(family.read(file), space=selection.reduce_space, time=selection.reduce_time)
-    with open_source(path, task=get_task(family.task), selection=selection) as source:
-        found = source.read(range(source.info.num_samples))
-        assert source.info.layout == family.layout
-    assert_same(found, expected)
+        everything = family.read(file)
+    for selection, block_bytes in itertools.product(SELECTIONS, (2**26, 1000)):
+        monkeypatch.setattr(regions, "BLOCK_BYTES", block_bytes)
+        with open_source(path, task=get_task(family.task), selection=selection) as source:
+            assert source.info.layout == family.layout
+            num_samples = source.info.num_samples
+            expected = reduced(everything, space=selection.reduce_space, time=selection.reduce_time)
+            assert_same(source.read(range(num_samples)), expected)
+            for indices in ([3, 0, 1, 2, 2], [], range(1, 4)):
+                samples = [i % num_samples for i in indices]
+                assert_same(source.read(samples), {name: array[samples] for name, array in expected.items()})
 
 
 @pytest.mark.parametrize(
@@ -117,15 +122,6 @@ def test_array_info_describes_what_read_returns(family: Family, tmp_path: Path) 
             assert len(info.dims) == len(info.shape)
             for dim, length in zip(info.dims, info.shape, strict=True):
                 assert length == len(source.info.constants.get(dim, range(length)))
-
-
-@pytest.mark.parametrize("indices", [[3, 0, 1, 2, 2], [], range(1, 4)])
-def test_read_returns_samples_in_the_order_asked_for(family: Family, indices, tmp_path: Path) -> None:
-    path = family.write(tmp_path / family.file_name)
-    with open_source(path) as source:
-        everything = source.read(range(source.info.num_samples))
-        wanted = [i % source.info.num_samples for i in indices]
-        assert_same(source.read(wanted), {name: array[wanted] for name, array in everything.items()})
 
 
 def test_run_of_samples_is_read_by_hyperslabs_of_at_most_a_block(

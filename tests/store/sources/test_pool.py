@@ -182,7 +182,8 @@ def test_describe_gives_coordinates_that_are_longer_than_a_message(tmp_path: Pat
     np.testing.assert_array_equal(info.constants["x"], x)
 
 
-def test_reader_imports_neither_torch_nor_command_line_libraries() -> None:
+def test_reader_imports_neither_torch_nor_command_line_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReaderPool, "process_class", ReaderProcess)
     with ReaderPool(1, slot_nbytes=SLOT) as pool:
         imported = pool.ask(call(modules))
     assert "h5py" in imported
@@ -351,6 +352,7 @@ def test_reader_that_is_stopped_before_it_has_started_ends_at_the_deadline_of_op
 ) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     monkeypatch.setattr(reader_pool, "_PROGRAM", program)
+    monkeypatch.setattr(ReaderPool, "process_class", ReaderProcess)
     with (
         ReaderPool(1, slot_nbytes=SLOT, patience=ONCE) as pool,
         ends_within(0.3 + GRACE_S),

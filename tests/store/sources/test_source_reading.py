@@ -24,7 +24,7 @@ from ups_store.building.plan import plan_store
 from ups_store.errors import SourceError
 from ups_store.sources import regions
 from ups_store.sources.contents import EVERYTHING, Selection
-from ups_store.sources.reader_pool import ReaderPool
+from ups_store.sources.reader_pool import ReaderPool, ReaderProcess
 from ups_store.sources.reader_process import digest_request
 from ups_store.sources.regions import DatasetExtent, read_hyperslabs
 from ups_store.sources.source import open_source
@@ -309,7 +309,10 @@ def test_build_asks_for_whole_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.multi_process
-def test_memory_of_a_reader_does_not_grow_with_the_file(tmp_path: Path) -> None:
+def test_memory_of_a_reader_does_not_grow_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReaderPool, "process_class", ReaderProcess)
     # 384 MiB of holes in samples of 64 MiB.
     (tmp_path / "source").mkdir()
     shape = (6, 64, 1 << 18)
@@ -336,7 +339,10 @@ def test_memory_of_a_reader_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.multi_process
-def test_digest_by_a_reader_imports_nothing_of_the_build(tmp_path: Path) -> None:
+def test_digest_by_a_reader_imports_nothing_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReaderPool, "process_class", ReaderProcess)
     path = tmp_path / "a.h5"
     dataset_of(path).file.close()
     with ReaderPool(1, slot_nbytes=4096) as pool:

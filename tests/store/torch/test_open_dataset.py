@@ -83,7 +83,7 @@ def test_snippets_of_the_loader_page_run(make_store: MakeStore, monkeypatch: pyt
     monkeypatch.chdir(path.parent)
     page = (Path(__file__).parents[3] / "docs" / "guides" / "load.md").read_text()
     snippets = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     left: dict[str, Any] = {}
     for snippet in snippets:
         exec(compile(snippet.replace("num_workers=2", "num_workers=0"), "docs/guides/load.md", "exec"), left)

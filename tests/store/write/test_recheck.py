@@ -277,7 +277,7 @@ def test_any_changed_byte_is_made_good_or_refused(
     raw, expected = damaged_at.read_bytes(), undisturbed(path)
     is_finished = len(raw) == len(expected)
     tail = len(expected) + (-len(expected) % 4096)  # where the header of the build tail lies
-    step, num_refused = (5 if request.config.getoption("--run-slow") else 509), 0
+    step, num_refused = (5 if request.config.getoption("--run-slow") else 1499), 0
     for place in sorted({*range(0, len(raw), step), min(tail + 9, len(raw) - 1)}):
         changed = bytearray(raw)
         changed[place] ^= 1 << place % 8
@@ -313,7 +313,7 @@ def test_power_loss_publishes_no_changed_sample(
     with installed(whole):
         run(lambda sentence: noted_at.append(whole.num_changes))
     assert (whole.read(path), len(noted_at)) == (expected, 2)
-    stride = 1 if request.config.getoption("--run-slow") else 6
+    stride = 1 if request.config.getoption("--run-slow") else 13
     for at in [noted_at[-1], *range(0, whole.num_changes, stride)]:
         disk = Disk({where: raw}, lose_power_at=at)
         with installed(disk), pytest.raises(PowerLoss):

@@ -25,7 +25,7 @@ def writing(path: Path) -> str:
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ups.cli.train._show", lambda report, *, as_json: None)
+    monkeypatch.setattr("ups.train.log.show_report", lambda report, console: None)
     return tmp_path / "told"
 
 

@@ -50,18 +50,13 @@ def in_a_process(*words: str, **options: object) -> subprocess.CompletedProcess[
     ("words", "code"),
     [
         (["--help"], 0),
-        (["train", "--help"], 0),
-        (["configs"], 0),
-        (["train", "--nonsense"], 2),
         (["train", "data.tsks=burgers1d"], 2),
-        (["train", "--config", "nowhere.yaml"], 2),
         (["validate", "config", "nowhere.yaml"], 2),
         (["evaluate", "--phase", "data"], 2),
         (["run", "demo", "--dry-run"], 0),
         (["leaderboard", "."], 2),
         (["status", "."], 2),
         (["lineage", "none.json"], 2),
-        (["predict", "a.zarr.zip"], 2),
     ],
 )
 def test_help_lists_and_mistakes_do_not_wait_for_torch(words: list[str], code: int, tmp_path: Path) -> None:
@@ -228,7 +223,7 @@ def test_epochs_without_a_stage_are_those_of_every_stage_that_is_trained() -> No
 def test_all_stages_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("ups.cli.train._train", lambda stage, *args, **options: asked.append(stage) or {})
-    monkeypatch.setattr("ups.cli.train._show", lambda report, *, as_json: None)
+    monkeypatch.setattr("ups.train.log.show_report", lambda report, console: None)
     assert run_ups("train", "--config", "demo").exit_code == 0
     assert asked == [ALL] == [ALL_STAGES]
 
@@ -272,7 +267,7 @@ def test_scripts_are_all_verbs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "verb"),
-    [("train", "train"), ("make_data", "make-data"), ("validate_config", "validate config")],
+    [("train", "train"), ("validate_config", "validate config")],
 )
 def test_scripts_do_as_their_verbs(name: str, verb: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPO)}

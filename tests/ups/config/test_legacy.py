@@ -32,7 +32,8 @@ def sha(values: Any) -> str:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_shipped_configurations_hash_as_before_the_names_changed(name: str) -> None:
     config = load_config(name, overrides=["data.root=/x"])
-    hashes = {earlier_stage(stage): sha(as_hashed(stage_keys(config, stage))) for stage in STAGE_NAMES}
+    stages = [stage for stage in STAGE_NAMES if earlier_stage(stage) in GOLDEN[name]]
+    hashes = {earlier_stage(stage): sha(as_hashed(stage_keys(config, stage))) for stage in stages}
     hashes["all"] = sha(as_hashed(config.model_dump(mode="json")))
     assert hashes == GOLDEN[name]
 

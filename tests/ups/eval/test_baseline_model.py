@@ -16,8 +16,14 @@ from trained_baselines import EFFORT, untrained
 from ups.config import load_config
 from ups.data.windows import open_trajectories
 from ups.errors import CheckpointError, ConfigError, MissingExtraError
-from ups.eval.baseline_model import BASELINE, Baseline, load_baseline, save_baseline
-from ups.eval.baseline_spec import check_kinds, network_size
+from ups.eval.baseline_model import (
+    BASELINE,
+    Baseline,
+    check_kinds,
+    load_baseline,
+    network_size,
+    save_baseline,
+)
 from ups.eval.forecasters import Start, roll_out
 from ups.grid import GridSpec
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint

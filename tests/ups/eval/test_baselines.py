@@ -29,7 +29,7 @@ def awake(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["fno", "unet"])
-@pytest.mark.parametrize("periodic", [(True,), (False,), (True, True), (False, True)])
+@pytest.mark.parametrize("periodic", [(True,), (False, True)])
 def test_untrained_baseline_is_persistence(kind: str, periodic: tuple[bool, ...]) -> None:
     field = torch.randn(B, C, *GRIDS[len(periodic)])
     assert torch.equal(make(kind, periodic)(field, torch.ones(B, P)), field)

@@ -19,9 +19,9 @@ from ups.config import RunConfig
 from ups.data.windows import open_trajectories
 from ups.errors import ConfigError
 from ups.eval.baseline_model import save_baseline
-from ups.eval.evaluate import evaluate
+from ups.eval.evaluate import evaluate, operator_note
 from ups.eval.metrics import measure
-from ups.eval.report import to_html, write_report
+from ups.eval.report import Report, to_html, write_report
 from ups.eval.runs import Run, baseline_path, check_comparable, find_baselines
 from ups.eval.training_logs import StageLog
 
@@ -54,31 +54,49 @@ def test_rows_of_a_latent_operator_are_those_that_a_reader_compares(
     assert len(found["tasks"]["burgers1d"]["t"]) == 5
 
 
-def test_time_of_a_training_is_told_apart_from_its_startup(root: Path) -> None:
-    config = configure(root)
+@pytest.fixture(scope="module")
+def evaluated(root: Path) -> Report:
+    """An operator on fields with its logs, beside a baseline, for what only looks at the report."""
+    baseline = untrained(root)
+    baseline.log = StageLog("fno", 12.0, 2.0, 9.0, 0.0, 1, 32)
     log = StageLog("operator", 104.0, 4.0, 90.0, 0.0, 1000, 32000)
-    report = evaluate(config, [Run(make_simulator(config), logs=[log])])
-    told = "operator trained for 100 s after 4 s of startup, 1,000 steps, 32,000 samples"
-    assert told in report.tasks[0].rows[0].note
-    assert report.seconds["operator"] == 104.0
-    assert "of it until the first step" in to_html(report)
-
-
-def test_persistence_row_is_the_metric_of_the_repeated_frame(root: Path) -> None:
+    phases = {"data": 2.5, "fno_samples burgers1d": 1.0}  # of the last one the log says more
     config = configure(root)
-    report = evaluate(config, [Run(make_simulator(config))])
-    row = next(row for row in report.tasks[0].rows if row.name == "persistence")
-    (batch,) = open_trajectories(config.build, "burgers1d", "dev").batches()
+    run = Run(make_simulator(config), logs=[log], baselines=[baseline])
+    return evaluate(config, [run], phases=phases, horizon=2)
+
+
+def test_report_tells_the_seconds_of_every_phase_and_a_training_apart_from_its_startup(
+    evaluated: Report,
+) -> None:
+    assert list(evaluated.seconds) == ["data", "fno_samples burgers1d", "operator", "evaluation"]
+    assert list(evaluated.seconds.values())[:3] == [2.5, 12.0, 104.0]
+    told = "operator trained for 100 s after 4 s of startup, 1,000 steps, 32,000 samples"
+    assert told in evaluated.tasks[0].rows[0].note
+    assert "of it until the first step" in to_html(evaluated)
+
+
+def test_persistence_row_is_the_metric_of_the_repeated_frame(root: Path, evaluated: Report) -> None:
+    row = next(row for row in evaluated.tasks[0].rows if row.name == "persistence")
+    (batch,) = open_trajectories(configure(root).build, "burgers1d", "dev", horizon=2).batches()
     repeated = batch.given[:, None].expand_as(batch.truth)
     errors = measure(repeated, batch.truth)
     assert row.scores.metrics["nrmse"].mean == pytest.approx(errors["nrmse"].mean().item())
     assert row.scores.metrics["vrmse"].mean == pytest.approx(errors["vrmse"].mean().item())
 
 
-def test_operator_on_fields_has_no_floor(root: Path) -> None:
+def test_operator_on_fields_has_no_floor_and_rows_repeat_to_the_bit(root: Path, evaluated: Report) -> None:
+    assert [row.name for row in evaluated.tasks[0].rows] == ["operator", "fno_samples", "persistence", "mean"]
     config = configure(root)
-    (task,) = evaluate(config, [Run(make_simulator(config))]).tasks
-    assert [row.name for row in task.rows] == ["operator", "persistence", "mean"]
+    again = evaluate(config, [Run(make_simulator(config))], horizon=2)
+    assert again.tasks[0].rows[0].scores.metrics == evaluated.tasks[0].rows[0].scores.metrics
+
+
+def test_protocol_says_what_was_given_and_that_the_truth_conserves_its_mean(evaluated: Report) -> None:
+    (task,) = evaluated.tasks
+    assert "One frame is given" in task.protocol
+    assert "2 are predicted" in task.protocol
+    assert np.allclose(np.diff(task.t), task.t[0])
 
 
 @pytest.mark.rendered
@@ -96,37 +114,10 @@ def test_two_tasks_have_their_own_rows_and_a_steady_one_no_persistence(root: Pat
     assert set(report.to_json()["tasks"]) == {"burgers1d", "darcy2d"}
 
 
-def test_rows_repeat_to_the_bit(root: Path) -> None:
-    config = configure(root)
-    simulator = make_simulator(config)
-    one, two = (evaluate(config, [Run(simulator)]).tasks[0].rows[0].scores.metrics for _ in range(2))
-    assert one == two
-
-
 def test_stride_of_the_operator_decides_which_frames_are_predicted(root: Path) -> None:
     config = configure(root)
     (task,) = evaluate(config, [Run(make_simulator(config, stride=2))]).tasks
     assert len(task.t) == 2
-
-
-def test_report_tells_the_seconds_of_every_phase(root: Path) -> None:
-    config = configure(root)
-    baseline = untrained(root)
-    baseline.log = StageLog("fno", 12.0, 2.0, 9.0, 0.0, 1, 32)
-    phases = {"data": 2.5, "fno_samples burgers1d": 1.0}  # of the last one the log says more
-    report = evaluate(config, [Run(make_simulator(config), baselines=[baseline])], phases=phases)
-    assert list(report.seconds) == ["data", "fno_samples burgers1d", "evaluation"]
-    assert report.seconds["data"] == 2.5
-    assert report.seconds["fno_samples burgers1d"] == 12.0
-    assert report.data_wait_share is None
-
-
-def test_protocol_says_what_was_given_and_that_the_truth_conserves_its_mean(root: Path) -> None:
-    config = configure(root)
-    (task,) = evaluate(config, [Run(make_simulator(config))], horizon=2).tasks
-    assert "One frame is given" in task.protocol
-    assert "2 are predicted" in task.protocol
-    assert np.allclose(np.diff(task.t), task.t[0])
 
 
 # --- what is refused -----------------------------------------------------------------------------------
@@ -250,7 +241,7 @@ def test_note_says_what_mixes_tokens_and_how_far_attention_reaches(root: Path) -
 
     def note(**changed: object) -> str:
         simulator.spec = replace(simulator.spec, operator={**simulator.spec.operator, **changed})
-        return evaluate(config, [Run(simulator)]).tasks[0].rows[0].note
+        return operator_note(Run(simulator))
 
     assert note().endswith("one level of spectral blocks")
     assert note(mixers=["attention"], window=4).endswith(
@@ -301,11 +292,9 @@ def test_seeds_of_operator_and_baselines_are_a_row_each_with_intervals_and_verdi
     rows = {row.name: row for row in task.rows}
     assert rows["operator"].seeds == rows["fno_samples"].seeds == (0, 7)
     assert rows["persistence"].seeds == ()
-    means = [
-        evaluate(config, [Run(each)], split="train").tasks[0].rows[0].scores.metrics["nrmse"].mean
-        for each in (first, second)
-    ]
-    assert rows["operator"].scores.by_seed["nrmse"] == pytest.approx(means)
+    (alone,) = evaluate(config, [Run(second)], split="train").tasks
+    means = rows["operator"].scores.by_seed["nrmse"]
+    assert means[1] == pytest.approx(alone.rows[0].scores.metrics["nrmse"].mean)
     assert rows["operator"].scores.metrics["nrmse"].mean == pytest.approx(np.mean(means))
     assert rows["operator"].scores.metrics["nrmse"].is_known
     assert rows["mean"].paired["nrmse"].difference.is_known

@@ -13,7 +13,6 @@ from ups.config import load_config as load_run_config
 from ups.config.loading import load_leniently
 from ups.errors import MissingExtraError
 from ups.pipeline.config_checks import GROUPS, check_config
-from ups.pipeline.machine_checks import chosen_gpus
 from ups.pipeline.report import Report
 from ups.pipeline.training import run_all
 from ups_store.build import Watcher, build_all, load_config
@@ -154,11 +153,10 @@ def test_stores_are_found_matching_or_not(run: Path) -> None:
     assert "warning" in {check.mark for check in lines}
 
 
-@pytest.mark.parametrize("verb", ["config", "data"])
-def test_validators_import_no_torch(run: Path, verb: str) -> None:
+def test_data_are_checked_without_torch(run: Path) -> None:
     code = (
         "import sys\nfrom ups.cli import main\n"
-        f"try: main('validate', '{verb}')\n"
+        "try: main('validate', 'data')\n"
         "finally: print('torch' in sys.modules, file=sys.stderr)\n"
     )
     command = [sys.executable, "-c", code, str(run), "operator.state=fields", "reading.num_workers=1"]
@@ -173,11 +171,3 @@ def test_what_is_wrong_is_left_out_and_the_rest_is_read(run: Path) -> None:
     assert loaded.config is not None
     assert set(loaded.left_out) == {"data.tasks", "latent.dim"}
     assert len(loaded.problems) == 2  # input_dim is compared with a latent.dim that stands for a wrong one
-
-
-def test_gpus_are_those_that_cuda_sees_in_its_order() -> None:
-    answer = "0, GPU-aa, A, 100, 90\n1, GPU-bb, B, 200, 10\n2, GPU-cc, C, [N/A], 1\n"
-    assert [gpu.name for gpu in chosen_gpus(answer, None)] == ["A", "B"]
-    assert [gpu.name for gpu in chosen_gpus(answer, "1,0")] == ["B", "A"]
-    assert [gpu.name for gpu in chosen_gpus(answer, "GPU-bb,7,0")] == ["B"]
-    assert chosen_gpus(answer, "") == []

@@ -11,9 +11,8 @@ from small_runs import files_below, make_small_run
 
 from ups.config import load_config
 from ups.eval.equal_budgets import parse_budgets
-from ups.pipeline.dry_run import dry_run
-from ups.pipeline.plan_baselines import plan_baselines
-from ups.pipeline.planned_ranks import PlannedRanks
+from ups.pipeline.dry_run import dry_run, plan_baselines
+from ups.pipeline.planned import PlannedRanks
 from ups.pipeline.scratch import Scratch, scratch_folder
 from ups.train.run import run_stage
 from ups.train.train_baselines import obtain_baseline
@@ -132,20 +131,16 @@ def test_baselines_of_the_evaluation_are_planned_measured_and_kept_once_trained(
 
 
 def test_shards_of_several_ranks_take_less_memory_and_batches_are_larger(run: Path) -> None:
-    alone = dry_run(run, num_steps=0)
     ranks = ["training.parallel=fsdp2", "training.num_gpus=2"]
-    plan = dry_run(run, ranks, num_steps=1)
-    assert (plan.ranks.num, plan.ranks.num_shards) == (2, 2)
-    assert [(stage.steps, more.steps) for stage, more in zip(plan.stages, alone.stages, strict=True)] == [
-        (2, 2),  # as the configuration says
-        (2, 2),
-    ]
+    done = run_ups("dry-run", run, *ranks, "--measured-steps", "1")
+    shown = " ".join(done.output.split())
+    assert "total on 2 x the CPU (fsdp2, 2 shards)" in shown
+    assert "what ranks exchange" in shown
+    assert "the run has 2 ranks, and this machine 0 GPUs" in shown
+    plan = dry_run(run, ranks, num_steps=0)
+    assert [stage.steps for stage in plan.stages] == [2, 2]  # as the configuration says
     document = json.loads(json.dumps(plan.to_json()))
     assert document["ranks"] == {"num": 2, "parallel": "fsdp2", "num_shards": 2}
-    done = run_ups("dry-run", run, *ranks, "--measured-steps", "1")
-    assert "total on 2 x the CPU (fsdp2, 2 shards)" in " ".join(done.output.split())
-    assert "what ranks exchange" in " ".join(done.output.split())
-    assert "the run has 2 ranks, and this machine 0 GPUs" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(
@@ -173,11 +168,9 @@ def test_ranks_are_those_that_the_run_would_start(
 
 def test_rows_over_all_ranks_are_divided_among_them(run: Path) -> None:
     ranks = ["training.num_gpus=2", "training.batch_size=null", "training.global_batch_size=8"]
-    plan = dry_run(run, ranks, num_steps=1)
-    assert plan.exit_code == 0, plan.problems
     config = load_config(run, overrides=ranks)
     assert PlannedRanks.of(config).batch_size_of(config.stage("operator")) == 8
     with scratch_folder() as folder:
-        given = {"config_path": run, "overrides": ranks, "tasks": {}, "models": {}}
+        given = {"config_path": run, "overrides": ranks, "tasks": {}, "trained": ()}
         scratch = Scratch(config, folder=folder, ranks=PlannedRanks.of(config), **given)
         assert scratch.config.stage("operator").global_batch_size == 4

@@ -17,7 +17,8 @@ from ups.config import RunConfig, load_config
 from ups.config.after_training import METRICS, GatesConfig
 from ups.errors import ConfigError, GateMissedError
 from ups.eval.metrics import FIELD_METRICS
-from ups.pipeline.best import best_path, promote, read_provenance, rival_of
+from ups.output import json_document
+from ups.pipeline.best import best_path, promote, rival_of
 from ups.pipeline.config_checks import check_config
 from ups.pipeline.gates import judge
 from ups.pipeline.run import open_run
@@ -232,12 +233,12 @@ def test_best_is_replaced_by_what_is_better_and_says_what_it_replaced(tmp_path: 
     best = tmp_path / "best"
     assert rival_of(best, "any") is None
     assert promoted(first, best, report())
-    one = read_provenance(best)
+    one = json_document(best / "provenance.json")
     assert rival_of(best, one["operator"]) is None
     assert not promoted(second, best, report(burgers1d=(-0.005, -0.001, "ahead")))
     assert best_path(best).read_bytes() == first.read_bytes()
     assert promoted(second, best, report(burgers1d=(0.001, 0.005, "behind")))
-    two = read_provenance(best)
+    two = json_document(best / "provenance.json")
     assert best_path(best).read_bytes() == second.read_bytes()
     assert (two["replaced"], two["from"]) == (one["operator"], str(second))
     assert two["nrmse"] == {"burgers1d": 0.02, "advection1d": 0.03}
@@ -250,11 +251,11 @@ def test_promotion_that_was_killed_between_its_renames_goes_on(tmp_path: Path) -
     first, second = (save_operator(tmp_path / name, value) for name, value in (("a", 1.0), ("b", 2.0)))
     best = tmp_path / "best"
     promoted(first, best, report())
-    one = read_provenance(best)["operator"]
+    one = json_document(best / "provenance.json")["operator"]
     best_path(best).write_bytes(second.read_bytes())  # the first rename; the provenance is the old one's
     found = report(burgers1d=(0.001, 0.005, "behind"))
     assert promoted(second, best, found)
-    assert read_provenance(best)["replaced"] == one
+    assert json_document(best / "provenance.json")["replaced"] == one
 
 
 # --- leaderboard --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ups.config import load_config
 from ups.errors import ConfigError
 from ups.pipeline import nodes
 from ups.pipeline.graph import Graph, Node
-from ups.pipeline.nodes import Run, declare_graph, shown, training_nodes
+from ups.pipeline.nodes import TRAINING, Run, declare_graph, shown
 
 CHECKS = ["validate-config", "validate-data", "dry-run"]
 ALL = ["small-evaluation", "small-gate", "full-evaluation", "full-gate", "promotion"]
@@ -92,7 +92,7 @@ def test_nodes_are_chosen_by_from_only_and_groups() -> None:
 )
 def test_configuration_decides_which_nodes_a_run_has(overrides: dict[str, Any], expected: list[str]) -> None:
     assert declared(**overrides) == [*CHECKS, *expected, *ALL]
-    assert [one.name for one in training_nodes(run_of(**overrides).config)] == expected
+    assert [one.name for one in declare_graph(run_of(**overrides)).of(TRAINING)] == expected
 
 
 def test_later_stage_is_one_registered_function(monkeypatch: pytest.MonkeyPatch) -> None:

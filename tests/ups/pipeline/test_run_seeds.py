@@ -14,12 +14,10 @@ from ups.config.seeds import without_seed
 from ups.data.identities import file_identity
 from ups.errors import GateMissedError, UpsError
 from ups.pipeline import run as run_module
-from ups.pipeline import seeds as seeds_module
 from ups.pipeline.graph import Graph, Group, Node
 from ups.pipeline.leaderboard import read_rows, to_csv
 from ups.pipeline.nodes import Run, declare_graph
-from ups.pipeline.run import Options, open_run
-from ups.pipeline.seeds import joint_graph, open_seeds, run_seeds
+from ups.pipeline.run import Options, joint_graph, open_run, open_seeds, run_seeds
 
 SETTINGS: dict[str, Any] = {"data": {"tasks": "burgers1d", "root": "data"}, "checkpoint": {"dir": "out"}}
 NRMSE = {"mean": 0.1, "low": 0.05, "high": 0.2}
@@ -37,7 +35,7 @@ with open("done.txt", "a") as file: file.write(sys.argv[1] + "\\n")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_module, "declare_graph", graph_of)
-    monkeypatch.setattr(seeds_module, "joint_graph", joint)
+    monkeypatch.setattr(run_module, "joint_graph", joint)
     Path("run.yaml").write_text(json.dumps(SETTINGS))
     return tmp_path
 

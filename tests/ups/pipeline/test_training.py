@@ -19,13 +19,15 @@ from command_line import Done, run_ups
 from noted import noted
 from operator_runs import SETTINGS, build_here, configure, made_once, own_copy
 from rich.console import Console
+from run_nodes import build_stores
 
 import ups_store
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError, InterruptedTrainingError, OutputError, UpsError
-from ups.pipeline.training import build_fields, build_latents, run_all
+from ups.pipeline.training import run_all
 from ups.train.checks import check_encoder
 from ups.train.log import show_report
+from ups.train.train_baselines import train_configured_baselines
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import hash_tensors, load_checkpoint
 from ups.trained.corrected import load_corrected
@@ -43,7 +45,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_sources(folder: Path) -> None:
     make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.1)
-    settings = {**SETTINGS, "data": {"task": "burgers1d", "root": "data"}}
+    data = {"task": "burgers1d", "root": "data", "split_fractions": [0.5, 0.4, 0.1]}
+    settings = {**SETTINGS, "data": data}
     settings["stages"] = {"autoencoder": SHORT, "operator": SHORT}
     Path("run.yaml").write_text(yaml.safe_dump(settings))
 
@@ -56,7 +59,25 @@ def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.fixture
 def builds_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of stores are no processes of their own, which import torch each time."""
-    monkeypatch.setattr("ups.pipeline.training._build", build_here)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build_here)
+
+
+@pytest.fixture(scope="module")
+def trained_once(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, with everything that `ups train` leaves."""
+
+    def train(folder: Path) -> None:
+        shutil.copytree(prepared, folder, dirs_exist_ok=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ups.pipeline.training.run_process", build_here)
+            all_of(folder)
+
+    return made_once(tmp_path_factory, train)
+
+
+@pytest.fixture
+def trained(trained_once: Path, builds_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return own_copy(trained_once, tmp_path, monkeypatch)
 
 
 def all_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
@@ -92,27 +113,17 @@ def test_all_stages_leave_an_operator_and_the_second_run_keeps_everything(run: P
     assert trained_again(notes) == []
 
 
-def corrected_operator(path: Path) -> str:
-    return load_corrected(path).corrector_spec.operator_sha256
-
-
-@pytest.mark.usefixtures("builds_here")
-def test_corrector_comes_after_the_operator_and_is_trained_again_for_another_one(run: Path) -> None:
-    wanted = ["data.split_fractions=[0.5,0.4,0.1]", "stages.corrector.epochs=1"]
-    wanted += ["stages.corrector.steps_per_epoch=2", "diffusion.hidden_dim=8"]
-    wanted += ["diffusion.num_sampler_steps=2", "diffusion.export_anyway=true"]
-    report, _ = all_of(run, *wanted)
-    assert list(report["stages"]) == ["autoencoder", "operator", "corrector"]
-    path = Path("checkpoints/corrector.safetensors")
-    assert corrected_operator(path) == hash_tensors("checkpoints/operator.safetensors")
-    written = path.stat().st_mtime_ns
-    again, notes = all_of(run, *wanted)
+def test_corrector_comes_after_the_operator_and_is_trained_again_for_another_one(trained: Path) -> None:
+    wanted = ["stages.corrector.epochs=1", "stages.corrector.steps_per_epoch=2"]
+    wanted += ["diffusion.hidden_dim=8", "diffusion.num_sampler_steps=2", "diffusion.export_anyway=true"]
+    report, notes = all_of(trained, *wanted)
     assert trained_again(notes) == []
-    assert path.stat().st_mtime_ns == written
-    assert again["stages"]["corrector"]["resumed_at"] == 2
-    _, notes = all_of(run, *wanted, "operator.noise=0.02")
+    assert list(report["stages"]) == ["autoencoder", "operator", "corrector"]
+    path, operator = Path("checkpoints/corrector.safetensors"), Path("checkpoints/operator.safetensors")
+    assert load_corrected(path).corrector_spec.operator_sha256 == hash_tensors(operator)
+    _, notes = all_of(trained, *wanted, "operator.noise=0.02")
     assert trained_again(notes) == ["operator", "corrector"]
-    assert corrected_operator(path) == hash_tensors("checkpoints/operator.safetensors")
+    assert load_corrected(path).corrector_spec.operator_sha256 == hash_tensors(operator)
 
 
 @pytest.mark.usefixtures("builds_here")
@@ -121,9 +132,8 @@ def test_seeds_are_trained_beside_each_other_kept_and_evaluated_as_one_row(
 ) -> None:
     for drawn in ("task_figures", "run_figures"):  # a quarter of the time
         monkeypatch.setattr(f"ups.eval.evaluate.{drawn}", lambda *found: [])
-    wanted = ["--config", "run.yaml", "--seeds", "3,1", "evaluation.enabled=true"]
-    wanted += ["evaluation.baseline_samples=32", "data.split_fractions=[0.4,0.5,0.1]", "--json"]
-    done = inside(*wanted)
+    wanted = ["--config", "run.yaml", "--seeds", "3,1", "data.split_fractions=[0.4,0.5,0.1]", "--json"]
+    done = inside(*wanted, "evaluation.enabled=true", "evaluation.baseline_samples=32")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert list(report["seeds"]) == ["3", "1"]
@@ -138,16 +148,8 @@ def test_seeds_are_trained_beside_each_other_kept_and_evaluated_as_one_row(
     written = {path: path.stat().st_mtime_ns for path in Path("checkpoints").rglob("*.safetensors")}
     assert {path.parts[1] for path in written} == {"seed-1", "seed-3"}
     assert Path("latents/seed-3/burgers1d_train.zarr.zip").exists()
-    again = inside(*wanted)
-    assert again.exit_code == 0, again.output
+    assert inside(*wanted).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in written} == written
-    found = run_ups("evaluate", "--config", "run.yaml", "data.split_fractions=[0.4,0.5,0.1]", "--json")
-    assert json.loads(found.stdout)["rows"]["operator"]["seeds"] == [1, 3]  # all that are there
-    files = [f"checkpoints/seed-{seed}/operator.safetensors" for seed in (3, 1)]
-    one = ("data.split_fractions=[0.4,0.5,0.1]", "--checkpoint", files[0])
-    joined = json.loads(run_ups("evaluate", *one, "--also", files[1], "--json").stdout)["rows"]
-    assert joined["operator"]["seeds"] == [3, 1]
-    assert joined["operator"]["by_seed"] == rows["operator"]["by_seed"]
     missing = run_ups("evaluate", "--config", "run.yaml", "--seeds", "1,2")
     assert missing.exit_code == 1
     assert "seed-2/operator.safetensors: no such checkpoint; train it with `ups train --seeds`" in (
@@ -158,46 +160,34 @@ def test_seeds_are_trained_beside_each_other_kept_and_evaluated_as_one_row(
 
 
 @pytest.mark.usefixtures("builds_here")
-@pytest.mark.parametrize("first", ["autoencoder", "joint"])
-def test_lost_encoder_is_exported_again_and_what_was_trained_on_it_is_kept(run: Path, first: str) -> None:
+def test_joint_takes_the_place_of_the_autoencoder_and_its_lost_encoder_is_exported_again(run: Path) -> None:
     joint = ["training.use_inverse_losses=true", "stages.joint.epochs=1", "stages.joint.steps_per_epoch=5"]
-    wanted = joint if first == "joint" else []
-    all_of(run, *wanted)
-    path, operator = Path("checkpoints/autoencoder.safetensors"), Path("checkpoints/operator.safetensors")
-    whole, written = hash_tensors(path), operator.stat().st_mtime_ns
-    path.unlink()
-    report, notes = all_of(run, *wanted)
-    assert hash_tensors(path) == whole
-    assert operator.stat().st_mtime_ns == written
-    assert report["stages"][first]["resumed_at"] == 5
-    assert "it is exported again" in "\n".join(notes)
-    assert trained_again(notes) == []
-
-
-@pytest.mark.usefixtures("builds_here")
-def test_what_changed_decides_what_is_trained_again(run: Path) -> None:
-    all_of(run)
-    _, notes = all_of(run, "operator.width=32")
-    assert trained_again(notes) == ["operator"]
-    report, notes = all_of(run, "operator.width=32", "encoder.width=8")
-    assert trained_again(notes) == ["autoencoder", "operator"]
-    assert report["cache"]["startup/cache_reused"] == 0.0
-    shutil.rmtree("data")
-    make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.2)
-    report, notes = all_of(run, "operator.width=32", "encoder.width=8")
-    assert trained_again(notes) == ["autoencoder", "operator"]
-
-
-@pytest.mark.usefixtures("builds_here")
-def test_joint_takes_the_place_of_the_autoencoder(run: Path) -> None:
-    settings = ["training.use_inverse_losses=true", "stages.joint.epochs=1", "stages.joint.steps_per_epoch=5"]
-    report, notes = all_of(run, *settings)
+    report, notes = all_of(run, *joint)
     assert list(report["stages"]) == ["joint", "operator"]
     assert any("latent.encoder=none" in note for note in notes)
     assert Path("cache/burgers1d_train.zarr.zip").exists()
+    path, operator = Path("checkpoints/autoencoder.safetensors"), Path("checkpoints/operator.safetensors")
+    whole, written = hash_tensors(path), operator.stat().st_mtime_ns
+    path.unlink()
+    report, notes = all_of(run, *joint)
+    assert hash_tensors(path) == whole
+    assert operator.stat().st_mtime_ns == written
+    assert report["stages"]["joint"]["resumed_at"] == 5
+    assert "it is exported again" in "\n".join(notes)
+    assert trained_again(notes) == []
     with pytest.raises(ConfigError, match=r"another training\.latent_cache_dir") as caught:
-        check_encoder(configure(run, *settings, "training.latent_cache_dir=cache"))
+        check_encoder(configure(run, *joint, "training.latent_cache_dir=cache"))
     assert caught.value.kind == "same_folder"
+
+
+def test_what_changed_decides_what_is_trained_again(trained: Path) -> None:
+    _, notes = all_of(trained, "operator.width=32")
+    assert trained_again(notes) == ["operator"]
+    shutil.rmtree("data")
+    make_dataset("burgers1d", Path("data"), num_samples=20, points=32, frames=9, nu=0.2)
+    report, notes = all_of(trained, "operator.width=32")
+    assert trained_again(notes) == ["autoencoder", "operator"]
+    assert report["cache"]["startup/cache_reused"] == 0.0
 
 
 def test_joint_epochs_that_no_operator_could_use_are_refused_before_anything_is_trained(run: Path) -> None:
@@ -240,20 +230,18 @@ def test_report_that_could_not_be_written_is_refused_before_anything_is_trained(
     assert not Path("checkpoints").exists()
 
 
-@pytest.mark.usefixtures("builds_here")
-def test_encoder_that_is_given_is_used_and_none_is_trained(run: Path) -> None:
-    all_of(run)
+def test_encoder_that_is_given_is_used_and_none_is_trained(trained: Path) -> None:
     Path("checkpoints/autoencoder.safetensors").rename("given.safetensors")
     shutil.rmtree("checkpoints")
     shutil.rmtree("latents")
-    report, notes = all_of(run, "latent.checkpoint=given.safetensors")
+    report, notes = all_of(trained, "latent.checkpoint=given.safetensors")
     assert list(report["stages"]) == ["operator"]
     assert "no autoencoder is trained: latent.checkpoint = given.safetensors" in notes
     startup = report["stages"]["operator"]["startup"]
     assert startup["startup/cache_sec"] >= report["cache"]["startup/cache_sec"]  # looking at them again
     assert not Path("checkpoints/autoencoder.safetensors").exists()
     own = "latent.checkpoint=checkpoints/autoencoder.safetensors"
-    assert configure(run, own).trained_stages[0] == "autoencoder"
+    assert configure(trained, own).trained_stages[0] == "autoencoder"
 
 
 def test_field_stores_are_timed_apart_from_the_imports(run: Path, notes: list[str]) -> None:
@@ -262,6 +250,8 @@ def test_field_stores_are_timed_apart_from_the_imports(run: Path, notes: list[st
     overrides = ["operator.state=fields"]
     path = run / "run.yaml"
     report = run_all(config, config_path=path, overrides=overrides, began=began)
+    assert list(report["stages"]) == ["operator"]  # it needs no encoder
+    assert report["stages"]["operator"]["states"] == "fields"
     startup = report["stages"]["operator"]["startup"]
     assert startup["startup/field_cache_sec"] > 0.1
     assert 0 <= startup["startup/imports_sec"] < 0.5 * startup["startup/field_cache_sec"]
@@ -269,27 +259,18 @@ def test_field_stores_are_timed_apart_from_the_imports(run: Path, notes: list[st
 
 
 def test_manifest_of_one_of_several_machines_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configure(run)
-
-    def build(command: list[str]) -> None:
+    def build(command: list[str], **said: str) -> None:
         told = Path(command[command.index("--manifest") + 1])
         assert told.name == "latents.manifest.json"
         own = told.with_name("latents.manifest-00000-of-00002.json")
         own.parent.mkdir(parents=True)
         own.write_text(json.dumps({"stores": [{"reused": True}]}))
 
-    monkeypatch.setattr("ups.pipeline.training._build", build)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build)
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
-    metrics = build_latents(config, config_path=None, overrides=[], is_first=True)
+    metrics = build_stores("latent-stores", Path("run.yaml"))
     assert metrics["startup/cache_reused"] == 1.0
-
-
-@pytest.mark.usefixtures("builds_here")
-def test_operator_on_fields_needs_no_encoder(run: Path) -> None:
-    report, _ = all_of(run, "operator.state=fields")
-    assert list(report["stages"]) == ["operator"]
-    assert report["stages"]["operator"]["states"] == "fields"
 
 
 @pytest.mark.usefixtures("builds_here")
@@ -305,37 +286,26 @@ def test_insisting_on_field_stores_builds_them(run: Path) -> None:
             assert array in store
 
 
-@pytest.mark.usefixtures("builds_here")
-def test_evaluation_follows_when_it_is_enabled(run: Path) -> None:
-    report, _ = all_of(run, "evaluation.enabled=true", "evaluation.split=val")
+def test_evaluation_follows_with_the_baselines_of_a_budget(trained: Path) -> None:
+    settings = ("evaluation.enabled=true", "evaluation.split=val", "evaluation.baseline_flops=1e8")
+    report, _ = all_of(trained, *settings)
     assert report["evaluation"]["json"] == "reports/run/report.json"
     rows = json.loads(Path("reports/run/report.json").read_text())["rows"]
     assert {"operator", "persistence", "autoencoder_floor"} <= rows.keys()
-
-
-@pytest.mark.usefixtures("builds_here")
-def test_baselines_of_a_budget_are_trained_and_stand_in_the_report(run: Path) -> None:
-    settings = (
-        "evaluation.enabled=true",
-        "evaluation.baseline_flops=1e8",
-        "evaluation.baseline_samples=16",
-    )
-    report, _ = all_of(run, *settings)
-    rows = json.loads(Path(report["evaluation"]["json"]).read_text())["rows"]
-    assert set(list(rows)[1:5]) == {"fno_flops", "fno_samples", "unet_flops", "unet_samples"}
+    assert set(list(rows)[1:3]) == {"fno_flops", "unet_flops"}
     assert rows["fno_flops"]["label"] == "FNO (1e+08 FLOP)"
-    assert rows["unet_samples"]["label"] == "U-Net (16 samples)"
-    found = Path("checkpoints/baselines").glob("*/*.safetensors")
-    written = {path: path.stat().st_mtime_ns for path in found}
-    assert len(written) == 8  # each with its training state
-    _, notes = all_of(run, *settings)
-    assert sum("is there already, trained alike" in note for note in notes) == 4
+    written = {
+        path: path.stat().st_mtime_ns for path in Path("checkpoints/baselines").glob("*/*.safetensors")
+    }
+    assert len(written) == 4  # each with its training state
+    with noted() as notes:
+        train_configured_baselines(configure(trained, *settings))
+    assert sum("is there already, trained alike" in note for note in notes) == 2
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
-@pytest.mark.usefixtures("builds_here")
-def test_baselines_without_an_evaluation_have_no_effect_which_is_said(run: Path) -> None:
-    _, notes = all_of(run, "evaluation.baseline_samples=16", "stages.operator.epochs=0")
+def test_baselines_without_an_evaluation_have_no_effect_which_is_said(trained: Path) -> None:
+    _, notes = all_of(trained, "evaluation.baseline_samples=16")
     says = "warning: evaluation.baseline_samples has no effect: evaluation.enabled is off"
     assert notes.count(says) == 1
     assert not Path("checkpoints/baselines").exists()
@@ -346,23 +316,22 @@ def test_build_of_a_quiet_training_is_quiet(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_quiet: bool
 ) -> None:
     monkeypatch.setattr("ups_store.console.console", Console(quiet=is_quiet))
-    build_fields(configure(run), config_path=run / "run.yaml", overrides=[], is_first=True)
+    build_stores("field-stores", Path("run.yaml"), "training.field_source=store")
     assert ("burgers1d_train.zarr.zip" in capfd.readouterr().err) is not is_quiet
 
 
 def test_build_that_fails_ends_with_its_exit_code(run: Path) -> None:
-    config = configure(run)
-    with pytest.raises(UpsError, match="ended with exit code 2") as caught:
-        build_latents(config, config_path=Path("run.yaml"), overrides=["reading.timeout_s=-1"], is_first=True)
-    assert (caught.value.kind, caught.value.exit_code) == ("build", 2)
+    Path("autoencoder.safetensors").touch()
+    with pytest.raises(UpsError, match="ended with exit code 1") as caught:
+        build_stores("latent-stores", Path("run.yaml"), "latent.checkpoint=autoencoder.safetensors")
+    assert (caught.value.kind, caught.value.exit_code) == ("build", 1)
 
 
 # --- the command ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("builds_here")
-def test_command_prints_json_alone_on_stdout_and_tables_without(run: Path) -> None:
-    done = inside("--config", "run.yaml", "--stage", "all", "--json")
+def test_command_prints_json_alone_on_stdout_and_tables_without(trained: Path) -> None:
+    done = inside("--config", "run.yaml", "--stage", "all", "--json", "--restart")
     assert done.exit_code == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["stages"]["operator"]["steps"] == 5
@@ -381,7 +350,7 @@ def test_command_prints_json_alone_on_stdout_and_tables_without(run: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--stage", "operatr"], "fno_neuraloperator, all, found 'operatr'"),
+        (["--stage", "operatr"], "own_baseline, all, found 'operatr'"),
         (["--stage", "student"], "train it with `ups train --stage corrector`"),
         (["--stage", "operator"], "train it with `--stage autoencoder`"),
         (["--stage", "joint"], "training.use_inverse_losses=true"),
@@ -496,7 +465,7 @@ def test_signal_while_the_build_starts_still_stops_it(run: Path, monkeypatch: py
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", start_late)
     with pytest.raises(InterruptedTrainingError, match="SIGTERM"):
-        build_fields(configure(run), config_path=run / "run.yaml", overrides=(), is_first=True)
+        build_stores("field-stores", Path("run.yaml"), "training.field_source=store")
     assert started[0].returncode == -signal.SIGTERM
 
 

@@ -61,7 +61,7 @@ def test_sweep_of_the_guide_keeps_encoder_and_latents(
 ) -> None:
     """The guide's three commands; of an encoder that is measured alone the earlier system's, as they are."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ups.pipeline.training._build", build_here)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build_here)
     run = make_small_run(tmp_path).relative_to(tmp_path)
     run.write_text(yaml.safe_dump(SETTINGS | {"encoder": SETTINGS["encoder"] | {"residual": has_networks}}))
 

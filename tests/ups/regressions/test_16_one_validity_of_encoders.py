@@ -25,7 +25,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        patched.setattr("ups.pipeline.training._build", build_here)
+        patched.setattr("ups.pipeline.training.run_process", build_here)
         run = make_small_run(folder)
         config = load_config(run, overrides=["stages.operator.epochs=0"])
         run_all(config, config_path=run, overrides=["stages.operator.epochs=0"])

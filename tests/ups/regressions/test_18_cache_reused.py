@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from noted import noted
 from operator_runs import build_here
+from run_nodes import build_stores
 from small_runs import make_small_run
 
 from ups.config import load_config
 from ups.pipeline.config_checks import check_config
-from ups.pipeline.training import build_latents
 from ups.train.run import run_stage
 
 REUSED = "startup/cache_reused"
@@ -32,7 +32,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ups.pipeline.training._build", build_here)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build_here)
     return Path("run.yaml")
 
 
@@ -45,7 +45,7 @@ def trained(run: Path, *overrides: str) -> tuple[float, list[str]]:
 
 def test_stage_says_whether_its_latents_were_there(run: Path) -> None:
     assert trained(run)[0] == 0.0  # built before the first step
-    build_latents(load_config(run), config_path=run, overrides=[], is_first=True)
+    build_stores("latent-stores", run)
     assert trained(run)[0] == 1.0
     Path("latents/burgers1d_val.zarr.zip").unlink()
     assert trained(run)[0] == 0.0
@@ -58,7 +58,7 @@ def test_latents_in_memory_are_not_reused_and_have_no_path(run: Path) -> None:
 
 
 def test_age_is_that_of_the_file(run: Path) -> None:
-    build_latents(load_config(run), config_path=run, overrides=[], is_first=True)
+    build_stores("latent-stores", run)
     (text,) = (line.text for line in check_config(run).checks if line.text.startswith("burgers1d train: "))
     assert "written" in text
     assert "ago, latents" in text

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("field_run")
 
 @pytest.fixture(autouse=True)
 def _builds_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.pipeline.training._build", build_here)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build_here)
 
 
 def interrupt(*words: str) -> bytes:

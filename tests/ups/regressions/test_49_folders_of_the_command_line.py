@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from operator_runs import build_here
+from run_nodes import build_stores
 from small_runs import make_small_run
 
 import ups_store
 from ups.config import load_config
 from ups.config.seeds import seed_overrides
-from ups.pipeline.training import build_fields, run_all
+from ups.pipeline.training import run_all
 from ups_store.build import load_config as load_build_config
 
 NAME = "burgers1d_train.zarr.zip"
@@ -21,7 +22,7 @@ WORDS = ["cache.dir=X", "training.latent_cache_dir=Y", "cache.dtype=float64"]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ups.pipeline.training._build", build_here)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build_here)
     return make_small_run(tmp_path).relative_to(tmp_path)
 
 
@@ -30,7 +31,7 @@ def test_latents_and_fields_go_to_the_folders_that_are_said(run: Path) -> None:
     config = load_config(run, overrides=words)
     report = run_all(config, config_path=run, overrides=words)
     assert list(report["stages"]) == ["autoencoder", "operator"]
-    build_fields(config, config_path=run, overrides=words, is_first=True)
+    build_stores("field-stores", run, *words, "training.field_source=store")
     with ups_store.open(Path("Y") / NAME) as latents, ups_store.open(Path("X") / NAME) as fields:
         assert ("latent" in latents, "fields" in fields) == (True, True)
         assert [str(latents.arrays["latent"].dtype), str(fields.arrays["fields"].dtype)] == [

@@ -31,7 +31,7 @@ def test_patience_that_ends_a_stage_is_said() -> None:
 
 
 def test_objects_of_a_stage_are_gone_when_the_next_one_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.pipeline.training._build", build_here)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build_here)
     optimizers, alive = list[weakref.ref[Any]](), set[int]()
 
     def look(optimizer: Any, *told: Any) -> None:

@@ -14,12 +14,16 @@ import pytest
 import torch
 from operator_runs import configure, made_once, own_copy, prepare_fields
 from rank_processes import rank_variables, start, wait
+from run_nodes import training_nodes
 
 import ups
 from ups.cli.app import run_verb
 from ups.config import load_config
+from ups.data.splits import describe_fields
 from ups.errors import CheckpointError, ConfigError
-from ups.models.operators import numbers_of
+from ups.eval.baseline_model import load_baseline
+from ups.eval.evaluate import evaluate_run
+from ups.pipeline.memory_estimate import estimate_stages
 from ups.train.compare import compare_run
 from ups.train.run import run_stage
 from ups.trained.checkpoint import read_document
@@ -191,6 +195,34 @@ def test_it_stands_in_a_table_beside_fno_at_its_budget_and_an_operator_of_anothe
     assert "mylab.model:Slices with width 32, slices 8, depth 2" in rows["operator"].note
 
 
+def test_it_is_a_baseline_beside_the_runs_operator_at_its_budget(
+    run: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    train(run)
+    (command,) = re.findall(r"^ups (compare .*--kind mylab.model:Slices.*)$", GUIDE, re.MULTILINE)
+    run_verb([*command.replace("demo", "run.yaml").split(), "--split", "val", *SHORT])
+    report = json.loads((run / "reports/compare/report.json").read_text())
+    rows = report["tasks"]["burgers1d"]["rows"]
+    assert list(rows)[:3] == ["operator", "mylab.model:Slices_flops", "fno_flops"]
+    own = rows["mylab.model:Slices_flops"]
+    assert own["label"].startswith("mylab.model:Slices (")
+    assert "with width 32, slices 4, depth 2; trained for a budget of" in own["note"]
+    path = run / "checkpoints/baselines/burgers1d_mylab_model_Slices_flops/own_baseline.safetensors"
+    model = load_baseline(path)
+    assert model.effort is not None
+    step = model.effort.flops / model.effort.steps
+    assert model.effort.allowed - step < model.effort.flops <= model.effort.allowed
+    options: dict[str, Any] = {"config_path": run / "run.yaml", "overrides": SHORT, "split": "val"}
+    again = {row.name: row for row in evaluate_run(None, **options).tasks[0].rows}
+    assert again["mylab.model:Slices_flops"].scores.metrics["nrmse"].mean == own["nrmse"]["mean"]
+    _forget(monkeypatch)
+    with pytest.raises(CheckpointError, match="--allow-code mylab"):
+        load_baseline(path)
+    evaluate_run(None, **options)
+    assert any("is left out" in note and "--allow-code mylab.model" in note for note in notes)
+    load_baseline(path, allow_code="mylab.model")
+
+
 def test_tune_searches_what_its_section_says(run: Path) -> None:
     pytest.importorskip("optuna")
     from ups.train.tune import space_of
@@ -211,13 +243,41 @@ def test_commands_import_it_if_they_are_told_to(run: Path, monkeypatch: pytest.M
     run_verb(["validate", "config", "--config", "run.yaml", *SHORT, "operator.name=mylab.hard:Hard"])
 
 
+def test_runs_lineage_and_predictions_take_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPS_ALLOW_CODE", "")
+    hard = (*SHORT, "operator.name=mylab.hard:Hard")
+    train(run, "operator.name=mylab.hard:Hard")
+    keys = {}
+    for width in (4, 8):
+        nodes = training_nodes(configure(run, *hard, f"operator.config.width={width}"))
+        (operator,) = [node for node in nodes if node.stage == "operator"]
+        keys[width], (identity,) = operator.key(), operator.outputs().values()
+        assert identity is not None
+    assert keys[4] != keys[8]  # `ups run` would train it again
+    _forget(monkeypatch)
+    path = "checkpoints/operator.safetensors"
+    assert run_verb(["lineage", path]) is None
+    predict = ["predict", "cache/burgers1d_test.zarr.zip", "--checkpoint", path, "--out", "made.zarr.zip"]
+    with pytest.raises(CheckpointError, match="--allow-code mylab"):
+        run_verb(predict)
+    assert "mylab" not in sys.modules  # a file doesn't decide which code runs
+    run_verb([*predict, "--allow-code", "mylab.hard"])
+    assert run_verb(["lineage", "made.zarr.zip"]) is None
+
+
 def test_its_memory_is_counted_without_computing(run: Path) -> None:
-    configure(run, "operator.name=mylab.model:Slices")
-    states = ups.States(4, tokens={"a": (8,)}, boundary={"a": ("periodic",)}, ranges={})
-    few, more = (numbers_of("mylab.model:Slices", {"depth": depth}, states) for depth in (1, 2))
+    grids = {"burgers1d": describe_fields(configure(run).build, "burgers1d")[0].grid}
+    few, more = (
+        estimate_stages(
+            configure(run, *SHORT, "operator.name=mylab.model:Slices", f"operator.config.depth={depth}"),
+            ("operator",),
+            grids,
+        )["operator"]
+        for depth in (1, 2)
+    )
     in_block = 2 * 32 + (32 * 8 + 8) + 4 * (32 * 32 + 32) + 2 * 32 + (32 * 64 + 64) + (64 * 32 + 32)
-    assert more[0] - few[0] == in_block
-    assert more[1] > few[1] > 8 * 32
+    assert more.states - few.states == 4 * 4 * in_block  # with gradients and AdamW's two moments, float32
+    assert more.activations > few.activations > 8 * 32
 
 
 def test_keys_of_an_operator_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

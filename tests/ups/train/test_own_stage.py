@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from numbered_batches import numbered_loader
+from run_nodes import training_nodes
 from torch import Tensor, nn
 
 from ups import stages
@@ -19,7 +20,6 @@ from ups.config.stage_keys import stage_keys
 from ups.data.augment import Draws
 from ups.data.batches import TaskBatch
 from ups.errors import ConfigError
-from ups.pipeline.nodes import training_nodes
 from ups.pipeline.scratch import Scratch
 from ups.train.run import run_stage
 from ups.train.stage import Losses, Stage
@@ -119,11 +119,11 @@ def test_dry_run_has_models_of_ones_own_for_later_stages(tmp_path: Path, is_kept
     model = stages.Model("slope", "slope.safetensors")
     stages.stage("slope", makes=(model,))(Slope)
     stages.stage("steeper", needs=(model,))(Slope)
-    own = tmp_path / "own.safetensors"
-    own.write_bytes(b"trained")
-    given: dict[str, Any] = {"config_path": None, "overrides": [TASK], "tasks": {}}
-    given["models"] = {model: own} if is_kept else {}
-    scratch = Scratch(load_config(overrides=[TASK]), folder=tmp_path / "scratch", **given)
+    words = [TASK, f"checkpoint.dir={tmp_path}"]
+    (tmp_path / model.file).write_bytes(b"trained")
+    given: dict[str, Any] = {"config_path": None, "overrides": words, "tasks": {}}
+    given["trained"] = () if is_kept else ("slope",)
+    scratch = Scratch(load_config(overrides=words), folder=tmp_path / "scratch", **given)
     there = scratch.config.path_of(model)
     assert there.is_relative_to(tmp_path / "scratch")
     assert there.exists() == is_kept

@@ -69,7 +69,7 @@ def test_ready_made_configuration_trains_reports_and_predicts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ups.pipeline.training._build", build_here)
+    monkeypatch.setattr("ups.pipeline.training.run_process", build_here)
     config = load_config(name)
     (task,) = config.data.tasks
     source = write_sources(config, task)

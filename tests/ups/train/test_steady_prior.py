@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from operator_runs import build, configure, made_once
+from run_nodes import training_nodes
 
 import ups
 import ups_store
@@ -19,7 +20,6 @@ from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate_run
 from ups.eval.predict import PredictionRequest, predict_store
 from ups.pipeline.config_checks import check_config
-from ups.pipeline.nodes import training_nodes
 from ups.train.prior import make_prior_stage
 from ups.train.run import run_stage
 from ups.train.trainer import Trainer

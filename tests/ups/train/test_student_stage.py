@@ -18,6 +18,7 @@ import yaml
 from command_line import run_ups
 from noted import noted
 from operator_runs import build, made_once
+from run_nodes import training_nodes
 
 import ups
 import ups_store
@@ -31,7 +32,6 @@ from ups.eval.evaluate import evaluate_run
 from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster, kind_of
 from ups.eval.runs import find_corrected
 from ups.pipeline.config_checks import check_config
-from ups.pipeline.nodes import training_nodes
 from ups.train.flow import Measured
 from ups.train.run import run_stage, train_unless_valid
 from ups.train.stage import StageStart

@@ -48,7 +48,7 @@ def train(folder: Path) -> None:
     }
     Path("run.yaml").write_text(yaml.safe_dump(settings))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ups.pipeline.training._build", build_here)
+        patch.setattr("ups.pipeline.training.run_process", build_here)
         run_all(configure(folder), config_path=folder / "run.yaml", overrides=[])
     request = PredictionRequest(
         source=SOURCE,

@@ -15,7 +15,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ups.config import RunConfig
 from ups.config.loading import load_config, write_standalone
 from ups.errors import ConfigError, LaunchError
 from ups.log import logger
@@ -73,50 +72,38 @@ def make_job(
         num_gpus: GPUs; by default `training.num_gpus`, or one.
         remote: See `Job`.
         more: Other attributes of the `Job`.
-
-    Raises:
-        ConfigError: If the configuration is wrong, or is for another number of GPUs.
     """
     config = load_config(config_path, overrides=overrides)
-    meant = config.training.num_gpus
+    meant, pipeline = config.training.num_gpus, config.pipeline
     num = num_gpus or meant or 1
     if meant not in (None, num):
-        hint = f"training.num_gpus={num} if that is meant"
-        raise ConfigError(
-            "--gpus", expected=f"{meant}, as training.num_gpus has it", found=str(num), hint=hint
-        )
+        expected, hint = f"{meant}, as training.num_gpus has it", f"training.num_gpus={num} if that is meant"
+        raise ConfigError("--gpus", expected=expected, found=str(num), hint=hint)
     if config.latent.checkpoint is not None:
         logger.warning(f"latent.checkpoint = {config.latent.checkpoint} has to be on the machine")
-    there = [f"data.root={DATA_ROOT}"] if remote else []
-    together = [f"pipeline.num_processes={num}"] if num > 1 else []
-    for name in _missing_keys(config, remote, more.get("results", "")):
-        logger.warning(f"{name} isn't set here, and the job needs it: export it before the launch")
+    keys = []  # for want of which the job would end
+    if any(each.startswith(f"{_BUCKET}:") for each in (remote, more.get("results", ""))):
+        keys += ["B2_KEY_ID", "B2_APP_KEY"]
+    if config.logging.wandb.enabled and os.environ.get("WANDB_MODE") not in ("offline", "disabled"):
+        keys.append("WANDB_API_KEY")
+    for name in keys:
+        if not os.environ.get(name):
+            logger.warning(f"{name} isn't set here, and the job needs it: export it before the launch")
+    changed = [f"data.root={DATA_ROOT}"] if remote else []
+    changed += [f"pipeline.num_processes={num}"] if num > 1 else []
+    checkpoints = config.checkpoint.dir
+    folders = filter(None, (pipeline.dir, pipeline.report_dir, pipeline.best_dir))
+    elsewhere = [str(folder) for folder in folders if not folder.is_relative_to(checkpoints)]
     return Job(
         name=config_path.stem,
         launch_id=secrets.token_hex(4),
-        config_text=write_standalone(config_path, overrides=[*overrides, *there, *together]),
+        config_text=write_standalone(config_path, overrides=[*overrides, *changed]),
         num_gpus=num,
         tasks=tuple(config.data.tasks),
-        result_folders=(str(config.checkpoint.dir), *_folders_elsewhere(config)),
+        result_folders=(str(checkpoints), *elsewhere),
         remote=remote,
         **more,
     )
-
-
-def _missing_keys(config: RunConfig, *remotes: str) -> list[str]:
-    """Variables with keys that the job would end for want of, and that aren't set where it is launched."""
-    has_bucket = any(remote.startswith(f"{_BUCKET}:") for remote in remotes)
-    wanted = ["B2_KEY_ID", "B2_APP_KEY"] if has_bucket else []
-    if config.logging.wandb.enabled and os.environ.get("WANDB_MODE") not in ("offline", "disabled"):
-        wanted.append("WANDB_API_KEY")
-    return [name for name in wanted if not os.environ.get(name)]
-
-
-def _folders_elsewhere(config: RunConfig) -> list[str]:
-    """Where a run puts what isn't with its checkpoints."""
-    pipeline = config.pipeline
-    folders = filter(None, (pipeline.dir, pipeline.report_dir, pipeline.best_dir))
-    return [str(folder) for folder in folders if not folder.is_relative_to(config.checkpoint.dir)]
 
 
 def job_script(job: Job, *, header: Sequence[str] = ()) -> str:
@@ -124,18 +111,7 @@ def job_script(job: Job, *, header: Sequence[str] = ()) -> str:
 
     Args:
         header: Lines behind the first, such as those for Slurm.
-
-    Raises:
-        LaunchError: Kind "bad_script", if Bash can't read it.
     """
-    body = files("ups.pipeline.launch").joinpath("job.sh").read_text(encoding="utf-8")
-    text = "\n".join(("#!/bin/bash", *header, *_settings(job), body))
-    _check(text)
-    return text
-
-
-def _settings(job: Job) -> list[str]:
-    seconds = "" if job.max_hours is None else str(round(job.max_hours * 3600))
     values = {
         "LAUNCH_ID": job.launch_id,
         "NAME": job.name,
@@ -147,18 +123,18 @@ def _settings(job: Job) -> list[str]:
         "INSTALLS": str(int(job.installs)),
         "SHUTS_DOWN": str(int(job.shuts_down)),
         "REQUEUES": str(int(job.requeues)),
-        "MAX_SECONDS": seconds,
+        "MAX_SECONDS": "" if job.max_hours is None else str(round(job.max_hours * 3600)),
         "CONFIG_TEXT": job.config_text,
     }
     lists = {"TASKS": job.tasks, "RESULT_FOLDERS": job.result_folders}
-    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
-    return lines + [f"{name}=({shlex.join(items)})" for name, items in lists.items()]
-
-
-def _check(text: str) -> None:
+    settings = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    settings += [f"{name}=({shlex.join(items)})" for name, items in lists.items()]
+    body = files("ups.pipeline.launch").joinpath("job.sh").read_text(encoding="utf-8")
+    text = "\n".join(("#!/bin/bash", *header, *settings, body))
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     if done.returncode:
         raise LaunchError(f"Bash can't read the script: {done.stderr.strip()}", kind="bad_script")
+    return text
 
 
 def packed(script: str, *, path: str, limit: int) -> tuple[str, str]:

@@ -104,48 +104,33 @@ class Offer:
         return f"offer {self.id}: {self.num_gpus} x {self.gpu}, {self.place}, ${self.price:.3f} an hour"
 
 
-def environment(job: Job, *, price: float | None = None) -> dict[str, str]:
-    """Variables for the machine, keys among them: what is set here of what the job needs.
-
-    Args:
-        price: Dollars an hour, for the cost of the run.
-    """
-    found = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    return found if price is None else {**found, "PRICE_PER_HOUR": f"{price:.6g}"}
-
-
-def request(wish: Wish, job: Job, script: str, variables: Mapping[str, str]) -> dict[str, Any]:
-    """What an instance is created with: arguments of `VastAI.create_instance`.
+def request(wish: Wish, job: Job, script: str, *, price: float | None = None) -> dict[str, Any]:
+    """What an instance is created with: arguments of `VastAI.create_instance`, keys among them.
 
     Args:
         wish: The machine.
         script: Of `job_script`.
-        variables: Of `environment`.
+        price: Dollars an hour, for the cost of the run.
     """
     path = f"{job.workdir.rstrip('/')}/launches/onstart.sh"
     command, rest = packed(script, path=path, limit=_ONSTART_LIMIT)
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    if price is not None:
+        variables["PRICE_PER_HOUR"] = f"{price:.6g}"
+    if rest:
+        variables["UPS_JOB_REST"] = rest
     return {
         "image": wish.image,
         "disk": wish.disk_gib,
-        "label": label_of(job),
+        "label": f"ups-{job.name}-{job.launch_id}",  # by which the instance is found again
         "runtype": "ssh_direc ssh_proxy",
         "onstart_cmd": command,
-        "env": {**variables, **({"UPS_JOB_REST": rest} if rest else {})},
+        "env": variables,
     }
 
 
-def label_of(job: Job) -> str:
-    """By which the instance is found again."""
-    return f"ups-{job.name}-{job.launch_id}"
-
-
 class Vast:
-    """The marketplace.
-
-    Raises:
-        MissingExtraError: If vastai isn't installed.
-        LaunchError: Kind "no_key", if there is no key of the API.
-    """
+    """The marketplace."""
 
     def __init__(self) -> None:
         check_installed("vastai", extra="vast")
@@ -164,31 +149,23 @@ class Vast:
             ) from error
 
     def offers(self, wish: Wish) -> list[Offer]:
-        """Offers, the cheapest first.
+        """Offers, the cheapest first."""
 
-        Raises:
-            LaunchError: Kind "no_offer", with the price of the cheapest that costs more; "refused";
-                "unreachable".
-        """
-        found = self._search(wish.query(), wish)
-        if found:
-            return found
-        query = {key: value for key, value in wish.query().items() if key != "dph_total"}
-        dearer = self._search(query, wish) if wish.max_price is not None else []
-        cheapest = f"the cheapest costs ${dearer[0].price:.3f} an hour" if dearer else None
-        hint = (
-            "raise --max-price, or try later"
-            if dearer
-            else "ask for another --gpu, fewer --gpus or less --disk"
-        )
-        raise LaunchError(f"no offer of {wish}", kind="no_offer", found=cheapest, hint=hint)
+        def search(query: Mapping[str, Any]) -> list[Offer]:
+            options = {"order": "dph_total", "limit": _MAX_OFFERS, "storage": wish.disk_gib}
+            with _calling("search offers"):
+                rows = self._client.search_offers(query=dict(query), **options)
+            return sorted(map(Offer.of, rows), key=lambda offer: offer.price)
 
-    def _search(self, query: Mapping[str, Any], wish: Wish) -> list[Offer]:
-        with _calling("search offers"):
-            rows = self._client.search_offers(
-                query=dict(query), order="dph_total", limit=_MAX_OFFERS, storage=wish.disk_gib
-            )
-        return sorted(map(Offer.of, rows), key=lambda offer: offer.price)
+        query = wish.query()
+        if offers := search(query):
+            return offers
+        problem, hint = f"no offer of {wish}", "ask for another --gpu, fewer --gpus or less --disk"
+        if query.pop("dph_total", None) and (dearer := search(query)):
+            cheapest = f"the cheapest costs ${dearer[0].price:.3f} an hour"
+            hint = "raise --max-price, or try later"
+            raise LaunchError(problem, kind="no_offer", found=cheapest, hint=hint)
+        raise LaunchError(problem, kind="no_offer", hint=hint)
 
     def create(
         self, offers: Sequence[Offer], parameters: Callable[[Offer], dict[str, Any]]
@@ -201,50 +178,46 @@ class Vast:
 
         Returns:
             Number of the instance, and the offer.
-
-        Raises:
-            LaunchError: Kind "refused"; "unreachable" or "interrupted", with the instance if there is one all
-                the same; "no_offer", if all are gone.
         """
         for offer in offers:
+            asked = parameters(offer)
             try:
-                return self._accept(offer, parameters(offer)), offer
+                with _calling("create an instance"):
+                    answer = self._once.create_instance(id=offer.id, **asked)
+            except KeyboardInterrupt as error:
+                raise self._interrupted(str(asked["label"]), kind="interrupted", exit_code=5) from error
             except LaunchError as error:
-                if error.kind != "gone":
-                    raise
-                logger.info(f"offer {offer.id} is gone")
+                if error.kind == "gone":
+                    logger.info(f"offer {offer.id} is gone")
+                    continue
+                if error.kind == "unreachable":
+                    made = self._interrupted(
+                        str(asked["label"]), kind="unreachable", exit_code=error.exit_code
+                    )
+                    raise made from error
+                raise
+            if not answer.get("success") or answer.get("new_contract") is None:
+                raise _refusal("create an instance", answer)
+            return int(answer["new_contract"]), offer
         raise LaunchError("all offers that were found are gone", kind="no_offer", hint="run it again")
 
-    def _accept(self, offer: Offer, parameters: Mapping[str, Any]) -> int:
-        try:
-            with _calling("create an instance"):
-                answer = self._once.create_instance(id=offer.id, **parameters)
-        except (KeyboardInterrupt, LaunchError) as error:
-            is_refused = isinstance(error, LaunchError) and error.kind != "unreachable"
-            raise error if is_refused else self._interrupted(error, str(parameters["label"])) from error
-        if not answer.get("success") or answer.get("new_contract") is None:
-            raise _refusal("create an instance", _message(answer))
-        return int(answer["new_contract"])
-
-    def _interrupted(self, error: BaseException, label: str) -> LaunchError:
+    def _interrupted(self, label: str, *, kind: str, exit_code: int) -> LaunchError:
         """What is to be said where it isn't known whether an offer was accepted."""
-        what = "interrupted while an instance was created"
+        problem = "interrupted while an instance was created"
         try:
             with _calling("list instances"):
                 rows = self._client.show_instances_v1(_NEWEST)["instances"]
         except LaunchError:
             hint = f"look for {label} in `vastai show instances`, and `vastai destroy instance ID`"
-            made = LaunchError(f"{what}; whether there is one isn't known", hint=hint)
+            made = LaunchError(f"{problem}; whether there is one isn't known", hint=hint)
         else:
             numbers = [int(row["id"]) for row in rows if row.get("label") == label]
             if numbers:
-                made = LaunchError(f"{what}: instance {numbers[0]} is there", hint=_destroy(numbers[0]))
+                made = LaunchError(f"{problem}: instance {numbers[0]} is there", hint=_destroy(numbers[0]))
                 made.instance = numbers[0]
             else:
-                made = LaunchError(f"{what}: there is none labelled {label}", hint="run it again")
-        is_asked = isinstance(error, KeyboardInterrupt)
-        made.kind = "interrupted" if is_asked else "unreachable"
-        made.exit_code = 5 if is_asked else LaunchError.exit_code
+                made = LaunchError(f"{problem}: there is none labelled {label}", hint="run it again")
+        made.kind, made.exit_code = kind, exit_code
         return made
 
     def wait(self, instance: int, *, seconds: float, destroys: bool) -> None:
@@ -254,12 +227,9 @@ class Vast:
             instance: Its number.
             seconds: How long.
             destroys: Whether one that doesn't start is destroyed: its script can't switch it off.
-
-        Raises:
-            LaunchError: Kind "not_started"; "interrupted", where the instance stays as it is.
         """
         try:
-            problem = self._problem(instance, time.monotonic() + seconds, each_change(instance))
+            problem = self._problem(instance, time.monotonic() + seconds)
         except KeyboardInterrupt as error:
             made = LaunchError(f"instance {instance} goes on without being watched", kind="interrupted")
             made.instance, made.hint, made.exit_code = instance, _destroy(instance), 5
@@ -269,61 +239,41 @@ class Vast:
         made = LaunchError(f"instance {instance} didn't start: {problem}", kind="not_started")
         made.instance, made.hint = instance, _destroy(instance)
         if destroys:
-            self.destroy(instance)
+            try:
+                with _calling("destroy the instance"):
+                    self._client.destroy_instance(id=instance)
+            except LaunchError as error:
+                error.instance, error.hint = instance, _destroy(instance)
+                raise
             made.instance, made.hint = None, "it was destroyed; run it again"
         raise made
 
-    def _problem(self, instance: int, until: float, tell: Callable[[str], None]) -> str | None:
+    def _problem(self, instance: int, until: float) -> str | None:
+        """Look at an instance until it runs; gives why it doesn't. Each change of its state is said."""
+        before = ""
         while True:
-            row = self._instance(instance, tell)
-            state = row.get("actual_status") or "being provisioned"
-            message = str(row.get("status_msg") or "").strip()
-            said = f"{state}{message and f': {message}'}"
-            tell(said)
-            if state == "running" or row.get("intended_status") == "stopped":  # which its script asked for
+            state, is_asked_to_stop = "", False
+            try:
+                with _calling("show the instance"):
+                    row = self._client.show_instance(id=instance) or {"actual_status": "offline"}
+                state = row.get("actual_status") or "being provisioned"
+                message = str(row.get("status_msg") or "").strip()
+                shown = f"{state}{message and f': {message}'}"
+                is_asked_to_stop = row.get("intended_status") == "stopped"  # by its script
+            except LaunchError as error:
+                if error.kind != "unreachable":  # else the network may come back
+                    raise
+                shown = error.problem
+            if shown != before:
+                logger.info(f"instance {instance}: {shown}")
+            before = shown
+            if state == "running" or is_asked_to_stop:
                 return None
             if state in _ENDED:
-                return said
+                return shown
             if time.monotonic() >= until:
-                return f"still {said}"
+                return f"still {shown}"
             time.sleep(_POLL_S)
-
-    def _instance(self, instance: int, tell: Callable[[str], None]) -> Mapping[str, Any]:
-        """What is known of an instance; nothing while the network is gone."""
-        try:
-            with _calling("show the instance"):
-                return self._client.show_instance(id=instance) or {"actual_status": "offline"}
-        except LaunchError as error:
-            if error.kind != "unreachable":
-                raise
-            tell(error.problem)
-            return {}
-
-    def destroy(self, instance: int) -> None:
-        """Destroy an instance, with its disk.
-
-        Raises:
-            LaunchError: With how to do it by hand.
-        """
-        try:
-            with _calling("destroy the instance"):
-                self._client.destroy_instance(id=instance)
-        except LaunchError as error:
-            error.instance, error.hint = instance, _destroy(instance)
-            raise
-
-
-def each_change(instance: int) -> Callable[[str], None]:
-    """Passes a state on when it is another one than before."""
-    before = ""
-
-    def tell(state: str) -> None:
-        nonlocal before
-        if state != before:
-            logger.info(f"instance {instance}: {state}")
-        before = state
-
-    return tell
 
 
 def _destroy(instance: int) -> str:
@@ -343,7 +293,7 @@ def _calling(doing: str) -> Iterator[None]:
             answer = response.json()
         except ValueError:
             answer = {}
-        raise _refusal(doing, _message(answer), status=response.status_code) from error
+        raise _refusal(doing, answer, status=response.status_code) from error
     except requests.RequestException as error:
         raise LaunchError(
             f"vast.ai can't be reached to {doing} ({type(error).__name__})",
@@ -351,23 +301,24 @@ def _calling(doing: str) -> Iterator[None]:
             hint="check the network and VAST_URL",
         ) from error
     except (KeyError, TypeError, ValueError) as error:  # of the client, which takes answers as they come
-        raise _refusal(doing, f"an answer that vastai doesn't understand ({error!r})") from error
+        answer = {"msg": f"an answer that vastai doesn't understand ({error!r})"}
+        raise _refusal(doing, answer) from error
 
 
-def _refusal(doing: str, message: str, *, status: int | None = None) -> LaunchError:
-    hints = {401: "check the key: `vastai set api-key KEY`", 403: "the key may not do this: make another one"}
-    hints[402] = "add credit to the account"
-    hints[429] = "wait a minute"
+def _refusal(doing: str, answer: Any, *, status: int | None = None) -> LaunchError:
+    """The error for what the API refuses, with what it says of a mistake."""
+    hints = {
+        401: "check the key: `vastai set api-key KEY`",
+        402: "add credit to the account",
+        403: "the key may not do this: make another one",
+        429: "wait a minute",
+    }
+    message = ""
+    if isinstance(answer, dict) and answer:
+        message = str(answer.get("msg") or answer.get("error") or json.dumps(answer))
     return LaunchError(
         f"vast.ai refused to {doing}",
         kind="gone" if status in _GONE else "refused",
         found=message or f"HTTP status {status}",
         hint=hints.get(status or 0, "look at the request and at your account"),
     )
-
-
-def _message(answer: Any) -> str:
-    """What the API says of a mistake."""
-    if not isinstance(answer, dict):
-        return ""
-    return str(answer.get("msg") or answer.get("error") or json.dumps(answer) if answer else "")
