@@ -39,9 +39,17 @@ from ups.grid import FIELDS
 from ups.laws import laws_of
 from ups.losses import LossContext, check_losses, loss_weights, rollout_losses
 from ups.stages import FNO_NEURALOPERATOR, STAGES
-from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.schedules import Schedule
-from ups.train.stage import QUIET_START, Losses, Stage, StageStart
+from ups.train.stage import (
+    QUIET_START,
+    Curriculum,
+    Losses,
+    Stage,
+    StageStart,
+    push_forward,
+    pushed,
+    with_noise,
+)
 from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation, scored
 from ups.trained.checkpoint import read_document
 
