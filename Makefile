@@ -28,10 +28,10 @@ compare: install
 	$(BIN)/ups compare --config $(CONFIG) $(addprefix --kind ,$(KINDS)) --out reports/compare
 
 # Coverage is that of ups_store by its own tests; tracing would only slow the training stack's tests down. A file's
-# tests share a process, so that what they prepare is made once.
+# tests share a process, so that what they prepare is made once; long files come first, or one core would wait.
 test: install
 	$(PYTEST) tests/ups
-	$(PYTEST) tests/store tests/faults tests/interop tests/docs tests/package tests/tools \
+	$(PYTEST) tests/tools tests/package tests/faults tests/docs tests/store tests/interop \
 		--cov --cov-report=term:skip-covered --cov-report=json:.coverage-totals.json --cov-fail-under=95
 	$(BIN)/python tools/check_branches.py .coverage-totals.json --at-least 95
 

@@ -72,7 +72,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return shrink
 
 
-CHEAP = {"store.gather", "store.ragged", "loader.order", "build.build"}  # the others take 3 to 12 s each
+CHEAP = {"store.gather", "store.ragged", "loader.order"}  # the others take 3 to 12 s each
 
 
 @pytest.mark.multi_process

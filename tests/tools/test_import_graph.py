@@ -33,8 +33,16 @@ def graph_of(modules: Mapping[str, str]) -> Graph:
     }
 
 
+def _statements(node: ast.AST) -> Iterable[ast.AST]:
+    """Without the expressions in them, which are most of a tree."""
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, block, ()):
+            yield inner
+            yield from _statements(inner)
+
+
 def _imported(tree: ast.Module) -> Iterable[str]:
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -79,7 +79,10 @@ def test_ranks_of_one_machine_make_the_bytes_of_one_process(folder: Path, size: 
     )
     path = folder / "cache" / "burgers1d_train.zarr.zip"
     assert path.read_bytes() == alone(folder).read_bytes()
-    result = json.loads(by_builder)["stores"][0]
+    document = json.loads(by_builder)
+    result, seconds = document["stores"][0], document["startup"]["seconds"]
+    assert 0 < seconds["imports"] < seconds["total"]
+    assert seconds["plan"] > 0
     assert (result["config_hash"], result["num_samples"]) == (ups_store.open(path).config_hash, 52)
     assert [out for out, _ in others] == [""] * (size - 1)
     by_others = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,16 +55,6 @@ def test_metrics_are_numbers_under_names_that_runs_are_compared_by() -> None:
     assert {f"startup/{phase}_sec" for phase in PHASES} < set(metrics)
     assert (metrics["startup/reused"], metrics["startup/samples_per_s"]) == (0.0, 4.0)
     assert all(isinstance(value, float) for value in metrics.values())
-
-
-@pytest.mark.multi_process
-def test_manifest_of_the_command_counts_imports(tmp_path: Path) -> None:
-    write_burgers(tmp_path / "source" / BURGERS)
-    words = [sys.executable, "-m", "ups_store.build", "--tasks", "burgers1d", "--root", "source", "--json"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    seconds = json.loads(done.stdout)["startup"]["seconds"]
-    assert 0 < seconds["imports"] < seconds["total"]
-    assert seconds["plan"] > 0
 
 
 def test_whoever_begins_is_told_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

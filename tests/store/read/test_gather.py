@@ -74,41 +74,26 @@ def reversed_rows(num: int, nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("make", [None, with_gaps, transposed, reversed_rows])
-@pytest.mark.parametrize("order", ORDERS)
-def test_gather_is_indexing_by_samples(store: Store, order: str, make: Callable[..., Any]) -> None:
-    indices = ORDERS[order]
-    out = None if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
-    batch = store.gather(indices, out=out)
-    assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
-    if out is not None:
-        assert all(batch[name] is out[name] for name in batch)
+def test_gather_is_indexing_by_samples(store: Store, make: Callable[..., Any]) -> None:
+    for order, indices in ORDERS.items():
+        for options in ({}, {"num_threads": 3}):
+            out = None if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
+            batch = store.gather(indices, out=out, **options)
+            assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
+            assert out is None or all(batch[name] is out[name] for name in batch), order
 
 
 @pytest.mark.parametrize("long_run_bytes", [0, 1 << 40], ids=["views", "items"])
 @pytest.mark.parametrize("block_bytes", [1, 10_000])
-@pytest.mark.parametrize("make", [empty, with_gaps])
 def test_gather_copies_the_same_either_way(
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    long_run_bytes: int,
-    block_bytes: int,
-    make: Callable[..., Any],
+    store: Store, monkeypatch: pytest.MonkeyPatch, long_run_bytes: int, block_bytes: int
 ) -> None:
     monkeypatch.setattr(runs, "LONG_RUN_BYTES", long_run_bytes)
     monkeypatch.setattr(runs, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(gather_module, "BLOCK_BYTES", block_bytes)
-    out = {f"u{n}": make(5, n) for n in SIZES}
-    batch = store.gather([6, 0, 6, 1, 2], out=out)
-    assert_same_bits(batch, {name: value[[6, 0, 6, 1, 2]] for name, value in VALUES.items()})
-
-
-@pytest.mark.parametrize("make", [None, transposed])
-@pytest.mark.parametrize("order", ["permuted", "many"])
-def test_gather_in_threads_is_the_same(store: Store, order: str, make: Callable[..., Any]) -> None:
-    indices = ORDERS[order]
-    out = store.gather(indices) if make is None else {f"u{n}": make(len(indices), n) for n in SIZES}
-    batch = store.gather(indices, out=out, num_threads=3)
-    assert_same_bits(batch, {name: value[indices] for name, value in VALUES.items()})
+    for make in (empty, with_gaps):
+        batch = store.gather([6, 0, 6, 1, 2], out={f"u{n}": make(5, n) for n in SIZES})
+        assert_same_bits(batch, {name: value[[6, 0, 6, 1, 2]] for name, value in VALUES.items()})
 
 
 @pytest.mark.parametrize("name", ["u8", b"u8", np.str_("u8")])
