@@ -76,13 +76,8 @@ class Registry(Generic[Thing]):
             kind = f"unknown_{self.noun}"
             raise ConfigError(f"{self.key}", kind=kind, expected=expected, found=repr(name), hint=hint)
         if module not in sys.modules:
-            if allow_code is not None and module not in _allowed(allow_code):
-                raise CheckpointError(
-                    f"its {self.noun} is {name}, code of your own or of others",
-                    kind="foreign_code",
-                    expected=f"{module} to be imported already, or to be allowed",
-                    hint=f"if you trust it, --allow-code {module} or ups.load(..., allow_code={module!r})",
-                )
+            if allow_code is not None:
+                check_allowed(name, noun=self.noun, allow_code=allow_code)
             if os.getcwd() not in sys.path:  # as `python -m` has it; what is installed goes first
                 sys.path.append(os.getcwd())
         try:
@@ -92,6 +87,14 @@ class Registry(Generic[Thing]):
             raise ConfigError(f"{self.key} = {name}: {error}", kind="no_code", hint=hint) from error
 
 
-def _allowed(modules: str | Iterable[str]) -> set[str]:
-    named = [modules] if isinstance(modules, str) else list(modules)
-    return {*named, *os.environ.get(ALLOWED_CODE, "").split(",")}
+def check_allowed(name: str, *, noun: str, allow_code: str | Iterable[str] = ()) -> None:
+    """Refuse code that a file names, unless its module is imported already or may be ("foreign_code")."""
+    module = name.partition(":")[0]
+    named = [allow_code] if isinstance(allow_code, str) else allow_code
+    if module not in {*sys.modules, *named, *os.environ.get(ALLOWED_CODE, "").split(",")}:
+        raise CheckpointError(
+            f"its {noun} is {name}, code of your own or of others",
+            kind="foreign_code",
+            expected=f"{module} to be imported already, or to be allowed",
+            hint=f"if you trust it, --allow-code {module} or ups.load(..., allow_code={module!r})",
+        )

@@ -35,7 +35,7 @@ from ups.stages import BASELINES
 from ups.train.best import export
 from ups.train.distributed import joined_ranks
 from ups.train.stage import Stage, make_stage
-from ups.train.state_tensors import StateTensors
+from ups.train.state import StateTensors
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -76,10 +77,6 @@ def operator(
 
 def _first_sentence(file: Path) -> str:
     """Of the comment that a configuration starts with."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    comment = [line.removeprefix("#").strip() for line in lines[: _num_comments(lines)]]
-    return re.split(r"[.;] ", " ".join(comment), maxsplit=1)[0].rstrip(".:")
-
-
-def _num_comments(lines: list[str]) -> int:
-    return next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text("utf-8").splitlines())
+    comment = " ".join(line.removeprefix("#").strip() for line in lines)
+    return re.split(r"[.;] ", comment, maxsplit=1)[0].rstrip(".:")

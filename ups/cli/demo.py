@@ -56,12 +56,17 @@ def demo(
     report = report or Path("reports") / ("demo-quick" if quick else "demo")
     out.mkdir(parents=True, exist_ok=True)
     if data is not None:
-        _show_stores(out, _build_command(task, data, out), task=task, root=data)
+        places = ["--cache-dir", str(out / "cache"), "--manifest", str(out / "manifest.json")]
+        build = [*STORE, "build", "--tasks", task, "--root", str(data), *places]
+        _show_stores(out, build, task=task, root=data)
         _title("Next")
         _show_next(out, out / "cache" / f"{task}_train.zarr.zip", task)
         return
     config = _configuration(out, quick=quick)
-    seconds = {"data": _make_data(out / "data", QUICK_SAMPLES if quick else NUM_SAMPLES)}
+    seconds, samples = {"data": 0.0}, QUICK_SAMPLES if quick else NUM_SAMPLES
+    if not list((out / "data").glob("*.hdf5")):
+        _title(f"Solve the Burgers equation for {samples} initial conditions, in PDEBench's layout")
+        seconds["data"] = _run(_ups("make-data", TASK, "--out", out / "data", "--samples", samples))
     build = [*STORE, "build", "--config", str(config)]
     fields = [*build, "--manifest", str(out / "manifest.json"), "latent.encoder=none"]
     seconds["field stores"] = _show_stores(out, fields, task=TASK, root=out / "data")
@@ -95,12 +100,6 @@ def _show_stores(out: Path, build: list[str], *, task: str, root: Path) -> float
     _title("A picture")
     _run([*STORE, "preview", str(train), "--out", str(out / "preview.png")])
     return seconds
-
-
-def _build_command(task: str, root: Path, out: Path) -> list[str]:
-    """The build of someone's own data."""
-    build = [*STORE, "build", "--tasks", task, "--root", str(root)]
-    return [*build, "--cache-dir", str(out / "cache"), "--manifest", str(out / "manifest.json")]
 
 
 def _configuration(out: Path, *, quick: bool) -> Path:
@@ -138,14 +137,6 @@ def _show_next(
     }
     text = "\n".join(f"{name:<12}{line}" for name, line in lines.items() if line is not None)
     console.print(text, soft_wrap=True)
-
-
-def _make_data(folder: Path, num_samples: int) -> float:
-    """Solve for random initial states unless it is done; returns the seconds."""
-    if list(folder.glob("*.hdf5")):
-        return 0.0
-    _title(f"Solve the Burgers equation for {num_samples} initial conditions, in PDEBench's layout")
-    return _run(_ups("make-data", TASK, "--out", folder, "--samples", num_samples))
 
 
 def _open_with_zarr(path: Path) -> None:

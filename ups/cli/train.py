@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,9 +117,9 @@ def train(
             return
         notice.run = resolved.checkpoint.dir
         with importing():
+            from ups.train.interrupt import listening_to_stalls
             from ups.train.log import report_json, show_report
             from ups.train.profile import profiling
-            from ups.train.stalls import listening_to_stalls
             from ups.train.tracking import forget_run
         if unshared := not_shared_note():
             note(f"warning: {unshared}")
@@ -149,14 +149,15 @@ def _train(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with importing():
         from ups.config.seeds import with_seeds
-        from ups.pipeline.training import run_all, run_all_seeds
+        from ups.train.checks import unused_in_one_stage
         from ups.train.launched import process_began
         from ups.train.run import run_stage, train_unless_valid
         from ups.train.tracking import CONTEXT_FILE, handing_on
-        from ups.train.train_baselines import train_stage_of_baselines
-        from ups.train.unused import unused_in_one_stage
     source: dict[str, Any] = {"config_path": config, "overrides": overrides}
     common: dict[str, Any] = {"restart": restart, "began": process_began()}
+    if stage == ALL:  # which imports what evaluates, too
+        with importing():
+            from ups.pipeline.training import run_all, run_all_seeds
     if stage == ALL and seeds:
         return run_all_seeds(resolved, seeds, **source, **common)
     if stage == ALL:
@@ -165,7 +166,11 @@ def _train(
         return train_unless_valid(stage, resolved, **common)
     for text in unused_in_one_stage(resolved):
         logger.warning(text)
-    train_one = train_stage_of_baselines if stage in BASELINES else run_stage
+    train_one: Callable[..., dict[str, Any]] = run_stage
+    if stage in BASELINES:
+        from ups.train.train_baselines import train_stage_of_baselines
+
+        train_one = train_stage_of_baselines
     if not seeds:
         return train_one(stage, resolved, **common)
     reports: dict[int, Any] = {}

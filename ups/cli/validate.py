@@ -138,8 +138,7 @@ def optimizations(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # memory of before is freed: the allocator warns
     with importing():
         from ups.train.log import report_json
-        from ups.train.optimizations import Gates, suggested_yaml, validate_optimizations
-        from ups.train.optimizations_table import show_findings
+        from ups.train.optimizations import Gates, show_findings, suggested_yaml, validate_optimizations
     shared = [*(overrides or ()), *([] if seed is None else [f"seed={seed}"])]
     length = {"epochs": epochs, "steps": steps}  # instead of the stage's budget
     own = [f"stages.{stage}.{name}={number}" for name, number in length.items() if number is not None]

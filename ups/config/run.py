@@ -10,11 +10,12 @@ from ups.config.after_training import EvaluationConfig, PipelineConfig
 from ups.config.architecture import (
     BaselinesConfig,
     DecoderConfig,
+    DiffusionConfig,
     EncoderConfig,
     OperatorConfig,
+    PriorConfig,
     RunLatentConfig,
 )
-from ups.config.diffusion import DiffusionConfig, PriorConfig
 from ups.config.stages import StageConfig, StageName
 from ups.config.training import LawsConfig, TrainingConfig, TtcConfig
 from ups.laws import Laws

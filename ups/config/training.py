@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from ups.config.diffusion import TauConfig
+from ups.config.architecture import TauConfig
 from ups.config.stages import AmpDtype, CompileMode, LatentDtype, check_one_batch_size
 from ups.errors import needs
 from ups.section import Count, CountOrZero, Fraction, NotNegative, Positive, Section, key

@@ -68,6 +68,13 @@ def check_kinds(kinds: Sequence[str] | None) -> list[str]:
     return checked
 
 
+def own_kind(config: RunConfig) -> str:
+    """The kind that stage `own_baseline` trains, of the caller's own configuration."""
+    if (name := config.baselines.own.name) is None:
+        raise ConfigError("baselines.own.name", expected="module:class of your own", found="nothing")
+    return check_kinds([name])[0]
+
+
 def stage_of(kind: str) -> str:
     """The stage that trains a kind."""
     return kind if kind in BASELINES else OWN_BASELINE.name

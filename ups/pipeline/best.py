@@ -18,6 +18,7 @@ from ups.errors import CheckpointError, OutputError, UpsError
 from ups.output import appears_whole, json_document
 from ups.pipeline.gates import metric_of, read_report
 from ups.pipeline.machine import code_identity
+from ups.registry import check_allowed
 from ups.trained.card import card_path
 from ups.trained.checkpoint import read_document, stored_digest
 from ups.trained.specs import OPERATOR, OPERATOR_FILE, parse_simulator_spec
@@ -53,6 +54,25 @@ def is_rival_there(folder: Path, rival: str | None) -> bool:
         return parse_simulator_spec(read_document(path, kind=OPERATOR), path).is_encoder_known
     except CheckpointError:
         return False
+
+
+def check_loadable(folder: Path, own: str) -> None:
+    """Refuse a best operator of code that isn't allowed, before hours of training that it is compared after.
+
+    Args:
+        own: `operator.name` of the run, whose module its evaluation imports anyway.
+    """
+    try:
+        operator = read_document(best_path(folder), kind=OPERATOR)["spec"]["operator"]
+    except (CheckpointError, KeyError):  # there is none, or none that can be compared
+        return
+    name = str(operator.get("name", ""))
+    if ":" in name:
+        try:
+            check_allowed(name, noun="operator", allow_code=own.partition(":")[0])
+        except CheckpointError as error:
+            error.path = str(best_path(folder))
+            raise
 
 
 def promote(operator: Path, folder: Path, *, report: Path, folder_of_run: Path) -> dict[str, Any]:

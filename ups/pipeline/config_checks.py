@@ -39,11 +39,12 @@ from ups.train.checks import (
     has_sizes,
     later_checks,
     report_folder,
+    unused_in_all_stages,
+    unused_settings,
 )
 from ups.train.saved_state import SavedState, state_path
 from ups.train.switches import check_switches
 from ups.train.tracking import is_wandb_there
-from ups.train.unused import unused_in_all_stages, unused_settings
 from ups.trained.checkpoint import read_document
 from ups.trained.specs import AUTOENCODER, check_task, parse_spec
 from ups_store.printable import counted

@@ -96,9 +96,9 @@ def _check_files(
         try:
             if path.stat().st_size == 0:
                 raise SourceError("the file is empty", kind="empty_file", path=path, hint="copy it again")
-            steps = readers.pool.ask(FirstStepsRequest(path, task, data.follow_external))
-            title = f"{path.name}: {counted(steps.num_samples, 'sample')}"
-            _check_finite(name, path, title, steps.values, config, checks)
+            num, values = readers.pool.ask(FirstStepsRequest(path, task, data.follow_external))
+            title = f"{path.name}: {counted(num, 'sample')}"
+            _check_finite(name, path, title, values, config, checks)
             continue
         except StoreError as raised:
             error = raised

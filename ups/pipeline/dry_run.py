@@ -28,7 +28,7 @@ from ups.pipeline.scratch import Measured, Scratch, scratch_folder
 from ups.pipeline.sources import TaskSources, find_tasks
 from ups.stages import ENCODER_MODEL, STAGES
 from ups.train.checks import builds_fields, builds_latents
-from ups.train.memory import SMALLER, is_out_of_memory
+from ups.train.meter import SMALLER, is_out_of_memory
 from ups.train.saved_state import SavedState, differing_keys, state_path
 from ups.train.train_baselines import config_of_baseline
 from ups.trained.checkpoint import read_document

@@ -69,19 +69,6 @@ class Values:
 
 
 @dataclass(frozen=True)
-class FirstSteps:
-    """What a file holds, and the values of its first, middle and last time steps.
-
-    Attributes:
-        num_samples: Samples of the file.
-        values: Of every channel.
-    """
-
-    num_samples: int
-    values: tuple[Values, ...]
-
-
-@dataclass(frozen=True)
 class FirstStepsRequest:
     """Open a file and look at the first, middle and last time steps of some samples (`ups_store.sources`).
 
@@ -97,8 +84,8 @@ class FirstStepsRequest:
     subject = "the first time steps"
     first_sample = None
 
-    def run(self, reader: Any) -> FirstSteps:
-        """Open and read."""
+    def run(self, reader: Any) -> tuple[int, tuple[Values, ...]]:
+        """Read how many samples the file has, and the values of every channel."""
         place: dict[str, Any] = {"task": self.task, "follow": self.follow}
         with reader.opened(self.path, selection=Selection(), **place) as source:
             num_times = source.info.arrays["fields"].shape[0]
@@ -108,7 +95,7 @@ class FirstStepsRequest:
             reader.doing("reading")
             arrays = source.read(spread(info.num_samples, max(1, _MOST_BYTES // max(1, nbytes))))
         values = [each for name in arrays for each in by_channel(name, arrays[name], info.channels)]
-        return FirstSteps(info.num_samples, tuple(values))
+        return info.num_samples, tuple(values)
 
 
 def every(num_times: int) -> int:

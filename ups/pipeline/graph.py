@@ -65,7 +65,17 @@ class Graph:
         names = [node.name for node in declared]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"two nodes of a run are named {', '.join(twice)}", kind="graph")
-        self.nodes = tuple(_in_order(declared))
+        self.nodes: tuple[Node, ...] = ()
+        while declared:  # the first declared node that waits for none, again and again
+            waited_for = {*(node.name for node in declared), *(node.group for node in declared)}
+            ready = next((node for node in declared if not waited_for.intersection(node.after)), None)
+            if ready is None:
+                names = [node.name for node in declared]
+                raise ConfigError(
+                    f"nodes come after each other in a circle: {', '.join(names)}", kind="graph"
+                )
+            declared.remove(ready)
+            self.nodes += (ready,)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
@@ -99,19 +109,3 @@ class Graph:
             return [node for node in self.nodes if node.name == only]
         rest = self.nodes[names.index(first) :] if first is not None else self.nodes
         return [node for node in rest if node.group not in skipped]
-
-
-def _in_order(declared: list[Node]) -> Iterator[Node]:
-    """The first declared node that waits for none, again and again."""
-    waiting = list(declared)
-    while waiting:
-        ready = next((node for node in waiting if not _waits(node, waiting)), None)
-        if ready is None:
-            names = ", ".join(node.name for node in waiting)
-            raise ConfigError(f"nodes come after each other in a circle: {names}", kind="graph")
-        waiting.remove(ready)
-        yield ready
-
-
-def _waits(node: Node, waiting: Iterable[Node]) -> bool:
-    return any(other.name in node.after or other.group in node.after for other in waiting)

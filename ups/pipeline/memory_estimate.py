@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ups.config import RunConfig
-from ups.config.corrector_size import corrector_size, student_size
+from ups.config.operator_size import corrector_size, student_size
 from ups.errors import ConfigWarning
 from ups.grid import FIELDS, PERIODIC, UNKNOWN_BOUNDARY, GridSpec, cut_grid
 from ups.pipeline.planned import PlannedRanks
@@ -77,7 +77,7 @@ def estimate_stages(
 
 def _simulator(config: RunConfig, grids: Mapping[str, GridSpec]) -> Simulator:
     """Make the operator, in latents with their autoencoder."""
-    from ups.train.operator_spec import operator_document, spec_of_states
+    from ups.train.operator import operator_document, spec_of_states
     from ups.trained.autoencoder import Autoencoder
     from ups.trained.simulator import Simulator
     from ups.trained.specs import AutoencoderSpec, NetworkSize, SimulatedTask, TaskSpec

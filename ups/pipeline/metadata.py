@@ -46,13 +46,21 @@ def write_metadata(
     Returns:
         What was written, JSON values.
     """
-    found = {node.name: folder.valid_record(node, node.key()) for node in graph}
-    records = {name: record for name, record in found.items() if record is not None}
-    seconds, by_seed = (
-        folder.seconds(),
-        {seed: json_document(own.folder / FILE) for seed, own in of_seeds.items()},
-    )
+    records, of_stages = dict[str, dict[str, Any]](), dict[str, Any]()
+    for node in graph:
+        record = folder.valid_record(node, node.key())
+        if record is None:
+            continue
+        records[node.name] = record
+        for path in record["outputs"] if node.stage is not None else ():
+            verdicts = gates_of_file(Path(path))  # of what was exported, be it in spite of them
+            of_stages |= {} if verdicts is None else {node.name: verdicts}
+    seconds = folder.seconds()
+    by_seed = {seed: json_document(own.folder / FILE) for seed, own in of_seeds.items()}
     total = sum(seconds.values()) + sum(document.get("seconds", 0.0) for document in by_seed.values())
+    price = price_per_hour
+    if price is None:  # an earlier call may have been given it
+        price = json_document(run.folder / FILE).get("price_per_hour")
     values: dict[str, Any] = {
         "kind": KIND,
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,10 +81,10 @@ def write_metadata(
         },
         "seconds": round(total, 3),
         "own_s": round(own_s, 3),
-        "price_per_hour": price_per_hour if price_per_hour is not None else _known_price(run),
+        "price_per_hour": price,
         "results": {name: _results(run, name) for name, node in EVALUATIONS.items() if node in records},
         "gates": {
-            **{**_gates_of_stages(graph, records), **missed},
+            **{**of_stages, **missed},
             **{name: missed.get(name, records.get(name, {}).get("gates")) for name in _GATES},
             **{
                 f"seed {seed}, {name}": verdicts
@@ -86,28 +94,10 @@ def write_metadata(
         },
         "promotion": {key: records.get("promotion", {}).get(key) for key in ("promoted", "best")},
     }
-    price = values["price_per_hour"]
     values["cost"] = None if price is None else round(total / 3600 * price, 4)
     written: dict[str, Any] = with_nulls(values)
     write_atomically(run.folder / FILE, json.dumps(written, indent=2).encode() + b"\n")
     return written
-
-
-def _known_price(run: Run) -> float | None:
-    """The price that an earlier call was given."""
-    price = json_document(run.folder / FILE).get("price_per_hour")
-    return None if price is None else float(price)
-
-
-def _gates_of_stages(graph: Graph, records: Mapping[str, Any]) -> dict[str, Any]:
-    """Verdicts by stage, of what was exported, be it in spite of them."""
-    found = {
-        node.name: gates_of_file(Path(path))
-        for node in graph
-        if node.stage is not None and node.name in records
-        for path in records[node.name]["outputs"]
-    }
-    return {name: verdicts for name, verdicts in found.items() if verdicts is not None}
 
 
 def _results(run: Run, name: str) -> dict[str, Any]:

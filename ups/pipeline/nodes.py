@@ -307,32 +307,30 @@ def _baselines(run: Run) -> Node | None:
 # --- evaluations, gates, promotion --------------------------------------------------------------------------
 
 
-def _checkpoints(run: Run) -> dict[str, str | None]:
-    """What all stages of the run leave, those of baselines too."""
-    nodes = [node for node in declare_graph(run).of(TRAINING) if node.stage or node.name == BASELINES]
-    return {path: identity for node in nodes for path, identity in node.outputs().items()}
-
-
-def _rival(run: Run) -> str | None:
-    return rival_of(run.best_dir, run.operator_identity())
-
-
 def evaluation_node(run: Run, group: Group, after: tuple[str, ...]) -> Node:
-    """The evaluation of "small-eval" or "full-eval"."""
+    """Declare the evaluation of "small-eval" or "full-eval"."""
     folder, config = run.report_folder(group), run.small if group == "small-eval" else run.full
 
     def inputs() -> dict[str, Any]:
-        own = {"operator": run.operator_identity(), "best": _rival(run), "fields": _fields(config)}
+        operator = run.operator_identity()
+        own = {"operator": operator, "best": rival_of(run.best_dir, operator), "fields": _fields(config)}
         values = flat_keys(config.model_dump(mode="json"))
         keys = {key: value for key, value in values.items() if "evaluation" in users_of(key)}
         if not config.evaluation.metrics:  # identities of evaluations are those of before there were any
             del keys["evaluation.metrics"]
-        return {**keys, **_checkpoints(run), **_baseline_files(config), **own}
+        trained = [node for node in declare_graph(run).of(TRAINING) if node.stage or node.name == BASELINES]
+        models = {path: identity for node in trained for path, identity in node.outputs().items()}
+        return {**keys, **models, **_baseline_files(config), **own}
 
     def command(restart: bool) -> list[str]:
-        best = ["--best", best_path(run.best_dir)] if is_rival_there(run.best_dir, _rival(run)) else []
-        words = ("evaluate", "--config", run.config_path(group), "--out", folder)
-        return _command(run, "ups", *words, *best, *_phases(run))
+        rival = rival_of(run.best_dir, run.operator_identity())
+        words: list[object] = ["evaluate", "--config", run.config_path(group), "--out", folder]
+        words += ["--best", best_path(run.best_dir)] if is_rival_there(run.best_dir, rival) else []
+        # What took time and has no log of its own: before the run, and builds of stores.
+        builds = {name: s for name, s in RunFolder(run.folder).seconds().items() if name in STORES}
+        for name, seconds in {**run.phases, **builds}.items():
+            words += ["--phase", f"{name}={seconds:.1f}"]
+        return _command(run, "ups", *words)
 
     return Node(
         EVALUATIONS[group],
@@ -344,13 +342,6 @@ def evaluation_node(run: Run, group: Group, after: tuple[str, ...]) -> Node:
         },
         command=command,
     )
-
-
-def _phases(run: Run) -> Iterator[str]:
-    """What took time and has no log of its own: before the run, and builds of stores."""
-    builds = {name: s for name, s in RunFolder(run.folder).seconds().items() if name.endswith("-stores")}
-    for name, seconds in {**run.phases, **builds}.items():
-        yield from ("--phase", f"{name}={seconds:.1f}")
 
 
 @register

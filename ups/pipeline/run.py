@@ -27,10 +27,11 @@ from ups.data.stores import are_reused
 from ups.errors import ConfigError, GateMissedError, InterruptedTrainingError, UpsError
 from ups.log import logger, once_each, prefixed, quiet
 from ups.output import terminal, write_atomically
+from ups.pipeline.best import check_loadable
 from ups.pipeline.gates import check_judgeable, gate_missed_by_stage
 from ups.pipeline.graph import Graph, Group, Node
 from ups.pipeline.metadata import send_metadata, write_metadata
-from ups.pipeline.nodes import STORES, Run, declare_graph, evaluation_node, shown
+from ups.pipeline.nodes import EVALUATIONS, STORES, Run, declare_graph, evaluation_node, shown
 from ups.pipeline.records import RunFolder
 from ups.train.interrupt import SAME_COMMAND
 from ups.train.launched import (
@@ -120,6 +121,8 @@ def run_graph(
     nodes = graph.chosen(skipped=skipped, first=options.first, only=options.only)
     if options.dry_run:
         return {"plan": _plan(nodes, graph, records, restart=options.restart)}
+    if any(node.name in EVALUATIONS.values() for node in nodes):
+        check_loadable(run.best_dir, run.config.operator.name)
     checkpoints = run.config.checkpoint.dir
     with records.locked() as lock_fd:
         if options.restart:

@@ -131,19 +131,15 @@ class Status:
 
 
 def read_status(folder: Path) -> Status:
-    """What happens in a folder.
-
-    Args:
-        folder: Of checkpoints, or of `ups run`.
-    """
+    """Read what happens in a folder of checkpoints, or of `ups run`; refuse one without any logs."""
     try:
         run, logs = _find_logs(folder)
-        nodes = tuple(_nodes(run)) if run is not None else ()
+        holder = run.holder() if run is not None else None
+        nodes = tuple(_nodes(run, is_held=holder is not None)) if run is not None else ()
         stages = [status for log in logs if (status := _stage(log)) is not None]
     except OSError as error:
-        raise UpsError(
-            f"can't be read ({error.strerror})", kind="unreadable", path=error.filename or folder
-        ) from error
+        problem = f"can't be read ({error.strerror})"
+        raise UpsError(problem, kind="unreadable", path=error.filename or folder) from error
     if not nodes and not stages:
         raise ConfigError(
             str(folder),
@@ -153,7 +149,6 @@ def read_status(folder: Path) -> Status:
             hint="give checkpoint.dir, or the folder that `ups run` prints",
         )
     stages.sort(key=lambda stage: -stage.silent_s)
-    holder = run.holder() if run is not None else None
     return Status(str(run.path) if run is not None else None, holder, nodes, tuple(stages))
 
 
@@ -174,9 +169,8 @@ def _find_logs(folder: Path) -> tuple[RunFolder | None, list[Path]]:
     return (RunFolder(run) if run is not None else None), [path for path in logs if path.name != _RUN_LOG]
 
 
-def _nodes(run: RunFolder) -> Iterator[NodeStatus]:
+def _nodes(run: RunFolder, *, is_held: bool) -> Iterator[NodeStatus]:
     last = {str(line.get("node")): line for line in run.lines()}
-    is_held = run.holder() is not None
     for name, line in last.items():
         if line.get("event") == "begin":
             seconds = time.time() - line["time"] if is_held else None

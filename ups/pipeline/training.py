@@ -41,6 +41,7 @@ from ups.train.checks import (
     check_sizes,
     has_given_encoder,
     report_folder,
+    unused_in_all_stages,
 )
 from ups.train.distributed import check_num_ranks, joined_ranks
 from ups.train.launched import EARLIER_SECONDS, of_stores, with_stores
@@ -50,7 +51,6 @@ from ups.train.stage import ALL
 from ups.train.switches import check_switches
 from ups.train.tracking import CONTEXT_FILE, context_path, handing_on, send_report
 from ups.train.train_baselines import train_configured_baselines
-from ups.train.unused import unused_in_all_stages
 from ups_store.launch import rank_of
 
 _PHASES = {FIELD_STORES: "startup/field_cache_sec", LATENT_STORES: "startup/cache_sec"}

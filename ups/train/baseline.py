@@ -30,6 +30,7 @@ from ups.eval.baseline_model import (
     check_kinds,
     load_baseline,
     make_spec,
+    own_kind,
     save_baseline,
     stage_of,
 )
@@ -38,9 +39,17 @@ from ups.grid import FIELDS
 from ups.laws import laws_of
 from ups.losses import LossContext, check_losses, loss_weights, rollout_losses
 from ups.stages import FNO_NEURALOPERATOR, STAGES
-from ups.train.rollout_batches import Curriculum, push_forward, pushed, with_noise
 from ups.train.schedules import Schedule
-from ups.train.stage import QUIET_START, Losses, Stage, StageStart
+from ups.train.stage import (
+    QUIET_START,
+    Curriculum,
+    Losses,
+    Stage,
+    StageStart,
+    push_forward,
+    pushed,
+    with_noise,
+)
 from ups.train.validation import RolloutValidation, mean_over_tasks, open_validation, scored
 from ups.trained.checkpoint import read_document
 
@@ -49,9 +58,7 @@ def make_baseline_stage(
     kind: str | None, config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> BaselineStage:
     """Open training and validation trajectories, measure the statistics, and build the model."""
-    if kind is None and config.baselines.own.name is None:
-        raise ConfigError("baselines.own.name", expected="module:class of your own", found="nothing")
-    (kind,) = check_kinds([kind or str(config.baselines.own.name)])
+    kind = own_kind(config) if kind is None else check_kinds([kind])[0]
     check_losses(config.training)
     trajectories, spec = open_baseline(kind, config, start=start)
     with start.phase("data_opening"):

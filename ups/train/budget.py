@@ -31,10 +31,9 @@ from ups.errors import CheckpointError
 from ups.log import logger
 from ups.train.flops import count_step
 from ups.train.physics_priors import PhysicsBatch
-from ups.train.rollout_batches import Curriculum
 from ups.train.saved_state import SavedState, state_path
 from ups.train.schedules import total_queries
-from ups.train.stage import Stage, StageStart, make_stage
+from ups.train.stage import Curriculum, Stage, StageStart, make_stage
 from ups.train.trainer import Trainer, autocast_of
 
 ROUNDS = 15  # steps of each stage that are timed

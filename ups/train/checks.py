@@ -1,19 +1,20 @@
-"""What a run would refuse only after hours, refused before it begins; no torch.
+"""What a run would refuse only after hours, refused before it begins; settings that change nothing. No torch.
 
-As far as the configuration alone shows it, and the heads of the sources: `ups validate config` says the same.
+As far as the configuration alone shows it, the models that it names, and the heads of the sources: stages
+refuse the same when they are made, and `ups validate config` says it before a run.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ups.config import RunConfig
+from ups.config import RunConfig, StageConfig
 from ups.config.checks import check_countable, check_joint, check_no_inverse_losses, check_optimizer
-from ups.config.corrector_size import corrector_size
-from ups.config.operator_size import operator_size
+from ups.config.operator_size import corrector_size, operator_size
+from ups.config.stage_keys import SWITCHED_BY, not_read
 from ups.data.splits import check_has_dev, describe_fields
 from ups.data.stores import StoreError, check_stores_replaceable, latent_folder
 from ups.errors import ConfigError, ConfigWarning, UpsError, check_installed
@@ -22,8 +23,26 @@ from ups.grid import GridSpec, cut_grid
 from ups.log import quiet
 from ups.models.operator_size import TOKEN_UNET
 from ups.output import check_writable
-from ups.stages import CORRECTOR, ENCODER_MODEL, JOINT, OPERATOR, PRIOR, STUDENT
-from ups.train.given_models import check_corrected_operator, check_teacher
+from ups.section import Section
+from ups.stages import (
+    AUTOENCODER,
+    CORRECTOR,
+    CORRECTOR_MODEL,
+    ENCODER_MODEL,
+    JOINT,
+    OPERATOR,
+    OPERATOR_MODEL,
+    PRIOR,
+    STUDENT,
+)
+from ups.train.saved_state import state_path
+from ups.trained.checkpoint import hash_tensors, hinting_where_missing, read_document
+from ups.trained.specs import (
+    SimulatorSpec,
+    check_simulated_task,
+    parse_simulator_spec,
+    parse_specs,
+)
 
 # Modes of `training.cache_mode` in which the operator's stage encodes for itself and nothing is stored.
 _WITHOUT_STORES = ("memory", "none")
@@ -226,3 +245,144 @@ def _check_no_given_encoder(config: RunConfig) -> None:
             expected="stages.joint.epochs=0, or no latent.checkpoint",
             found=f"latent.checkpoint = {config.latent.checkpoint}",
         )
+
+
+OTHER_OPERATOR = "other_operator"
+HOW_TO_HAVE_OPERATOR, HOW_TO_HAVE_TEACHER = (
+    f"train it with `ups train --stage {stage.name}`, or name one by {stage.makes[0].key}"
+    for stage in (OPERATOR, CORRECTOR)
+)
+HOW_TO_HAVE_ENCODER = "train it with `--stage autoencoder`, or operator.state=fields does without"
+_SHOWN = 12  # digits of a hash
+
+
+def check_corrected_operator(config: RunConfig) -> None:
+    """Refuse an operator that the run doesn't train itself and that isn't there, or isn't for its tasks.
+
+    Raises:
+        CheckpointError: As `read_document`.
+        ConfigError: Kind "other_task".
+    """
+    path = config.corrected_operator_path
+    if not config.trains_model(OPERATOR_MODEL):
+        _check_tasks(
+            config, parse_simulator_spec(_document(path, OPERATOR_MODEL.kind, HOW_TO_HAVE_OPERATOR), path)
+        )
+
+
+def check_teacher(config: RunConfig) -> None:
+    """Refuse a teacher that the run doesn't train itself and that isn't there, or corrects another operator.
+
+    Raises:
+        CheckpointError: As `read_document`.
+        ConfigError: Kinds "other_task", "other_operator".
+    """
+    path = config.teacher_path
+    if config.trains_model(CORRECTOR_MODEL):
+        return
+    spec, corrector = parse_specs(_document(path, CORRECTOR_MODEL.kind, HOW_TO_HAVE_TEACHER), path)
+    _check_tasks(config, spec)
+    is_begun = state_path(config, OPERATOR.name).exists() or config.corrected_operator_path.exists()
+    if config.trains_model(OPERATOR_MODEL) and not is_begun:
+        raise ConfigError(
+            "the teacher corrects another operator than the one that this run would train",
+            kind=OTHER_OPERATOR,
+            path=path,
+            found=f"that of operator {corrector.operator_sha256[:_SHOWN]}",
+            hint="name its operator by diffusion.operator, with stages.operator.epochs=0; or leave out "
+            "training.distill_teacher, and train a corrector, too (stages.corrector)",
+        )
+    check_same_operator(config, corrector.operator_sha256)
+
+
+def check_same_operator(config: RunConfig, of_teacher: str) -> None:
+    """Refuse a teacher of another operator than the run's, where that is there.
+
+    Raises:
+        ConfigError: Kind "other_operator", with both hashes.
+    """
+    path = config.corrected_operator_path
+    if not path.exists() or (own := hash_tensors(path)) == of_teacher:
+        return
+    raise ConfigError(
+        "the teacher corrects another operator than the run's",
+        kind=OTHER_OPERATOR,
+        path=config.teacher_path,
+        expected=f"operator {own[:_SHOWN]}, as in {path}",
+        found=of_teacher[:_SHOWN],
+        hint=f"train the corrector again with `ups train --stage {CORRECTOR.name}`, name another one "
+        "by training.distill_teacher, or the teacher's operator by diffusion.operator",
+    )
+
+
+def _document(path: Path, kind: str, hint: str) -> dict[str, object]:
+    with hinting_where_missing(hint):
+        return read_document(path, kind=kind)
+
+
+def _check_tasks(config: RunConfig, spec: SimulatorSpec) -> None:
+    for task in config.data.tasks:
+        check_simulated_task(spec, task)
+
+
+# How a latent operator is trained while encoder and decoder are frozen; joint training has its own losses.
+_READ_BY_OPERATOR = {
+    "operator": ("noise", "curriculum"),
+    "training": ("lambda_relative", "lambda_spectral", "rollout_loss", "losses", "pushforward"),
+}
+
+
+def unused_settings(config: RunConfig, stage: str) -> Iterator[str]:
+    """One sentence for each setting of a stage that has another value than its default and no effect."""
+    settings = config.stages.get(stage)
+    if settings is not None:
+        where = f"stages.{stage}"
+        for section, values in (("optimizer", settings.optimizer), ("scheduler", settings.scheduler)):
+            for name in _changed(values, not_read(type(values), values.name)):
+                yield f"{where}.{section}.{name} has no effect: {values.name} has no such setting"
+        for name in _changed(settings, SWITCHED_BY.keys() & StageConfig.model_fields.keys()):
+            is_own = getattr(settings, name) != getattr(config.training, name)  # a budget fills in the others
+            if is_own and not getattr(config.stage(stage), switch := SWITCHED_BY[name]):
+                yield f"{where}.{name} has no effect: {where}.{switch} is off"
+    for name in _changed(config.training, SWITCHED_BY):
+        switch = SWITCHED_BY[name]
+        of_stages = (getattr(some, switch, False) for some in config.stages.values())
+        if not (getattr(config.training, switch) or any(of_stages)):
+            yield f"training.{name} has no effect: training.{switch} is off"
+    if config.training.shard_size is not None and config.training.parallel != "hsdp":
+        yield f"training.shard_size has no effect: training.parallel is {config.training.parallel}"
+    if stage == AUTOENCODER.name and config.training.use_inverse_losses and not config.trains(JOINT):
+        yield "training.use_inverse_losses has no effect: stage joint trains with them"
+    if stage == JOINT.name:
+        for section, names in _READ_BY_OPERATOR.items():
+            for name in _changed(getattr(config, section), names):
+                yield f"{section}.{name} has no effect in stage joint: stage operator reads it"
+    if config.training.losses and stage != JOINT.name:
+        for name in _changed(config.training, ("rollout_loss",)):
+            yield f"training.{name} has no effect: training.losses has all losses"
+    if stage == OPERATOR.name and config.training.horizon == 1:
+        if config.operator.curriculum:
+            yield "operator.curriculum has no effect: training.horizon is 1"
+        if config.training.pushforward:
+            yield "training.pushforward has no effect: training.horizon is 1"
+    if stage == AUTOENCODER.name and not config.encoder.residual:
+        for name in _changed(config.training, ("reconstruction_loss",)):
+            yield f"training.{name} has no effect: encoder.residual is off, so nothing is trained"
+
+
+def unused_in_one_stage(config: RunConfig) -> Iterator[str]:
+    """As `unused_settings`, for what `--stage all` alone reads."""
+    if config.evaluation.enabled:
+        yield "evaluation.enabled has no effect: stage all evaluates, after training"
+
+
+def unused_in_all_stages(config: RunConfig) -> Iterator[str]:
+    """As `unused_settings`, for what the evaluation at the end of `--stage all` reads."""
+    for name in ("baseline_flops", "baseline_samples", "baseline_seconds"):
+        if getattr(config.evaluation, name) is not None and not config.evaluation.enabled:
+            yield f"evaluation.{name} has no effect: evaluation.enabled is off"
+
+
+def _changed(section: Section, names: Iterable[str]) -> Iterator[str]:
+    fields = type(section).model_fields
+    return (name for name in names if getattr(section, name) != fields[name].default)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ups import stages
 from ups.config import RunConfig
-from ups.config.corrector_size import corrector_size
+from ups.config.operator_size import corrector_size
 from ups.data.batches import TrainingData, batch_size_of
 from ups.data.fields import evenly_spread, times_of
 from ups.data.held_out import HeldOutPart, Items
@@ -47,9 +47,9 @@ from ups.eval.forecasters import CorrectedForecaster, OperatorForecaster
 from ups.eval.gate_verdicts import GateVerdict
 from ups.eval.generative_gates import corrector_gates
 from ups.log import logger
+from ups.train.checks import HOW_TO_HAVE_OPERATOR
 from ups.train.distributed import joined_ranks
 from ups.train.gated_file import GatedFile
-from ups.train.given_models import HOW_TO_HAVE_OPERATOR
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart
 from ups.train.validation import scored
 from ups.trained.checkpoint import (

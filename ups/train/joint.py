@@ -31,8 +31,14 @@ from ups.grid import FIELDS
 from ups.losses import inverse_losses
 from ups.train.autoencoder import autoencoder_parts
 from ups.train.autoencoder import make_spec as make_autoencoder_spec
-from ups.train.operator import as_stores, data_hashes, open_field_windows, operator_part, preload_windows
-from ups.train.operator_spec import make_spec
+from ups.train.operator import (
+    as_stores,
+    data_hashes,
+    make_spec,
+    open_field_windows,
+    operator_part,
+    preload_windows,
+)
 from ups.train.physics_priors import PhysicsPriors, check_floors, make_priors
 from ups.train.schedules import INVERSE_LOSSES, Schedule, inverse_weights, num_queries
 from ups.train.stage import QUIET_START, Losses, Stage, StageStart

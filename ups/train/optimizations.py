@@ -19,6 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ups.config.checks import check_optimizer
 from ups.config.stage_keys import nested_keys
@@ -27,12 +30,19 @@ from ups.errors import ConfigError, needs
 from ups.log import logger
 from ups.output import progress_bar
 from ups.train.budget import within_budget
-from ups.train.contenders import Contender, rows_of_step
+from ups.train.contenders import (
+    BASELINE,
+    OPTIMIZED,
+    Contender,
+    Variant,
+    as_overrides,
+    make_variants,
+    rows_of_step,
+)
 from ups.train.interrupt import StopRequest, stop_on_signals
 from ups.train.schedules import Schedule
 from ups.train.stage import make_stage
 from ups.train.switches import check_switches
-from ups.train.variants import BASELINE, OPTIMIZED, Variant, as_overrides, make_variants
 
 with needs("train"):
     import yaml
@@ -383,3 +393,57 @@ def _difference(one: float | None, other: float | None) -> float | None:
 
 def _relative(one: float | None, other: float | None) -> float | None:
     return None if one is None or not other else one / other - 1
+
+
+_COLUMNS = (
+    *("variant", "samples a step", "ms a step", "speed-up", "quartiles", "to equal loss"),
+    *("warm-up", "memory", "loss", "nRMSE", "gates"),
+)
+_WORDS = {"speedup": "speed-up", "loss_difference": "loss", "nrmse_change": "nRMSE", "peak_gb": "memory"}
+
+
+def show_findings(findings: Findings, console: Console) -> None:
+    """Show a table, then a sentence that says whether the optimised configuration passes."""
+    about = findings.about
+    table = Table(*_COLUMNS, title=f"stage {about['stage']}, {about['steps']} steps, {about['date']}")
+    for row in findings.rows:
+        table.add_row(*map(Text, _cells(row)))
+    console.print(table)
+    console.print(f"{about['machine']}; memory: {about['memory']}", markup=False)
+    last = findings.rows[-1]
+    if findings.is_complete:
+        missed = [_sentence(verdict) for verdict in last.gates if not verdict.is_passed]
+        said = f"misses {', '.join(missed)}" if missed else "passes all gates"
+        console.print(f"{last.name}: {said}", markup=False)
+    console.print(f"fastest without harm: {findings.winner}", markup=False)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if row.failure is not None:
+        return row.name, *[""] * (len(_COLUMNS) - 2), row.failure
+    quartiles = "{:.2f} to {:.2f}".format(*row.quartiles) if row.quartiles else ""
+    loss = _shown(row.loss, "{:.4g}") + _shown(row.loss_difference if row.gates else None, " ({:+.2g})")
+    nrmse = _shown(row.nrmse, "{:.4g}") + _shown(row.nrmse_change if row.gates else None, " ({:+.2%})")
+    missed = [_WORDS.get(verdict.gate, verdict.gate) for verdict in row.gates if not verdict.is_passed]
+    return (
+        row.name,
+        str(row.rows),
+        _shown(row.step_s and 1e3 * row.step_s, "{:.4g}"),
+        _shown(row.speedup, "{:.3g}"),
+        quartiles,
+        _shown(row.loss_speedup if row.gates else None, "{:.3g}"),
+        f"{row.warm_up_s:.3g} s",
+        _shown(row.peak_gb, "{:.3g} GB"),
+        loss,
+        nrmse,
+        f"misses {', '.join(missed)}" if missed else "passes" if row.gates else "",
+    )
+
+
+def _sentence(verdict: Verdict) -> str:
+    found = "not measured" if verdict.found is None else f"{verdict.found:.3g}"
+    return f"{_WORDS.get(verdict.gate, verdict.gate)} (limit {verdict.limit:g}, found {found})"
+
+
+def _shown(value: Any, form: str) -> str:
+    return "" if value is None else form.format(value)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ups import stages
 from ups.config import RunConfig
-from ups.config.corrector_size import corrector_size
+from ups.config.operator_size import corrector_size
 from ups.data.batches import SolutionBatch, WindowBatch, augment_windows_of, batch_size_of, window_data
 from ups.data.fields import Fields, evenly_spread, parameter_names
 from ups.data.held_out import Items
@@ -32,8 +32,7 @@ from ups.grid import FIELDS
 from ups.log import logger
 from ups.train.checks import check_steady_task, is_steady_task
 from ups.train.flow import FlowStage, sampling_of
-from ups.train.operator import load_autoencoder_of
-from ups.train.operator_spec import boundary_of, spec_of_states, tokens_of
+from ups.train.operator import boundary_of, load_autoencoder_of, spec_of_states, tokens_of
 from ups.train.stage import QUIET_START, StageStart
 from ups.trained.autoencoder import Autoencoder
 from ups.trained.checkpoint import hash_tensors

@@ -22,20 +22,17 @@ from ups.log import logger, quiet
 from ups.losses import check_losses
 from ups.train.best import LOST_WEIGHTS, export
 from ups.train.budget import within_budget
-from ups.train.checks import builds_fields, builds_latents
+from ups.train.checks import HOW_TO_HAVE_ENCODER, builds_fields, builds_latents, unused_settings
 from ups.train.distributed import check_num_ranks, joined_ranks, launched_ranks
-from ups.train.given_models import HOW_TO_HAVE_ENCODER
 from ups.train.interrupt import before_steps
 from ups.train.launched import before_stage, launched_at, of_stores
-from ups.train.memory import saying_what_takes_memory
-from ups.train.meter import StartupClock
+from ups.train.meter import StartupClock, saying_what_takes_memory
 from ups.train.saved_state import SavedState, state_path
 from ups.train.stage import Stage, StageStart, facts_of, make_stage
-from ups.train.state_files import remove_state
+from ups.train.state import remove_state
 from ups.train.switches import check_switches
 from ups.train.tracking import CACHE_MINUTES
 from ups.train.trainer import Trainer
-from ups.train.unused import unused_settings
 from ups.trained.checkpoint import hinting_where_missing
 
 

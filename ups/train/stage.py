@@ -1,9 +1,13 @@
-"""`Stage`: what the trainer asks of one, the stages by name, and how a model is called in training."""
+"""`Stage`: what the trainer asks of one, the stages by name, and how a model is called in training.
+
+And what stages of rollouts do with a batch: cut it to the curriculum's length, add noise, push it forward.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ups.config import OptimizerConfig, RunConfig
-from ups.data.batches import Loader
+from ups.data.batches import Loader, WindowBatch
 from ups.data.stores import Store
 from ups.device import with_compiled, with_compiled_blocks
 from ups.distributed.ranks import ALONE
@@ -26,7 +30,6 @@ from ups.nn.activation_checkpointing import set_activation_checkpointing
 from ups.nn.shifted_window import MIN_HEAD_CHANNELS, Attention, ShiftedWindowAttention, set_attention
 from ups.optim import ParameterGroup, make_optimizer, muon_matrices, parameter_groups
 from ups.stages import STAGES, StageFacts
-from ups.train.rollout_batches import Curriculum
 from ups.trained.checkpoint import check_whole
 
 if TYPE_CHECKING:
@@ -36,6 +39,32 @@ Losses = dict[str, Tensor]
 GradientsOfBatch = Literal["all", "the same", "some"]
 
 ALL = "all"  # autoencoder or joint, stores of latents, operator: `ups.pipeline.training`
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Rollouts that grow while training lasts.
+
+    Attributes:
+        horizon: Steps of the longest ones.
+        share: Share of the training in which they grow from 1 step to `horizon`, 0 to 1.
+        num_batches: Batches of the whole training.
+    """
+
+    horizon: int = 1
+    share: float = 0.0
+    num_batches: int = 1
+
+    def steps_at(self, number: int) -> int:
+        """Steps of the rollouts of a batch, by its number."""
+        progress = number / max(1.0, self.share * self.num_batches)
+        is_grown = self.share == 0
+        return self.horizon if is_grown else min(self.horizon, 1 + int(self.horizon * progress))
+
+    def cut(self, batch: WindowBatch, number: int) -> WindowBatch:
+        """The batch of a number, its windows as long as they are to be."""
+        num_frames = 1 + min(self.steps_at(number), batch.states.shape[1] - 1)
+        return dataclasses.replace(batch, states=batch.states[:, :num_frames])
 
 
 @dataclass(frozen=True)
@@ -306,3 +335,48 @@ def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device) -
             hint="lower operator.num_heads, or say operator.attention=sdpa",
         )
     return "flex"
+
+
+def pushed(batch: WindowBatch) -> WindowBatch:
+    """The batch with as many steps before its trained one as are drawn for it, none among them."""
+    num = torch.randint(batch.states.shape[1] - 1, (), generator=batch.draws.generator)
+    return dataclasses.replace(batch, pushed=int(num))
+
+
+def push_forward(
+    step: Callable[..., Tensor], given: Tensor, truth: Tensor, *, num: int
+) -> tuple[Tensor, Tensor]:
+    """The model's own state after some steps without gradients, and what follows it.
+
+    Source: Brandstetter et al. 2022, section 3.1 (arXiv:2202.03376): the state that a step is trained from
+    has the errors of earlier steps, and no gradient teaches these to help the later ones.
+
+    Args:
+        step: The model; called with a state (B, ...) and `steps`, it returns (B, steps, ...).
+        given: The first state, shape (B, ...).
+        truth: Those that follow, shape (B, K, ...).
+        num: How many steps, 0 to K - 1.
+
+    Returns:
+        Shapes (B, ...) and (B, 1, ...).
+    """
+    if num:
+        with torch.no_grad():
+            given = step(given, steps=num)[:, -1]
+    return given, truth[:, num : num + 1]
+
+
+def with_noise(batch: WindowBatch, *, level: float, std: Sequence[float]) -> WindowBatch:
+    """Noise on the given states, so that rollouts learn to mend what earlier steps did wrong.
+
+    Args:
+        batch: Windows; their first state gets the noise.
+        level: Standard deviation in normalised units; 0 for none.
+        std: Standard deviation of each channel in the training data.
+    """
+    if not level:
+        return batch
+    given = batch.states[:, :1]
+    drawn = batch.draws.normal(given.shape[1:]).to(given.device)
+    noisy = given + level * given.new_tensor(std) * drawn
+    return dataclasses.replace(batch, states=torch.cat([noisy, batch.states[:, 1:]], dim=1))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ups import stages
 from ups.config import RunConfig
-from ups.config.corrector_size import student_size
+from ups.config.operator_size import student_size
 from ups.data.augment import Draws
 from ups.data.batches import TrainingData, batch_size_of, random_order, rows_of_rank
 from ups.data.held_out import PARTS, HeldOutPart, Items
@@ -52,6 +52,7 @@ from ups.eval.gate_verdicts import GateVerdict
 from ups.eval.generative_gates import corrector_gates, student_gates
 from ups.models.operator_size import OperatorSize
 from ups.nn.layers import Condition
+from ups.train.checks import HOW_TO_HAVE_TEACHER, check_same_operator
 from ups.train.flow import (
     VAL_PAIRS,
     CorrectorStage,
@@ -61,7 +62,6 @@ from ups.train.flow import (
     open_residuals,
     open_stores,
 )
-from ups.train.given_models import HOW_TO_HAVE_TEACHER, check_same_operator
 from ups.train.stage import QUIET_START, Losses, StageStart
 from ups.trained.checkpoint import hash_tensors, hinting_where_missing
 from ups.trained.corrected import CorrectedSimulator, load_corrected

@@ -23,6 +23,7 @@ from ups.eval.baseline_model import (
     LABELS,
     check_kinds,
     load_baseline,
+    own_kind,
     stage_of,
 )
 from ups.eval.equal_budgets import equal_budgets, parse_budgets
@@ -80,8 +81,7 @@ def train_stage_of_baselines(
     Returns:
         {"stage": name, "stages": reports of `run_stage` by task}.
     """
-    own = config.baselines.own.name
-    (kind,) = check_kinds([own if name == OWN_BASELINE.name and own is not None else name])
+    kind = own_kind(config) if name == OWN_BASELINE.name else check_kinds([name])[0]
     reports: dict[str, Any] = {}
     with joined_ranks(config.training.device, timeout_s=config.training.rank_timeout_s):
         for task in config.data.tasks:

@@ -23,18 +23,22 @@ from ups.optim import AveragedWeights, LearningRate, set_learning_rate
 from ups.train.best import BestWeights
 from ups.train.distributed import Agreement, ParallelLosses, share_out
 from ups.train.flops import peak_flops, precision_of
-from ups.train.interrupt import SAME_COMMAND, StopRequest, stop_on_signals
+from ups.train.interrupt import SAME_COMMAND, StallWatch, StopRequest, stop_on_signals
 from ups.train.log import RunLog
-from ups.train.memory import PeakMemory, memory_of
-from ups.train.meter import LossMeter, StartupClock, StepClock, Work, diverged
+from ups.train.meter import LossMeter, PeakMemory, StartupClock, StepClock, Work, diverged, memory_of
 from ups.train.profile import StepProfile
 from ups.train.saved_state import SavedState, check_same, state_path
 from ups.train.schedules import Schedule
 from ups.train.stage import Stage, forward_of
-from ups.train.stalls import StallWatch
-from ups.train.state import check_batch, check_shared, load_state, save_state
-from ups.train.state_files import StateFiles, remove_state
-from ups.train.state_tensors import StateTensors
+from ups.train.state import (
+    StateFiles,
+    StateTensors,
+    check_batch,
+    check_shared,
+    load_state,
+    remove_state,
+    save_state,
+)
 from ups.train.tracking import EPOCH_SECONDS, GpuWatch, open_sinks
 
 _SAVE_FAILED = 1 << 16  # what a rank brings along instead of a signal's number

@@ -23,7 +23,7 @@ from ups.config.stages import BudgetConfig
 from ups.data.batches import seed_of
 from ups.data.splits import open_fields
 from ups.errors import ConfigError, DivergedError, needs
-from ups.eval.baseline_model import check_kinds, network_size
+from ups.eval.baseline_model import check_kinds, network_size, own_kind
 from ups.eval.equal_budgets import parse_budgets
 from ups.grid import GridSpec
 from ups.locks import locked
@@ -109,7 +109,7 @@ def _sizes(stage: str, config: RunConfig, grids: Sequence[GridSpec]) -> dict[str
             return {f"operator.config.{name}": some for name, some in tried.items() if some} | own
         return {"operator.width": widths, **own}
     if stage == OWN_BASELINE.name:
-        section = config_section(str(config.baselines.own.name))
+        section = config_section(own_kind(config))
         tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}
         return {f"baselines.own.config.{name}": sizes for name, sizes in tried.items() if sizes}
     section = type(getattr(config.baselines, stage))

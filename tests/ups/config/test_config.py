@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ups.config import RunConfig, dump_config, load_config
-from ups.config.corrector_size import corrector_size
+from ups.config.operator_size import corrector_size
 from ups.config.stage_keys import stage_keys
 from ups.errors import ConfigError
 from ups.stages import CORRECTOR, STUDENT

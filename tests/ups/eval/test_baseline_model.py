@@ -6,11 +6,12 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from small_simulators import configure, make_data
+from torch import Tensor, nn
 from trained_baselines import EFFORT, untrained
 
 from ups.config import load_config
@@ -21,11 +22,14 @@ from ups.eval.baseline_model import (
     Baseline,
     check_kinds,
     load_baseline,
+    make_spec,
     network_size,
     save_baseline,
 )
 from ups.eval.forecasters import Start, roll_out
 from ups.grid import GridSpec
+from ups.models.operators import States, Step
+from ups.section import Section
 from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -129,6 +133,46 @@ def test_row_says_which_budget_it_had_and_what_that_came_to(root: Path) -> None:
     assert model.note.endswith("a step takes 0.5 times one of the operator's")
     model.effort = replace(EFFORT, limit="flops", allowed=1.5e12)
     assert (model.name, model.label) == ("fno_flops", "FNO (1.5e+12 FLOP)")
+
+
+class Doubled(nn.Module):
+    """An operator of one's own: the change is the state itself, the solution the input."""
+
+    steps: ClassVar[list[Step]] = []
+
+    def __init__(self, config: Section, states: States) -> None:
+        super().__init__()
+        self.weight, self.states = nn.Parameter(torch.ones(states.dim)), states
+
+    def forward(self, state_BLD: Tensor, step: Step) -> Tensor:
+        self.steps.append(step)
+        return self.weight * state_BLD
+
+
+@pytest.mark.parametrize(("task", "tokens"), [("burgers1d", (8,)), ("darcy2d", (4, 4))])
+def test_operator_of_ones_own_works_on_patches_of_the_fields(
+    root: Path, tmp_path: Path, task: str, tokens: tuple[int, ...]
+) -> None:
+    (kind,) = check_kinds([f"{__name__}:Doubled"])
+    config = configure(root, task, **{"encoder.patch_size": 4})
+    train, test = (open_trajectories(config.build, task, split) for split in ("train", "test"))
+    model = Baseline(make_spec(kind, train, config), EFFORT).eval()
+    states = model.network.operator.network.states
+    assert (states.dim, dict(states.tokens)) == (4 ** len(tokens), {task: tokens})
+    (batch,) = test.batches()
+    start, steps = Start(task, batch.given, batch.parameters, test.dt), test.horizon
+    found = model.forecast(start, steps)
+    given = model.normalise(batch.given, array=model.spec.given_array)
+    last = given * 2**steps if task == "burgers1d" else given
+    expected = last * model.get_buffer("fields_std") + model.get_buffer("fields_mean")
+    torch.testing.assert_close(found[:, -1], expected, rtol=1e-4, atol=1e-4)
+    step = Doubled.steps[-1]
+    assert (step.grid, step.task, step.steady) == (tokens, 0, task == "darcy2d")
+    assert step.dt.tolist() == pytest.approx([model.spec.dt or 1.0] * len(batch.given))
+    assert step.parameters.shape == (len(batch.given), len(model.spec.parameters))
+    assert (model.name, model.label) == (f"{kind}_samples", f"{kind} (32 samples)")
+    save_baseline(tmp_path / "own_baseline.safetensors", model, config={}, report={})
+    assert torch.equal(load_baseline(tmp_path / "own_baseline.safetensors").forecast(start, steps), found)
 
 
 # --- the file ------------------------------------------------------------------------------------------

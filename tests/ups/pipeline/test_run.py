@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 import tiny_pipeline
+import torch
 from command_line import run_ups
 from tiny_pipeline import NAMES, begun, execute, make_graph, result, tiny_run
 from wandb_runs import Standin
 
-from ups.errors import GateMissedError, OutputError, UpsError
+from ups.errors import CheckpointError, GateMissedError, OutputError, UpsError
+from ups.pipeline.best import check_loadable
 from ups.pipeline.graph import Graph, Node
 from ups.pipeline.records import RunFolder
+from ups.trained.checkpoint import save_checkpoint
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -196,6 +199,25 @@ def test_missed_gate_is_judged_again_without_running_anything_again() -> None:
     execute(make_graph(extra=(gate,)))
     assert begun() == [*NAMES]
     assert json.loads(Path("run/metadata.json").read_text())["gates"]["full-gate"][0]["passed"] is True
+
+
+def test_best_operator_of_code_that_isnt_allowed_is_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UPS_ALLOW_CODE", "")
+    Path("checkpoints/best").mkdir(parents=True)
+    spec = {"operator": {"name": "mylab.model:Net", "config": {}}}
+    path = Path("checkpoints/best/operator.safetensors")
+    save_checkpoint(path, {"weight": torch.zeros(1)}, kind="operator", document={"spec": spec})
+    evaluation = Node("full-evaluation", "full-eval", ("third",), dict, work=dict)
+    with pytest.raises(CheckpointError, match=r"best/operator\.safetensors.*--allow-code mylab"):
+        execute(make_graph(extra=(evaluation,)))
+    assert begun() == []
+    execute(make_graph(extra=(evaluation,)), skipped=["full-eval"])
+    assert begun() == [*NAMES[:2]]
+    check_loadable(path.parent, "mylab.model:Other")  # a run of the same module imports it itself
+    monkeypatch.setenv("UPS_ALLOW_CODE", "mylab.model")
+    check_loadable(path.parent, "fno")
 
 
 # --- what processes know of each other -----------------------------------------------------------------

@@ -299,7 +299,7 @@ def test_evaluation_follows_with_the_baselines_of_a_budget(trained: Path) -> Non
     }
     assert len(written) == 4  # each with its training state
     with noted() as notes:
-        train_configured_baselines(configure(trained, *settings))
+        train_configured_baselines(configure(trained, *settings), restart=False)
     assert sum("is there already, trained alike" in note for note in notes) == 2
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
@@ -413,6 +413,7 @@ def test_script_trains_all_stages_under_torchrun(run: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     # Adam divides the rounding errors of gradients that vanish by themselves; SGD leaves them small.
     sgd = [f"stages.{stage}.optimizer.name=sgd" for stage in ("autoencoder", "operator")]
+    sgd.append("data.split_fractions=[0.8,0.1,0.1]")
     command = [*launch, str(SCRIPT), "--config", "run.yaml", "--stage", "all", "--json", *sgd]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr

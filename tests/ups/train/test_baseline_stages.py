@@ -34,9 +34,8 @@ from ups.train.budget import (
 )
 from ups.train.flops import count_step
 from ups.train.operator import OperatorStage
-from ups.train.rollout_batches import Curriculum
 from ups.train.run import run_stage
-from ups.train.stage import make_stage
+from ups.train.stage import Curriculum, make_stage
 from ups.train.train_baselines import config_of_baseline, obtain_baseline, train_stage_of_baselines
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint, read_document

@@ -25,7 +25,7 @@ from ups.distributed.ranks import Ranks
 from ups.errors import ConfigError, InterruptedTrainingError
 from ups.train.distributed import NCCL_VARIABLES, check_num_ranks, set_nccl_variables, without_graphs
 from ups.train.run import run_stage
-from ups.train.state_files import read_tensors
+from ups.train.state import read_tensors
 from ups.train.switches import check_switches
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint

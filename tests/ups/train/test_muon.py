@@ -31,7 +31,7 @@ from ups.optim import (
     parameter_groups,
     set_learning_rate,
 )
-from ups.train.state_tensors import StateTensors
+from ups.train.state import StateTensors
 from ups.train.trainer import Trainer
 
 torch.set_num_threads(1)

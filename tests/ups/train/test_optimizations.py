@@ -17,11 +17,10 @@ from operator_runs import SETTINGS, made_once, prepare_fields
 from ups.config import load_config
 from ups.errors import ConfigError, DivergedError
 from ups.train.budget import with_steps
-from ups.train.contenders import Contender, Measured, peak_nbytes
+from ups.train.contenders import Contender, Measured, Variant, differences, make_variants, peak_nbytes
 from ups.train.optimizations import Gates, Row, _row, validate_optimizations, winner_of
 from ups.train.stage import make_stage
 from ups.train.trainer import Trainer
-from ups.train.variants import Variant, differences, make_variants
 
 CPU = torch.device("cpu")
 SMALL = [

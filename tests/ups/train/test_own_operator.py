@@ -229,6 +229,10 @@ def test_tune_searches_what_its_section_says(run: Path) -> None:
 
     space = space_of("operator", configure(run, *SHORT, "operator.name=mylab.hard:Hard"))
     assert space.sizes["operator.config.width"] == (4, 8)
+    space = space_of("own_baseline", configure(run, "baselines.own.name=mylab.hard:Hard"))
+    assert space.sizes["baselines.own.config.width"] == (4, 8)
+    with pytest.raises(ConfigError, match=r"baselines\.own\.name: expected module:class"):
+        space_of("own_baseline", configure(run))
 
 
 def test_commands_import_it_if_they_are_told_to(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,12 @@ from test_trainer import CPU, Regression, make_config, records, train
 from ups.errors import InterruptedTrainingError
 from ups.log import logger, quiet
 from ups.stages import JOINT
+from ups.train.checks import unused_in_one_stage, unused_settings
 from ups.train.launched import process_began
 from ups.train.log import RunLog
 from ups.train.meter import StartupClock, StepClock
 from ups.train.tracking import GpuWatch, JsonLines
 from ups.train.trainer import Trainer
-from ups.train.unused import unused_in_one_stage, unused_settings
 
 
 def test_every_line_of_the_log_says_where_it_is_from_and_is_json(

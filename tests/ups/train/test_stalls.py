@@ -16,7 +16,7 @@ STALLS = """
 import sys, threading
 from pathlib import Path
 from test_trainer import CPU, Regression, make_config
-from ups.train.stalls import listening_to_stalls
+from ups.train.interrupt import listening_to_stalls
 from ups.train.trainer import Trainer
 
 def that_never_returns(number):

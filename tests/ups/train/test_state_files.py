@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-import ups.train.state_files
+import ups.train.state
 from ups.errors import CheckpointError, OutputError
-from ups.train.state_files import StateFiles, read_tensors, remove_state
+from ups.train.state import StateFiles, read_tensors, remove_state
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import save_checkpoint
 
@@ -82,7 +82,7 @@ class Disk:
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Disk], Disk]:
     def use(disk: Disk) -> Disk:
-        monkeypatch.setattr(ups.train.state_files, "save_checkpoint", disk)
+        monkeypatch.setattr(ups.train.state, "save_checkpoint", disk)
         return disk
 
     return use

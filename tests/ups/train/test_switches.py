@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ups.config import load_config
 from ups.errors import ConfigError
+from ups.train.contenders import SWITCHED_TOGETHER
 from ups.train.run import run_stage
 from ups.train.switches import REFUSED, SWITCHES, check_switches, combination, switches_on
-from ups.train.variants import SWITCHED_TOGETHER
 
 torch.set_num_threads(1)
 pytestmark = [

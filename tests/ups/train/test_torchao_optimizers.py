@@ -25,7 +25,7 @@ from ups.optim import (
     parameter_groups,
     set_learning_rate,
 )
-from ups.train.state_tensors import StateTensors
+from ups.train.state import StateTensors
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
 

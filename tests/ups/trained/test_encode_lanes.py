@@ -86,8 +86,7 @@ def latents(encoder: BatchEncoder, batch: dict[str, np.ndarray]) -> bytes:
     return encoder.encode(batch, samples=np.arange(4 * N))["latent"].tobytes()
 
 
-@pytest.mark.parametrize("lanes", [2, 3, 8])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("lanes", "dtype"), [(2, "float32"), (8, "float32"), (3, "bfloat16")])
 def test_number_of_lanes_changes_no_byte(
     checkpoint: Path, batch: dict[str, np.ndarray], lanes: int, dtype: ComputeDtype
 ) -> None:
@@ -96,7 +95,7 @@ def test_number_of_lanes_changes_no_byte(
     assert latents(together, batch) == latents(alone, batch)
 
 
-@pytest.mark.parametrize(("room", "told"), [(8, []), (4, [8]), (2, [8, 4]), (1, [8, 4, 2])])
+@pytest.mark.parametrize(("room", "told"), [(8, []), (1, [8, 4, 2])])
 def test_out_of_memory_halves_the_lanes_until_they_fit_and_changes_no_byte(
     checkpoint: Path, batch: dict[str, np.ndarray], room: int, told: list[int], notes: list[str]
 ) -> None:

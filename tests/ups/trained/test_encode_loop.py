@@ -46,7 +46,7 @@ def splits() -> Iterator[list[list[int]]]:
     yield [[6, 2, 4], [0], [5, 1, 3]]
 
 
-@pytest.mark.parametrize("micro_batch", [2, 5, 10, 256])
+@pytest.mark.parametrize("micro_batch", [2, 10])
 def test_latents_are_the_same_bytes_however_the_samples_are_batched(
     checkpoint: Path, batch: dict[str, npt.NDArray[Any]], micro_batch: int
 ) -> None:
