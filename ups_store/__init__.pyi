@@ -43,16 +43,16 @@ from ups_store.read.store import Store as Store
 from ups_store.remote.store import RemoteStore as RemoteStore
 from ups_store.system.memory import available_bytes
 from ups_store.system.memory import num_cores as num_cores
-from ups_store.write.append import append as append
-from ups_store.write.create import create as create
-from ups_store.write.create import join as join
-from ups_store.write.write import cached as cached
-from ups_store.write.write import load as load
-from ups_store.write.write import save as save
-from ups_store.write.write import write as write
-from ups_store.write.writer import BatchedCommits as BatchedCommits
-from ups_store.write.writer import Committer as Committer
-from ups_store.write.writer import StoreWriter as StoreWriter
+from ups_store.writing.append import append as append
+from ups_store.writing.create import create as create
+from ups_store.writing.create import join as join
+from ups_store.writing.write import cached as cached
+from ups_store.writing.write import load as load
+from ups_store.writing.write import save as save
+from ups_store.writing.write import write as write
+from ups_store.writing.writer import BatchedCommits as BatchedCommits
+from ups_store.writing.writer import Committer as Committer
+from ups_store.writing.writer import StoreWriter as StoreWriter
 
 available_memory_bytes = available_bytes
 open = open_any

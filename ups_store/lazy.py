@@ -37,8 +37,6 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
         from importlib import import_module
 
         module, attribute = homes[name]
-        value = getattr(import_module(module), attribute)
-        # Where a room has the name of a function, as `ups_store.write`, importing it has set that already.
-        return sys.modules[package].__dict__.setdefault(name, value)
+        return sys.modules[package].__dict__.setdefault(name, getattr(import_module(module), attribute))
 
     return get, sorted(homes)

@@ -30,7 +30,7 @@ from benchmarks.harness.scale import MIB
 from ups_store import ArraySpec
 from ups_store.format.build_tail import pack_records
 from ups_store.read.order import DataOrder
-from ups_store.write import commit
+from ups_store.writing import commit
 
 BEGIN, END = "<!-- large: written by benchmarks/store/large.py -->\n", "<!-- end of large -->"
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "performance.md"

@@ -36,7 +36,7 @@ from ups_store.console import interruptible
 from ups_store.errors import BuildInterruptedError, IdentityMismatchError, ReadTimeoutError, SourceError
 from ups_store.read.recovery import building_path
 from ups_store.sources.reader_pool import ReaderPool
-from ups_store.write.writer import StoreWriter
+from ups_store.writing.writer import StoreWriter
 
 pytestmark = pytest.mark.multi_process
 

@@ -36,7 +36,7 @@ from small_stores import begin, build, mixed_values
 import ups_store
 from ups_store.system import files
 from ups_store.system.files import replace_file
-from ups_store.write.target import new_file
+from ups_store.writing.target import new_file
 
 PACKAGE = Path(ups_store.__file__).parent
 SYNCS = ("sync", "sync_data", "sync_folder")

@@ -34,7 +34,7 @@ from small_stores import (
 import ups_store
 from ups_store import CommitError, DiskFullError, FormatError, StoreReplacedError, TruncatedError
 from ups_store.system import files, memory, parallel
-from ups_store.write import commit as commit_module
+from ups_store.writing import commit as commit_module
 
 
 @pytest.fixture

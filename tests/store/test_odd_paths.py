@@ -20,7 +20,7 @@ from ups_store.errors import StoreError
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.system import files
 from ups_store.system.files import replace_file
-from ups_store.write.concat import concat_stores, split_store
+from ups_store.writing.concat import concat_stores, split_store
 
 SAMPLE = {"u": np.zeros(4, np.float32)}
 

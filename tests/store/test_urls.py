@@ -23,7 +23,7 @@ from ups_store.sources import open_source
 from ups_store.sources.source_files import find_sources
 from ups_store.sources.tasks import get_task
 from ups_store.system.paths import check_local
-from ups_store.write.concat import concat_stores, split_store
+from ups_store.writing.concat import concat_stores, split_store
 
 URL = "s3://bucket/a.zarr.zip"
 ARRAYS = {"u": ups_store.ArraySpec((1, 2), "float32")}

@@ -18,7 +18,7 @@ from ups_store.building.progress import BuildReport, BuildResult
 from ups_store.building.stores import build_all
 from ups_store.format.root import config_hash
 from ups_store.sources.reader_pool import ReaderPool
-from ups_store.write.plan import identity_of
+from ups_store.writing.plan import identity_of
 
 BURGERS = "1D_Burgers_Sols_Nu0.01.hdf5"
 

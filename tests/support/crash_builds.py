@@ -21,7 +21,7 @@ from ups_store.format.layout import Layout
 from ups_store.read.recovery import State, building_path, intact_parts, read_building_file, read_commits
 from ups_store.read.verify import verify_file
 from ups_store.system import files
-from ups_store.write import commit as commit_module
+from ups_store.writing import commit as commit_module
 
 N = 5
 IDENTITY = {"seed": 0}

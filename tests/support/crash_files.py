@@ -23,7 +23,7 @@ from ups_store.check.doctor import examine, salvage
 from ups_store.convert import export_store
 from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.system.files import replace_file
-from ups_store.write.concat import concat_stores, split_store
+from ups_store.writing.concat import concat_stores, split_store
 
 Make = Callable[[Path, bool], object]  # a target, and whether to replace it
 Content = dict[Path, bytes]  # by path below the target; of a file there is one, "."

@@ -17,7 +17,7 @@ import ups_store
 from ups_store.read.recovery import State, building_path, intact_parts, read_building_file, read_commits
 from ups_store.read.verify import verify_file
 from ups_store.system import files
-from ups_store.write.spool import Spool
+from ups_store.writing.spool import Spool
 
 LENGTHS = (3, 0, 400, 1)
 N = len(LENGTHS)
@@ -107,7 +107,7 @@ def check_spool(
 ) -> int:
     """Check every image while samples go through a spool, which outgrows its room; returns their number."""
     num_images, rows = 0, {"_ROOM_SAMPLES": room, "_ROOM_ROWS_BYTES": 1024 * room}
-    with mock.patch.multiple("ups_store.write.spool", **rows), booted(b"the first boot.."):
+    with mock.patch.multiple("ups_store.writing.spool", **rows), booted(b"the first boot.."):
         expected = _undisturbed(path, workload, {}).read(path)
         for at, run, names in _images(workload, path, {}, disk_type, stride):
             left = Disk(names)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import ups_store
 from ups_store import ArraySpec, StoreWriter
 from ups_store.format.metadata import dtype_of
-from ups_store.write import commit as commit_module
+from ups_store.writing import commit as commit_module
 
 Values = Mapping[str, npt.NDArray[Any]]
 Dims = Mapping[str, Sequence[str]]

@@ -56,8 +56,8 @@ from ups_store.sources.reader_pool import ReadBatch
 from ups_store.system import files, locks
 from ups_store.system.files import is_in_memory, make_folder, real_place
 from ups_store.system.memory import IN_MEMORY
-from ups_store.write.create import join
-from ups_store.write.writer import Committer, StoreWriter
+from ups_store.writing.create import join
+from ups_store.writing.writer import Committer, StoreWriter
 
 BUILDER_S = 60.0  # for the builder to begin, or to be started again
 POLL_S = 0.1

@@ -31,7 +31,7 @@ from ups_store.sources.reader_process import DigestKind
 from ups_store.system import files
 from ups_store.system.files import Progress
 from ups_store.system.paths import partitions_pattern
-from ups_store.write.target import new_file
+from ups_store.writing.target import new_file
 
 with needs("dask"):
     import dask

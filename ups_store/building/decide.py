@@ -37,8 +37,8 @@ from ups_store.read.store_file import looks_like_store
 from ups_store.system import files, locks
 from ups_store.system.files import check_not_read_only, real_place
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
-from ups_store.write.commit import read_owner
-from ups_store.write.plan import identity_of
+from ups_store.writing.commit import read_owner
+from ups_store.writing.plan import identity_of
 
 Action = Literal["reuse", "repack", "build", "continue", "rebuild", "refuse"]
 Differences = dict[str, tuple[Any, Any]]  # keys of the identity, with what is there and what is wanted

@@ -38,7 +38,7 @@ from ups_store.read.open import open_store
 from ups_store.read.recovery import building_path
 from ups_store.sources.reader_pool import ReadBatch, Skipped
 from ups_store.sources.reader_process import MAX_SAMPLES
-from ups_store.write.writer import Committer
+from ups_store.writing.writer import Committer
 
 BATCHES_OF_REST = 4  # made at a time of what others may make as well
 DEPTH = 2  # batches that wait to be committed: enough to overlap, and what they hold in memory stays small

@@ -31,7 +31,7 @@ from ups_store.sources.reader_process import DigestKind, describe_request, diges
 from ups_store.sources.source_files import SourceSamples
 from ups_store.sources.tasks import Task
 from ups_store.system.files import Progress, replace_text
-from ups_store.write.plan import plan_of
+from ups_store.writing.plan import plan_of
 
 ENCODED_DTYPE = "float32"  # in which encoders get their fields
 PARAMETER_DTYPE = "float64"  # parameters are attributes of float64 in PDEBench's files

@@ -45,7 +45,7 @@ from ups_store.sources.reader_process import Call
 from ups_store.sources.source_files import SPLITS, split_range
 from ups_store.system import files
 from ups_store.system.paths import partition_counts, partition_path, partitions_pattern
-from ups_store.write.target import payload_nbytes as payload_of
+from ups_store.writing.target import payload_nbytes as payload_of
 
 _LOOK_S = 15.0  # the longest that a build waits for an answer whether a store is there
 _OF_ONE_STORE = (CorruptChunkError, DiskFullError, FormatError, IdentityMismatchError)

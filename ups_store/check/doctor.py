@@ -34,7 +34,7 @@ from ups_store.read.store_file import read_at, read_constant
 from ups_store.read.verify import verify_file
 from ups_store.system import files
 from ups_store.system.paths import check_local, check_one_file
-from ups_store.write.create import create
+from ups_store.writing.create import create
 
 ORIGINAL_SAMPLE = "original_sample"
 

@@ -20,8 +20,8 @@ from ups_store.read.store import SpoolStore
 from ups_store.read.store_file import read_at
 from ups_store.remote.transfer import PULLS, is_pulling
 from ups_store.system import files, locks
-from ups_store.write.spool import NOTES_SUFFIX
-from ups_store.write.target import left_exports
+from ups_store.writing.spool import NOTES_SUFFIX
+from ups_store.writing.target import left_exports
 
 _NAMES = {
     "temporary": re.compile(rf".+{re.escape(BUILDING_SUFFIX)}\.[0-9a-f]{{16}}"),

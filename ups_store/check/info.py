@@ -23,7 +23,7 @@ from ups_store.read.store import SpoolStore
 from ups_store.remote.store import RemoteStore
 from ups_store.system import files, locks
 from ups_store.system.files import Progress
-from ups_store.write.commit import read_owner
+from ups_store.writing.commit import read_owner
 
 if TYPE_CHECKING:
     from ups_store.packed.store import PackedStore

@@ -28,7 +28,7 @@ from ups_store.printable import counted, one_line
 from ups_store.read.open import open_any
 from ups_store.read.several import parts_of
 from ups_store.system.paths import is_pattern, partition_path
-from ups_store.write.target import check_target, payload_nbytes
+from ups_store.writing.target import check_target, payload_nbytes
 
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="don't check the source's checksums first")]
@@ -151,7 +151,7 @@ def concat(
     no_verify: NoVerify = False,
 ) -> None:
     """Make one store of the samples of several, in their order. Run it again to continue."""
-    from ups_store.write.concat import concat_stores
+    from ups_store.writing.concat import concat_stores
 
     if len(paths) < 2:
         raise typer.BadParameter("expected one store or more, and the one to write", param_hint="FILE... OUT")
@@ -177,7 +177,7 @@ def split(
     no_verify: NoVerify = False,
 ) -> None:
     """Make stores of consecutive samples of one. Run it again to continue."""
-    from ups_store.write.concat import split_store
+    from ups_store.writing.concat import split_store
 
     if (fractions is None) == (samples is None):
         raise typer.BadParameter("expected one of the two", param_hint="--fractions, --samples")
@@ -193,7 +193,7 @@ def split(
 
 
 def _ranges(num_samples: int, fractions: str | None, samples: str | None) -> list[tuple[int, int]]:
-    from ups_store.write.concat import ranges_of_fractions
+    from ups_store.writing.concat import ranges_of_fractions
 
     try:
         if fractions is not None:

@@ -30,7 +30,7 @@ from ups_store.read.store import Store
 from ups_store.system import files
 from ups_store.system.files import Progress
 from ups_store.system.paths import is_remote, path_of
-from ups_store.write.target import (
+from ups_store.writing.target import (
     check_not_source,
     check_sound,
     check_target,

@@ -22,8 +22,8 @@ from ups_store.format.metadata import DTYPE_NAMES, MAX_ARRAYS, ArraySpec, dtype_
 from ups_store.printable import counted, one_line
 from ups_store.system import files, memory
 from ups_store.system.paths import check_local, path_of
-from ups_store.write.create import create
-from ups_store.write.target import check_not_source, check_target
+from ups_store.writing.create import create
+from ups_store.writing.target import check_not_source, check_target
 
 with needs("torch"):
     import torch

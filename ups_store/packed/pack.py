@@ -39,9 +39,9 @@ from ups_store.system.files import (
 from ups_store.system.memory import num_cores
 from ups_store.system.parallel import in_order
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.write.create import create
-from ups_store.write.plan import identity_of
-from ups_store.write.target import check_not_source, check_sound, check_target, new_file, publish_file
+from ups_store.writing.create import create
+from ups_store.writing.plan import identity_of
+from ups_store.writing.target import check_not_source, check_sound, check_target, new_file, publish_file
 
 BLOCK_BYTES = 32 << 20  # of payload that is encoded at a time
 

@@ -36,7 +36,7 @@ from ups_store.errors import (
 )
 from ups_store.sources.reader_pool import PoolStatus, ReaderStatus, Skipped
 from ups_store.system import files
-from ups_store.write.writer import StoreWriter
+from ups_store.writing.writer import StoreWriter
 
 MIB = 1 << 20
 PLENTY = 1 << 40

@@ -15,8 +15,8 @@ from ups_store.building import decide
 from ups_store.errors import FormatError, IdentityMismatchError, StoreError
 from ups_store.format.root import config_hash
 from ups_store.read.recovery import building_path
-from ups_store.write.plan import identity_of
-from ups_store.write.writer import StoreWriter
+from ups_store.writing.plan import identity_of
+from ups_store.writing.writer import StoreWriter
 
 ARRAYS = {"u": ups_store.ArraySpec((2, 3), "float32")}
 VALUES = {"u": np.ones((2, 3), "float32")}

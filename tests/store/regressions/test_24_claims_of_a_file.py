@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ups_store
-from ups_store.write.plan import plan_of
+from ups_store.writing.plan import plan_of
 
 
 @pytest.mark.parametrize("num_samples", [2**24 + 1, 3_000_000_000, 2**53 - 1])

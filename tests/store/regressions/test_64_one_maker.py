@@ -35,7 +35,7 @@ def test_store_that_twelve_want_is_made_once(tmp_path: Path) -> None:
 def test_builder_that_does_not_get_on_is_named_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups_store.write.wait_for_maker.SILENT_S", 0.2, raising=False)
+    monkeypatch.setattr("ups_store.writing.wait_for_maker.SILENT_S", 0.2, raising=False)
     path = tmp_path / "a.zarr.zip"
     stopped = ups_store.create(path, {"x": ups_store.ArraySpec((3,), "int64")}, identity={"v": 1})
     with pytest.raises(ups_store.BuildLockedError, match="hasn't got on"):
@@ -46,7 +46,7 @@ def test_builder_that_does_not_get_on_is_named_after_a_while(
 
 
 def test_maker_that_shows_no_sign_of_life_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups_store.write.wait_for_maker.SILENT_S", 0.2, raising=False)
+    monkeypatch.setattr("ups_store.writing.wait_for_maker.SILENT_S", 0.2, raising=False)
     path, has_begun, may_end = tmp_path / "a.zarr.zip", threading.Event(), threading.Event()
 
     def make() -> list[dict[str, int]]:

@@ -31,7 +31,7 @@ from small_stores import (
 import ups_store
 from ups_store import BuildLockedError, StoreClosedError, StoreNotFoundError, StoreReplacedError
 from ups_store.system import files
-from ups_store.write import commit, create
+from ups_store.writing import commit, create
 
 pytestmark = pytest.mark.multi_process
 

@@ -25,7 +25,7 @@ from ups_store.packed.pack import pack_store, unpack_store
 from ups_store.read.recovery import building_path
 from ups_store.system import files
 from ups_store.system.files import real_place, replace_text, take_over_permissions
-from ups_store.write.concat import concat_stores
+from ups_store.writing.concat import concat_stores
 
 VALUES = mixed_values()
 OTHER = {"kind": "other"}

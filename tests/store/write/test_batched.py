@@ -15,7 +15,7 @@ from small_stores import all_arrays, assert_same_bits, begin, mixed_values, samp
 import ups_store
 from ups_store import CommitError, SpecError, StoreWriter
 from ups_store.system import files
-from ups_store.write import writer as writer_module
+from ups_store.writing import writer as writer_module
 
 N = 6
 VALUES = mixed_values(N)

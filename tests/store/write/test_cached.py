@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ups_store
-from ups_store.write import wait_for_maker
+from ups_store.writing import wait_for_maker
 
 
 def test_samples_are_made_once_per_identity(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from small_stores import (
 import ups_store
 from ups_store.errors import CorruptChunkError, IdentityMismatchError, SpecError
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of
-from ups_store.write import concat
-from ups_store.write.concat import concat_stores, ranges_of_fractions, split_store
+from ups_store.writing import concat
+from ups_store.writing.concat import concat_stores, ranges_of_fractions, split_store
 
 
 def joined(*values: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

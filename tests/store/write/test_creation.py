@@ -18,7 +18,7 @@ from small_stores import (
 
 import ups_store
 from ups_store import ArraySpec, SpecError, StoreNotFoundError
-from ups_store.write import plan
+from ups_store.writing import plan
 
 
 @pytest.fixture

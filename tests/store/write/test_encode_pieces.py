@@ -10,8 +10,8 @@ import pytest
 from ups_store import ArraySpec
 from ups_store.format.checksum import crc32c
 from ups_store.system import runs
-from ups_store.write.encode import MAX_SAMPLES, Scratch, blocks_of, encode_block
-from ups_store.write.plan import plan_of
+from ups_store.writing.encode import MAX_SAMPLES, Scratch, blocks_of, encode_block
+from ups_store.writing.plan import plan_of
 
 ODD_SAMPLES = {"u": (7,), "large": (300_001,), "wide": (3, 5000), "flag": (70,), "nu": (), "none": (0,)}
 

@@ -19,8 +19,8 @@ from remote_stores import Counted
 import ups_store
 from ups_store.errors import ReadTimeoutError, SourceError, SpecError
 from ups_store.sources.reader_pool import Patience
-from ups_store.write import mapped
-from ups_store.write.mapped import MapJob, text_of
+from ups_store.writing import mapped
+from ups_store.writing.mapped import MapJob, text_of
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ from ups_store import (
     StoreReplacedError,
 )
 from ups_store.system import files, memory
-from ups_store.write import create
+from ups_store.writing import create
 
 ANSWER_S = 60  # that another process may take, on a busy machine
 

@@ -20,7 +20,7 @@ import ups_store
 from ups_store import ArraySpec
 from ups_store.format.metadata import DTYPE_NAMES, dtype_of, is_name
 from ups_store.format.root import config_hash
-from ups_store.write.plan import identity_of
+from ups_store.writing.plan import identity_of
 
 # Sample shapes: numbers, nothing, small ones, and both sides of 4096 bytes for every item size.
 SAMPLE_SHAPES = [(), (0,), (1,), (3, 2), (5, 0, 2), (511,), (2, 1025), (4097,), (1, 3, 2, 700)]

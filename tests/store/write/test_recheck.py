@@ -122,7 +122,7 @@ def test_one_run_and_joined_committers_read_nothing_back(path: Path, monkeypatch
         raise AssertionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("ups_store.write.writer.intact_parts", fail)
+        patched.setattr("ups_store.writing.writer.intact_parts", fail)
         patched.setattr(recovery, "intact_parts", fail)
         with begin(path, VALUES) as writer:
             writer.commit_many([0, 1], samples_of(VALUES, [0, 1]))

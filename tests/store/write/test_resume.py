@@ -32,7 +32,7 @@ from ups_store import (
     StoreWriter,
     TruncatedError,
 )
-from ups_store.write import commit, create
+from ups_store.writing import commit, create
 
 
 @pytest.fixture

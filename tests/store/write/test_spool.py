@@ -16,7 +16,7 @@ import ups_store
 from ups_store.check.doctor import Status, examine
 from ups_store.read.recovery import read_building_file
 from ups_store.system import files
-from ups_store.write import spool as spool_module
+from ups_store.writing import spool as spool_module
 
 N = 60
 IDENTITY = {"kind": "spool"}

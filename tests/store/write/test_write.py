@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import signal
 import subprocess
@@ -411,13 +412,11 @@ def test_spool_that_a_kill_left_beside_its_store_is_removed(tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["a.zarr.zip"]
 
 
-def test_room_and_function_share_a_name(tmp_path: Path) -> None:
-    """`ups_store.write` is a module, too: what was imported before makes no difference."""
-    code = "import sys, ups_store\nif sys.argv[2]: ups_store.create\nups_store.write(sys.argv[1], [{'x': 1}])"
-    for number, first in enumerate(["", "create"]):
-        path = tmp_path / f"{number}.zarr.zip"
-        subprocess.run([sys.executable, "-c", code, path, first], check=True)
-        assert path.exists()
+def test_help_shows_the_function() -> None:
+    parameters = inspect.signature(ups_store.write).parameters
+    assert list(parameters)[:2] == ["path", "samples"]
+    assert "identity" in parameters
+    assert "Write" in str(ups_store.write.__doc__)
 
 
 # --- what would be lost, or has no effect ---------------------------------------------------------------

@@ -13,7 +13,7 @@ from mapped_functions import badly, large, noting, one, several
 
 import ups_store
 from ups_store.system import files
-from ups_store.write.spool import Spool
+from ups_store.writing.spool import Spool
 
 pytestmark = pytest.mark.multi_process
 

@@ -31,8 +31,8 @@ from ups_store.building.stores import build_all
 from ups_store.errors import BuildInterruptedError
 from ups_store.format.root import config_hash
 from ups_store.system import files
-from ups_store.write.plan import identity_of
-from ups_store.write.writer import Committer
+from ups_store.writing.plan import identity_of
+from ups_store.writing.writer import Committer
 
 
 @pytest.fixture

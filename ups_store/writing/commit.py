@@ -51,7 +51,7 @@ from ups_store.read.recovery import building_path, read_commits
 from ups_store.system import files, locks
 from ups_store.system.files import is_in_memory, take_over_permissions
 from ups_store.system.parallel import for_each
-from ups_store.write.encode import (
+from ups_store.writing.encode import (
     DURABLE_BLOCK_BYTES,
     LAZY_BLOCK_BYTES,
     CrcTable,

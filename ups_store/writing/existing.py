@@ -19,11 +19,11 @@ from ups_store.read.base import AnyStore, spec_of
 from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path, read_building_file
 from ups_store.system import files
-from ups_store.write.create import mismatch
-from ups_store.write.filling import HOW_TO_REPLACE, OnMismatch
-from ups_store.write.plan import identity_of
-from ups_store.write.samples import SampleCheck
-from ups_store.write.spool import remove_spool, spool_left
+from ups_store.writing.create import mismatch
+from ups_store.writing.filling import HOW_TO_REPLACE, OnMismatch
+from ups_store.writing.plan import identity_of
+from ups_store.writing.samples import SampleCheck
+from ups_store.writing.spool import remove_spool, spool_left
 
 Differences = dict[str, tuple[Any, Any]]  # what is there and what was asked for, as `differences` gives them
 

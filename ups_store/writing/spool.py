@@ -39,13 +39,13 @@ from ups_store.read.recovery import (
     read_records,
 )
 from ups_store.system import files, locks
-from ups_store.write.commit import BuildingFile, extent_of, failures_as_errors, take_back, write_entries
-from ups_store.write.create import create_building, create_spool, new_building, write_skeleton
-from ups_store.write.encode import sample_payload
-from ups_store.write.plan import plan_of
-from ups_store.write.samples import nbytes_of, with_counts
-from ups_store.write.target import new_file
-from ups_store.write.writer import BatchedCommits, StoreWriter
+from ups_store.writing.commit import BuildingFile, extent_of, failures_as_errors, take_back, write_entries
+from ups_store.writing.create import create_building, create_spool, new_building, write_skeleton
+from ups_store.writing.encode import sample_payload
+from ups_store.writing.plan import plan_of
+from ups_store.writing.samples import nbytes_of, with_counts
+from ups_store.writing.target import new_file
+from ups_store.writing.writer import BatchedCommits, StoreWriter
 
 BUFFER_BYTES: int = 16 << 20  # with their types: the module is in a cycle for mypy
 SAVE_EVERY_S: float = 60.0

@@ -24,11 +24,11 @@ from ups_store.printable import one_line
 from ups_store.sources.reader_pool import Patience, ReaderPool
 from ups_store.sources.reader_process import MAX_MESSAGE_BYTES, Call, Reader
 from ups_store.system.memory import num_cores
-from ups_store.write.filling import PROBED_SAMPLES, SKIPPED, Arguments, OnError
-from ups_store.write.samples import Names, SampleCheck, named_values, specs_of
-from ups_store.write.spool import Spool
-from ups_store.write.wait_for_maker import ProgressLine
-from ups_store.write.writer import warn
+from ups_store.writing.filling import PROBED_SAMPLES, SKIPPED, Arguments, OnError
+from ups_store.writing.samples import Names, SampleCheck, named_values, specs_of
+from ups_store.writing.spool import Spool
+from ups_store.writing.wait_for_maker import ProgressLine
+from ups_store.writing.writer import warn
 
 _ADDRESS = " at 0x"  # of an object whose text is another one in every process
 _MAX_INPUT_BYTES = MAX_MESSAGE_BYTES // 3

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from ups_store.errors import SpecError
 from ups_store.format.metadata import NAME_PATTERN, SAMPLE_DIM, ArraySpec, dtype_name, dtype_of
-from ups_store.write.described import TIME_UNITS, Described, described, json_attrs
-from ups_store.write.encode import check_unmasked
+from ups_store.writing.described import TIME_UNITS, Described, described, json_attrs
+from ups_store.writing.encode import check_unmasked
 
 Names = Sequence[str]
 Sample = Mapping[str, Any]

@@ -20,9 +20,9 @@ from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path
 from ups_store.system import files, locks
 from ups_store.system.memory import IN_MEMORY
-from ups_store.write.create import store_path_of
-from ups_store.write.described import described
-from ups_store.write.existing import (
+from ups_store.writing.create import store_path_of
+from ups_store.writing.described import described
+from ups_store.writing.existing import (
     Differences,
     check_left,
     check_no_parts,
@@ -34,7 +34,7 @@ from ups_store.write.existing import (
     other_sample,
     other_specs,
 )
-from ups_store.write.filling import (
+from ups_store.writing.filling import (
     HOW_TO_REPLACE,
     SKIPPED,
     Arguments,
@@ -43,10 +43,10 @@ from ups_store.write.filling import (
     write_columns,
     write_rows,
 )
-from ups_store.write.samples import Columns, Rows, digest_of, source_of
-from ups_store.write.spool import BUFFER_BYTES, SAVE_EVERY_S
-from ups_store.write.wait_for_maker import MakerTurn, ProgressLine, remove_turn
-from ups_store.write.writer import warn
+from ups_store.writing.samples import Columns, Rows, digest_of, source_of
+from ups_store.writing.spool import BUFFER_BYTES, SAVE_EVERY_S
+from ups_store.writing.wait_for_maker import MakerTurn, ProgressLine, remove_turn
+from ups_store.writing.writer import warn
 
 ITEM_TIMEOUT_S = 300.0
 
@@ -137,7 +137,7 @@ def write(
         like, samples = samples.store, samples.samples
     job, source = None, None
     if map is not None or inputs is not None:
-        from ups_store.write.mapped import job_of, write_mapped
+        from ups_store.writing.mapped import job_of, write_mapped
 
         if samples is not None or map is None or inputs is None:
             expected = "samples; or both map and inputs"

@@ -15,13 +15,13 @@ from ups_store.read.open import open_any
 from ups_store.read.recovery import building_path
 from ups_store.system import files
 from ups_store.system.paths import check_no_manifest, numbered_paths, partition_counts, path_of
-from ups_store.write.create import mismatch
-from ups_store.write.described import Described
-from ups_store.write.existing import other_arguments, remove_leftovers
-from ups_store.write.filling import HOW_TO_REPLACE
-from ups_store.write.spool import remove_spool
-from ups_store.write.wait_for_maker import MakerTurn
-from ups_store.write.write import Alike, warn_skipped, write
+from ups_store.writing.create import mismatch
+from ups_store.writing.described import Described
+from ups_store.writing.existing import other_arguments, remove_leftovers
+from ups_store.writing.filling import HOW_TO_REPLACE
+from ups_store.writing.spool import remove_spool
+from ups_store.writing.wait_for_maker import MakerTurn
+from ups_store.writing.write import Alike, warn_skipped, write
 
 KEY = "append_key"  # attribute of a store that `append` made
 MAX_NUMBER = 99_999

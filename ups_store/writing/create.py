@@ -55,10 +55,10 @@ from ups_store.system import files, locks
 from ups_store.system.files import TAKEN, check_file_or_free, check_not_read_only, is_in_memory, real_place
 from ups_store.system.memory import IN_MEMORY, check_not_reserved, create_in_memory, keeping
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.write.commit import LOCK_TIMEOUT_S, BuildingFile, become_builder_or_fail, failures_as_errors
-from ups_store.write.plan import Plan, plan_of
-from ups_store.write.target import create_locked, remove_begun
-from ups_store.write.writer import Committer, Note, StoreWriter, shown, warn
+from ups_store.writing.commit import LOCK_TIMEOUT_S, BuildingFile, become_builder_or_fail, failures_as_errors
+from ups_store.writing.plan import Plan, plan_of
+from ups_store.writing.target import create_locked, remove_begun
+from ups_store.writing.writer import Committer, Note, StoreWriter, shown, warn
 
 _MAX_ROUNDS = 8  # each is lost only to another process that created, published or removed the file
 _SUFFIX_BYTES = len(f"{BUILDING_SUFFIX}.") + 16  # of a building file before it can be seen (spec 6.6)

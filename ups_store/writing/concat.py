@@ -20,11 +20,11 @@ from ups_store.read.open import open_store
 from ups_store.read.several import common_attrs, parts_of
 from ups_store.system.files import Progress
 from ups_store.system.paths import check_store_name, path_of
-from ups_store.write.create import create
-from ups_store.write.described import Described
-from ups_store.write.plan import identity_of
-from ups_store.write.samples import nbytes_of
-from ups_store.write.target import check_not_source, check_sound, check_target
+from ups_store.writing.create import create
+from ups_store.writing.described import Described
+from ups_store.writing.plan import identity_of
+from ups_store.writing.samples import nbytes_of
+from ups_store.writing.target import check_not_source, check_sound, check_target
 
 COPY_BYTES = 32 << 20
 

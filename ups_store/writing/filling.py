@@ -23,9 +23,9 @@ from ups_store.format.metadata import SAMPLE_DIM, ArraySpec
 from ups_store.read.base import AnyStore
 from ups_store.read.recovery import read_building_file
 from ups_store.system import files
-from ups_store.write.commit import take_back
-from ups_store.write.create import create
-from ups_store.write.samples import (
+from ups_store.writing.commit import take_back
+from ups_store.writing.create import create
+from ups_store.writing.samples import (
     Columns,
     Rows,
     Sample,
@@ -35,9 +35,9 @@ from ups_store.write.samples import (
     uncounted,
     with_counts,
 )
-from ups_store.write.spool import Spool, spool_left
-from ups_store.write.wait_for_maker import ProgressLine
-from ups_store.write.writer import StoreWriter
+from ups_store.writing.spool import Spool, spool_left
+from ups_store.writing.wait_for_maker import ProgressLine
+from ups_store.writing.writer import StoreWriter
 
 OnMismatch = Literal["raise", "restart"]
 OnError = Literal["fail", "skip"]

@@ -29,7 +29,7 @@ from ups_store.read.verify import verify_file
 from ups_store.system import locks
 from ups_store.system.files import Progress
 from ups_store.system.memory import num_cores
-from ups_store.write.commit import (
+from ups_store.writing.commit import (
     BuildingFile,
     commit_samples,
     failures_as_errors,
@@ -37,7 +37,7 @@ from ups_store.write.commit import (
     publish,
     take_back,
 )
-from ups_store.write.encode import (
+from ups_store.writing.encode import (
     Arrays,
     Scratches,
     Values,

@@ -45,8 +45,8 @@ from ups_store.format.root import (
 )
 from ups_store.read.catalog import Catalog
 from ups_store.read.gather import int64_of
-from ups_store.write.described import Described, described
-from ups_store.write.encode import as_payload, check_unmasked
+from ups_store.writing.described import Described, described
+from ups_store.writing.encode import as_payload, check_unmasked
 
 MAX_FILE_BYTES = 2**62 - 1  # lock bytes lie behind it (spec 6.3, 9.1)
 

@@ -1,0 +1,1 @@
+"""Making stores: the building file, commits, and what publishes a file."""
