@@ -24,6 +24,20 @@ from pydantic.fields import FieldInfo
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PUBLIC_MODULES = ("ups_store", "ups_store.build", "ups_store.torch", "ups")
+FIRST = {  # names in the order of use; the others follow by alphabet
+    "ups_store": (
+        "write",
+        "open",
+        "Store",
+        "make_loader",
+        "Window",
+        "append",
+        "create",
+        "StoreWriter",
+        "join",
+    ),
+    "ups_store.torch": ("make_loader", "StoreDataset", "Loader", "Window"),
+}
 RETURNED = {  # classes that have no public name, as one only gets them from a function
     "ups_store": ("ups_store.read.verify.Report", "ups_store.read.verify.Problem"),
     "ups": ("ups.trained.simulator.Simulator",),
@@ -57,7 +71,8 @@ def reference_pages() -> dict[str, str]:
 def public_names(module: str) -> list[str]:
     """Names that a module offers, without the errors that have a page of their own."""
     loaded = importlib.import_module(module)
-    names = getattr(loaded, "__all__", ())
+    first = FIRST.get(module, ())
+    names = [*first, *(name for name in getattr(loaded, "__all__", ()) if name not in first)]
     return [name for name in names if getattr(getattr(loaded, name), "__module__", "") not in ERROR_MODULES]
 
 
