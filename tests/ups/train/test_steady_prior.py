@@ -15,6 +15,7 @@ from run_nodes import training_nodes
 
 import ups
 import ups_store
+from ups.config.legacy import as_hashed
 from ups.data.solvers import make_dataset
 from ups.errors import ConfigError
 from ups.eval.evaluate import evaluate_run
@@ -22,8 +23,9 @@ from ups.eval.predict import PredictionRequest, predict_store
 from ups.pipeline.config_checks import check_config
 from ups.train.prior import make_prior_stage
 from ups.train.run import run_stage
+from ups.train.saved_state import SavedState, state_path
 from ups.train.trainer import Trainer
-from ups.trained.checkpoint import load_checkpoint
+from ups.trained.checkpoint import load_checkpoint, save_checkpoint
 from ups.trained.prior import SteadyPrior
 
 CPU = torch.device("cpu")
@@ -84,7 +86,8 @@ def test_states_may_be_latents(run: Path, observed: str) -> None:
     assert model.autoencoder is not None
 
 
-def test_training_goes_on_to_the_bit(run: Path) -> None:
+@pytest.mark.parametrize("begun_as", ["prior", "steady_prior"])
+def test_training_goes_on_to_the_bit(run: Path, begun_as: str) -> None:
     config = configure(run, "training.ema_decay=0.9")
     Trainer(make_prior_stage(config, device=CPU), config, device=CPU).fit()
     expected = load_checkpoint(PRIOR_PATH, kind="prior")[0]
@@ -94,6 +97,14 @@ def test_training_goes_on_to_the_bit(run: Path) -> None:
     for _ in range(4):
         first.train_step()
     first.save()
+    state = run / "parts" / "prior.training.safetensors"
+    if begun_as != "prior":  # as saved when stages and keys had their earlier names
+        tensors, document = load_checkpoint(state, kind="training")
+        earlier = {**document, "config": as_hashed(document["config"])}
+        begun = state.with_name("steady_prior.training.safetensors")
+        save_checkpoint(begun, tensors, document=earlier, kind="training")
+        state.unlink()
+        assert SavedState.read(state_path(parts, "prior")).document["config"]["steady_prior"]
     Trainer(make_prior_stage(parts, device=CPU), parts, device=CPU).fit()
     found = load_checkpoint(run / "parts" / "prior.safetensors", kind="prior")[0]
     for name, tensor in expected.items():
