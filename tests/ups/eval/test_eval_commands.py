@@ -377,8 +377,12 @@ def test_compare_has_all_baselines_at_all_budgets(folder: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "given",
-    [{"training": {"losses": {"theirs.code:f": 1.0}}}, {"operator": {"name": "theirs.code:f", "config": {}}}],
-    ids=["loss", "operator"],
+    [
+        {"training": {"losses": {"theirs.code:f": 1.0}}},
+        {"operator": {"name": "theirs.code:f", "config": {}}},
+        {"baselines": {"own": {"name": "theirs.code:f", "config": {}}}},
+    ],
+    ids=["loss", "operator", "baseline"],
 )
 def test_compare_trains_with_no_code_that_a_checkpoint_names(
     folder: Path, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -394,7 +398,8 @@ def test_compare_trains_with_no_code_that_a_checkpoint_names(
     save_checkpoint(tmp_path / "operator", tensors, kind=OPERATOR, document={**document, "config": config})
     budgets = ["--by", "samples", "--budget-samples", "32"]
     done = run("compare", "--checkpoint", tmp_path / "operator", *budgets)
-    assert "--allow-code theirs.code" in done.stderr
+    # A baseline of their own is trained only if it is asked for.
+    assert ("--allow-code theirs.code" in done.stderr) == ("baselines" not in given)
     assert "theirs.code" not in sys.modules
 
 
