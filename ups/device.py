@@ -45,9 +45,6 @@ def choose_device(name: str, *, key: str = "training.device") -> torch.device:
     Args:
         name: "auto", "cpu", "cuda", "cuda:1", ...
         key: Where the name comes from, for messages.
-
-    Raises:
-        ConfigError: If it isn't the name of a device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

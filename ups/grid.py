@@ -124,10 +124,6 @@ def cut_grid(grid: GridSpec, *, patch_size: int, num_tokens: int | None) -> Toke
     Args:
         patch_size: Points of a patch along each axis.
         num_tokens: Number of groups; None for one of each patch.
-
-    Raises:
-        ConfigError: Kind "patch_size" if the points aren't a multiple of it, "num_tokens" if the patches
-            can't be grouped so; both name sizes that would fit.
     """
     if any(num % patch_size for num in grid.points):
         raise _no_patches(grid, patch_size, num_tokens)

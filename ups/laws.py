@@ -142,9 +142,6 @@ def check_priors(weights: Mapping[str, float], tasks: Mapping[str, TaskLaws]) ->
 
     Returns:
         For people, the priors that say nothing about some tasks.
-
-    Raises:
-        ConfigError: Kind "no_law" if a prior says nothing about any task.
     """
     notes = []
     for prior in PRIORS:

@@ -243,10 +243,6 @@ def check_losses(training: TrainingConfig, *, allow_code: str | Iterable[str] | 
 
     Args:
         allow_code: See `Registry.find`.
-
-    Raises:
-        ConfigError: Kinds "unknown_loss", "no_code".
-        CheckpointError: As `Registry.find`.
     """
     for name in training.losses:
         if not callable(register_loss.find(name, allow_code=allow_code)):

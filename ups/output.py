@@ -25,9 +25,6 @@ def check_writable(folder: Path) -> None:
 
     Args:
         folder: Where files are to go. It needn't be there yet: then what is there of its parents is tried.
-
-    Raises:
-        OutputError: With what the system says.
     """
     try:
         place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -38,11 +35,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that appears whole and survives a power cut; its folder is made if missing.
-
-    Raises:
-        OutputError: Such as on a full disk; the old file is still there then.
-    """
+    """Write a file that appears whole and survives a power cut; its folder is made if missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with appears_whole(path) as partial:
@@ -56,9 +49,6 @@ def write_together(files: Mapping[Path, bytes | Callable[[Path], object]]) -> No
 
     Args:
         files: Contents, or what writes a file that is there and empty.
-
-    Raises:
-        OSError: Such as on a full disk; none of the files is changed then.
     """
     for folder in {path.parent for path in files}:
         folder.mkdir(parents=True, exist_ok=True)

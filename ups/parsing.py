@@ -49,11 +49,7 @@ class Parsed:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Make it of values that have its fields, of their types, and no others.
-
-        Raises:
-            ValueError: With the first field that is wrong.
-        """
+        """Make it of values that have its fields, of their types, and no others."""
         try:
             text = json.dumps([values])
             parsed: Self = _adapter(cls).validate_json(text, strict=True)[0]  # type: ignore[arg-type]

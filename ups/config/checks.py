@@ -38,10 +38,6 @@ def check_optimizer(config: OptimizerConfig, *, stage: str | None = None) -> Non
     Args:
         config: Kind and settings.
         stage: Whose it is, for the key that is named.
-
-    Raises:
-        ConfigError: Kind "old_torch".
-        MissingExtraError: If it is torchao's, and that isn't there.
     """
     if config.name == "adamw8bit" or config.cpu_offload:
         check_installed("torchao", extra="torchao")
@@ -63,22 +59,14 @@ def _numbers(found: str) -> tuple[int, ...]:
 
 
 def check_countable(stage: str) -> None:
-    """Refuse a budget of operations or samples for steps that cost differently.
-
-    Raises:
-        ConfigError: Kind "budget", for stage joint, whose steps take turns.
-    """
+    """Refuse a budget of operations or samples for steps that cost differently."""
     if stage == JOINT.name:
         problem = "stage joint has steps of two kinds, so no budget of operations becomes a number of them"
         raise ConfigError(problem, kind="budget", expected="stages.joint.steps")
 
 
 def check_latent_size(config: RunConfig, found: tuple[int, int], path: Path) -> None:
-    """Refuse an autoencoder with another number of tokens and channels than the configured one.
-
-    Raises:
-        ConfigError: Kind "latent_size".
-    """
+    """Refuse an autoencoder with another number of tokens and channels than the configured one."""
     wanted = config.latent.tokens, config.latent.dim
     if found != wanted:
         raise ConfigError(
@@ -92,11 +80,7 @@ def check_latent_size(config: RunConfig, found: tuple[int, int], path: Path) -> 
 
 
 def check_joint(config: RunConfig) -> None:
-    """Refuse a configuration with which stage joint would leave nothing of use.
-
-    Raises:
-        ConfigError: Kinds "no_inverse_losses", "no_latents".
-    """
+    """Refuse a configuration with which stage joint would leave nothing of use."""
     if not config.training.use_inverse_losses:
         raise ConfigError(
             "without inverse losses stage joint leaves an autoencoder that doesn't restore its fields",
@@ -113,11 +97,7 @@ def check_joint(config: RunConfig) -> None:
 
 
 def check_no_inverse_losses(config: RunConfig) -> None:
-    """Refuse what would train nothing; a run that has a stage `joint` means that one.
-
-    Raises:
-        ConfigError: Kind "inverse_losses_frozen".
-    """
+    """Refuse what would train nothing; a run that has a stage `joint` means that one."""
     if config.training.use_inverse_losses and not config.trains(JOINT):
         raise ConfigError(
             "inverse losses train encoder and decoder, and these are frozen in stage operator",

@@ -139,9 +139,6 @@ def with_present_names(values: Mapping[Any, Any]) -> dict[Any, Any]:
 
     Args:
         values: Nested mappings of one file, of one command line's overrides, or of a document; unchanged.
-
-    Raises:
-        ValueError: If a source has a key under both names; says which.
     """
     present: dict[Any, Any] = _with_present_references(with_present_names_of_build(values))
     for old, new in KEYS.items():

@@ -259,9 +259,6 @@ def write_standalone(source: str | os.PathLike[str], *, overrides: Sequence[str]
     Args:
         source: YAML file or the name of a shipped one.
         overrides: `key=value` with dotted keys, as `load_config` takes them.
-
-    Raises:
-        ConfigError: If it can't be read; keys aren't checked.
     """
     try:
         with warnings.catch_warnings():

@@ -22,12 +22,7 @@ _FIELDS = {
 
 
 def operator_size(config: OperatorConfig) -> OperatorSize:
-    """Architecture of the operator.
-
-    Raises:
-        ConfigError: Kind "mixers" if there are more or fewer of them than levels, "num_heads" if heads don't
-            divide the channels, "architecture" if a stack has several levels.
-    """
+    """Architecture of the operator."""
     changed: dict[str, Any] = {
         field: getattr(config, key) for key, field in _FIELDS.items() if getattr(config, key) is not None
     }
@@ -62,9 +57,6 @@ def check_size(size: OperatorSize, *, keys: tuple[str, str] = ("operator.width",
     Args:
         size: Of an operator, or of a model of its kind.
         keys: That say its channels and its depths.
-
-    Raises:
-        ConfigError: Kinds "num_heads", "mixers".
     """
     width_key, depths_key = keys
     if len(size.mixers) not in (1, len(size.depths)):
@@ -102,11 +94,7 @@ def _warn_of_no_effect(config: OperatorConfig, size: OperatorSize) -> None:
 
 
 def corrector_size(config: RunConfig) -> OperatorSize:
-    """Architecture of the corrector.
-
-    Raises:
-        ConfigError: As `operator_size`, about the keys of `diffusion`.
-    """
+    """Architecture of the corrector."""
     with warnings.catch_warnings():  # said when the operator is made
         warnings.simplefilter("ignore", ConfigWarning)
         size = operator_size(config.operator)
@@ -115,11 +103,7 @@ def corrector_size(config: RunConfig) -> OperatorSize:
 
 
 def student_size(config: RunConfig, teacher: OperatorSize) -> OperatorSize:
-    """Architecture of a student.
-
-    Raises:
-        ConfigError: As `corrector_size`, about the keys of `training`.
-    """
+    """Architecture of a student."""
     changed = {"width": config.training.distill_hidden_dim, "depths": config.training.distill_depths}
     return _with(teacher, changed, keys=("training.distill_hidden_dim", "training.distill_depths"))
 

@@ -22,10 +22,6 @@ def check_own_encoder(path: Path, *, encoder: EncoderConfig, decoder: DecoderCon
 
     Args:
         path: Of the autoencoder that the run would train itself; nothing is refused where none is there.
-
-    Raises:
-        CheckpointError: If it can't be read.
-        ConfigError: Kind "other_encoder", with the keys that differ.
     """
     if not path.exists():
         return

@@ -27,11 +27,7 @@ _OF_A_SEED = (
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds from "0,1,2", in that order.
-
-    Raises:
-        ConfigError: If one is no whole number from 0 on, or is named twice.
-    """
+    """Seeds from "0,1,2", in that order."""
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words) or len({*map(int, words)}) < len(words):
         raise ConfigError("--seeds", expected="different whole numbers, such as 0,1,2", found=repr(text))

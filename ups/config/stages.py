@@ -156,11 +156,7 @@ DistillMethod = Literal["reflow", "consistency"]
 
 
 def check_one_batch_size(each: int | None, over_all: int | None) -> None:
-    """Refuse a batch size of each rank together with one over all ranks.
-
-    Raises:
-        ValueError: If both are given.
-    """
+    """Refuse a batch size of each rank together with one over all ranks."""
     if each is not None and over_all is not None:
         raise ValueError("batch_size (per rank) and global_batch_size (over all ranks): give one of them")
 

@@ -192,9 +192,6 @@ def times_of(fields: Fields) -> npt.NDArray[np.float64] | None:
     """Time of every stored time step that all samples have, shape (T,); None where the source has none.
 
     Where samples have times of their own, it is the time since the first step.
-
-    Raises:
-        ConfigError: Kind "uneven_times", if the samples' time steps differ.
     """
     times = fields.times()
     if times is None or times.ndim == 1:
@@ -214,11 +211,7 @@ def times_of(fields: Fields) -> npt.NDArray[np.float64] | None:
 
 
 def given_array(info: FieldsInfo) -> str:
-    """Name the array that a prediction starts from.
-
-    Raises:
-        ConfigError: Kind "no_input", if a steady task has no constant field or several.
-    """
+    """Name the array that a prediction starts from."""
     if not info.steady:
         return FIELDS
     constant = [name for name in info.grid.arrays if name != FIELDS]

@@ -31,9 +31,6 @@ def check_enough(num: int, share: float, *, task: str, origin: object = None) ->
         num: Trajectories of validation, without those of "dev".
         share: Of them, for training.
         origin: Where they are from, for the error.
-
-    Raises:
-        ConfigError: Kind "too_few_trajectories".
     """
     numbers = {part: len(items) for part, items in divided(num, share).items()}
     if all(numbers[part] >= _LEAST[part] for part in PARTS):
@@ -49,11 +46,7 @@ def check_enough(num: int, share: float, *, task: str, origin: object = None) ->
 
 
 def check_lead_times(lead_times: int, *, horizon: int, task: str, origin: object = None) -> None:
-    """Refuse rollouts that are longer than trajectories.
-
-    Raises:
-        ConfigError: Kind "lead_times".
-    """
+    """Refuse rollouts that are longer than trajectories."""
     if lead_times > horizon:
         expected = f"at most {horizon}, the steps of the trajectories of {task}"
         problem = f"diffusion.lead_times = {lead_times}"

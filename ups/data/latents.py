@@ -71,12 +71,6 @@ def make_latents(
 
     Returns:
         Stores in memory by task; none where they lie in files, or nothing is stored.
-
-    Raises:
-        ConfigError: As `open_latents`; kind "empty_split".
-        CheckpointError: If the checkpoint is missing or damaged.
-        SourceError: If sources are needed and can't be read.
-        StoreError: If a store can't be read or built: no room, another identity.
     """
     mode, tasks = config.training.cache_mode, config.data.tasks
     paths = [store_path(latent_folder(config), task, split) for task in tasks]

@@ -62,11 +62,7 @@ class Origin:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Origin:
-        """The origin that `to_json` described.
-
-        Raises:
-            ValueError: If it is none.
-        """
+        """The origin that `to_json` described."""
         try:
             said = {name: values[name] for name in cls.__dataclass_fields__}
         except (KeyError, TypeError, IndexError) as error:
@@ -80,20 +76,12 @@ class Origin:
 
 
 def origin_of_checkpoint(path: Path, *, role: str, kind: str) -> Origin:
-    """A checkpoint, by its weights.
-
-    Raises:
-        CheckpointError: If it can't be read.
-    """
+    """A checkpoint, by its weights."""
     return Origin(role, kind, str(path), WEIGHTS, hash_tensors(path))
 
 
 def origin_of_given(path: Path, *, role: str) -> Origin:
-    """A store by what it was made from, or a source file by its sampled digest.
-
-    Raises:
-        ups_store.StoreError: If it can't be read.
-    """
+    """A store by what it was made from, or a source file by its sampled digest."""
     if path.suffix in (".h5", ".hdf5"):
         return Origin(role, SOURCE, str(path), SAMPLED, digest_of_source(path, SAMPLED))
     with ups_store.open(place_of(path) or path) as store:
@@ -101,11 +89,7 @@ def origin_of_given(path: Path, *, role: str) -> Origin:
 
 
 def digest_of_source(path: Path, kind: str, readers: Readers | None = None) -> str:
-    """blake3 of a source file: of all bytes ("full"), or of its size, structure and some blocks ("sampled").
-
-    Raises:
-        ups_store.SourceError: If it can't be read.
-    """
+    """blake3 of a source file: of all bytes ("full"), or of its size, structure and some blocks ("sampled")."""
     digests = DigestCache(path.parent, rehash=True, save=False, readers=readers)
     return digests.digest(path, "full" if kind == FULL else "sampled", lambda nbytes: None)
 
@@ -153,10 +137,6 @@ def is_of_other_data(path: Path, task: str, *, train: str, latents: Path) -> boo
         path: The model's checkpoint.
         train: Identity of the fields of the training split.
         latents: Folder of the latent stores, one of which an operator on latents was trained on.
-
-    Raises:
-        CheckpointError: If it can't be read.
-        ups_store.StoreError: If a store can't.
     """
     document = read_any_document(path)[1]
     trained = str(section(document, "data").get(task, ""))
@@ -170,11 +150,7 @@ def is_of_other_data(path: Path, task: str, *, train: str, latents: Path) -> boo
 
 
 def origins_of_checkpoint(path: Path) -> list[Origin]:
-    """What a model was trained on: its data, the autoencoder that made its latents, what it corrects.
-
-    Raises:
-        CheckpointError: If it can't be read; kind "other_kind", if it is no model.
-    """
+    """What a model was trained on: its data, the autoencoder that made its latents, what it corrects."""
     kind, document = read_any_document(path)
     if kind not in _CHECKPOINTS:
         raise CheckpointError(

@@ -36,9 +36,6 @@ def measure_bases(model: Autoencoder, fields: Mapping[str, Fields]) -> None:
     Args:
         model: On any device; its basis is replaced in place.
         fields: Training fields by task.
-
-    Raises:
-        ConfigError: Kind "large_cells", if a cell has more values than `MAX_CELL_VALUES`.
     """
     for grid in {task.grid.name: task.grid for task in model.spec.tasks.values()}.values():
         encoder, decoder = model.encoder_of(grid), model.decoder_of(grid)

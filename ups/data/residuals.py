@@ -84,12 +84,7 @@ class CachedStore:
 
 
 def held_out(config: RunConfig, task: str) -> dict[HeldOutPart, Trajectories]:
-    """The validation trajectories of a task: those for training on their residuals, and those for measuring.
-
-    Raises:
-        ConfigError: Kind "too_few_trajectories"; and as `open_fields` and `Trajectories`.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """The validation trajectories of a task: those for training on their residuals, and those for measuring."""
     fields = open_fields(config.build, task, "val", source=config.training.field_source)
     num, share = len(fields.num_steps), config.diffusion.residual_share
     check_enough(num, share, task=task, origin=fields.origin)
@@ -259,12 +254,7 @@ def sigma_by_lead(store: Store, simulator: Simulator, task: str) -> list[float]:
 def wanted_residuals(
     config: RunConfig, simulator: Simulator, *, operator_sha256: str
 ) -> dict[str, dict[HeldOutPart, ResidualBuild]]:
-    """The stores of residuals of all tasks of a run.
-
-    Raises:
-        ConfigError: Kinds "unknown_encoder", "lead_times"; and as `held_out`.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """The stores of residuals of all tasks of a run."""
     check_known_encoder(simulator.spec)
     return {
         task: {

@@ -52,9 +52,6 @@ def part_of_split(fields: Fields, split: str) -> Fields:
     Trainings choose weights by the even samples of validation, "val"; "dev" has the odd ones, so what is
     reported on them wasn't chosen by them. Samples lie file by file, so both have their share of every file
     with several.
-
-    Raises:
-        ConfigError: Kind "empty_split", if one sample is all that there is to divide.
     """
     if split not in ("val", "dev"):
         return fields
@@ -65,11 +62,7 @@ def part_of_split(fields: Fields, split: str) -> Fields:
 
 
 def check_has_dev(num: int, task: str, *, origin: object) -> None:
-    """Refuse one sample of validation where some are wanted for development.
-
-    Raises:
-        ConfigError: Kind "empty_split".
-    """
+    """Refuse one sample of validation where some are wanted for development."""
     if num == 1:
         raise ConfigError(
             f"the development split of {task} is empty",
@@ -94,10 +87,6 @@ def open_fields(
         config: Which samples of which files, and where field stores lie.
         split: "train", "val", "dev" or "test"; "val" and "dev" as in `part_of_split`.
         source: "store", "hdf5", or "auto": the store if there is one of this configuration.
-
-    Raises:
-        ConfigError: If there is no such store, the split has no samples, or it doesn't fit into memory.
-        ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
     return part_of_split(_open_stored(config, task, stored_split(split), source), split)
 
@@ -129,10 +118,6 @@ def describe_fields(config: BuildConfig, task: str, split: str = "train") -> tup
 
     Returns:
         What they are, and how many samples the split has.
-
-    Raises:
-        ConfigError: As `open_split`.
-        ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
     store, _ = open_suitable(store_path(config.cache.dir, task, split), config.data)
     if store is not None:
@@ -192,11 +177,6 @@ def read_split(config: BuildConfig, task: str, split: str) -> Fields:
     Args:
         config: Which samples of which files; `data.on_nan` decides about NaN and Inf.
         split: "train", "val" or "test".
-
-    Raises:
-        ConfigError: As `open_split`; kind "too_large".
-        ups_store.SourceError: If the files can't be read; kind "not_finite", with the file and the number of
-            the sample in it.
     """
     config = config.model_copy(
         update={
@@ -240,10 +220,6 @@ def open_split(config: BuildConfig, task: str, split: str, **options: Any) -> Bu
         config: Which samples of which files.
         split: "train", "val" or "test".
         **options: Those of `ups_store.build.open_build`.
-
-    Raises:
-        ConfigError: Kind "empty_split".
-        ups_store.SourceError: If sources are missing or unreadable.
     """
     build = open_build(config, task, split, **options)
     if build.num_samples == 0:
@@ -264,10 +240,6 @@ def open_latent_fields(config: RunConfig, task: str, split: str) -> Fields:
 
     Args:
         split: "train", "val", "dev" or "test".
-
-    Raises:
-        ConfigError: Kinds "no_store", "empty_split".
-        ups_store.StoreError: If the store can't be read.
     """
     path = store_path(latent_folder(config), task, stored_split(split))
     place = place_of(path)

@@ -39,9 +39,6 @@ def measure_statistics(fields: Fields) -> dict[str, Statistics]:
 
     Returns:
         By name of the array.
-
-    Raises:
-        ConfigError: Kind "not_finite", if the fields hold NaN or infinity.
     """
     return {array: _measure_fields(fields, array) for array in fields.info.grid.arrays}
 
@@ -159,9 +156,6 @@ def measure_state_statistics(windows: Windows) -> dict[str, Statistics]:
 
     Returns:
         For the states themselves under "fields", for a steady task's input under `INPUT`.
-
-    Raises:
-        ConfigError: Kind "not_finite", if the store holds NaN or infinity.
     """
     arrays = {FIELDS: windows.state}
     if windows.input_array is not None:

@@ -44,9 +44,6 @@ def open_as(path: Path, identity: Mapping[str, Any]) -> ups_store.Store | None:
     Args:
         path: Where it would be.
         identity: What was passed to `ups_store.create`.
-
-    Raises:
-        ConfigError: Kind "not_ours", if it is of another kind, and would be replaced.
     """
     try:
         store = ups_store.open(path)
@@ -76,10 +73,7 @@ def latent_folder(config: RunConfig) -> Path:
 
 
 def latent_build(config: RunConfig, *, autoencoder_path: Path, device: str) -> BuildConfig:
-    """The configuration of `ups-store build` that makes the stores of a run.
-    Raises:
-        ConfigError: If the run's stores hold fields; kind "other_encoder", as `check_own_encoder`.
-    """
+    """The configuration of `ups-store build` that makes the stores of a run."""
     if config.latent.encoder == "none":
         hint = "leave latent.encoder out"
         raise ConfigError("latent.encoder", expected="an encoder", found="none: stores of fields", hint=hint)
@@ -104,9 +98,6 @@ def check_stores_replaceable(config: RunConfig, *, fields: bool, latents: bool) 
     Args:
         fields: Whether it builds stores of fields.
         latents: Whether it builds stores of latents.
-
-    Raises:
-        ConfigError: As `ups_store.build.check_replaceable`.
     """
     for task in config.data.tasks:
         for split in config.data.split:
@@ -132,10 +123,6 @@ def open_latents(
         autoencoder_path: The checkpoint whose latents are wanted.
         allow_unknown_encoder: Whether a store may be used that doesn't say what encoded it, such as one that
             was imported from `.pt` files.
-    Raises:
-        ConfigError: Kinds "no_store", "empty_split", "other_data", "other_encoder", "unknown_encoder".
-        CheckpointError: If the checkpoint is missing or damaged.
-        ups_store.StoreError: If the store can't be read.
     """
     check_configured_encoder(config, autoencoder_path)
     encoder = LatentEncoder.load(autoencoder_path, task=task)
@@ -156,12 +143,7 @@ def open_latents(
 
 
 def open_field_states(config: RunConfig, task: str, split: str) -> Store:
-    """Open the field store of a task and split, for an operator that works on the fields themselves.
-
-    Raises:
-        ConfigError: Kinds "no_store", "empty_split", "other_data".
-        ups_store.StoreError: If the store can't be read.
-    """
+    """Open the field store of a task and split, for an operator that works on the fields themselves."""
     store = _open(config.cache.dir, task, split, holds=FIELDS)
     _check_same_data(store, config.data)
     return store
@@ -274,10 +256,6 @@ def are_reused(manifest: Path) -> bool:
 
     Args:
         manifest: The path that it was given; of several machines each has its own.
-
-    Raises:
-        ups_store.ConfigError: If the variables of `torchrun` contradict each other.
-        OSError: If there is none.
     """
     own = BuildRank.from_environment().own_file(manifest)
     stores = json.loads(own.read_text(encoding="utf-8"))["stores"]

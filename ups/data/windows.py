@@ -483,10 +483,6 @@ def open_trajectories(
         stride: Stored time steps from one frame to the next.
         horizon: Frames to be predicted.
         max_trajectories: As `Trajectories`.
-
-    Raises:
-        ConfigError: As `open_fields` and `Trajectories`.
-        ups_store.StoreError: If the store or the HDF5 files can't be read.
     """
     fields = open_fields(config, task, split, source=source)
     options: dict[str, Any] = {"stride": stride, "horizon": horizon, "max_trajectories": max_trajectories}

@@ -29,9 +29,6 @@ def make_mesh(
     Returns:
         Of one axis with "fsdp2"; with "hsdp" of the groups and the ranks in each; None where every rank has
         all parameters.
-
-    Raises:
-        ConfigError: Kind "shard_size", unless the ranks make whole groups of that size.
     """
     if parallel == "ddp" or ranks.world_size == 1:
         return None

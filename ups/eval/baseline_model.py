@@ -376,12 +376,6 @@ def load_baseline(
 
     Args:
         allow_code: As of `ups.load`.
-
-    Raises:
-        MissingExtraError: If it needs a package that isn't installed.
-        ConfigError: If its specification is of another version.
-        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together;
-            kind "foreign_code".
     """
     tensors, document = load_checkpoint(path, kind=BASELINE, device=device)
     try:

@@ -39,9 +39,6 @@ def corrector_gates(
     Returns:
         Gates "crps", "mean_nrmse", "spread_skill", and "band_low", "band_mid", "band_high" as far as the
         truth has these bands.
-
-    Raises:
-        ConfigError: Kind "few_members".
     """
     _check_members(corrected, what)
     numbers, alone = ensemble_numbers(corrected), ensemble_numbers(operator)

@@ -52,11 +52,7 @@ class FieldNetwork(Recomputing):
 
     @classmethod
     def on_tokens(cls, config: FnoConfig | UnetConfig, states: States) -> OnTokens:
-        """The network on the token grids of states, as `operator.name` calls it.
-
-        Raises:
-            ConfigError: For grids that it isn't made for; kind "several_axes" for tasks of 1D and of 2D.
-        """
+        """The network on the token grids of states, as `operator.name` calls it."""
         grids = list(states.tokens.values())
         if len({len(grid) for grid in grids}) > 1:
             found = " and ".join(" x ".join(map(str, grid)) for grid in grids)

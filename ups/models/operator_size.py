@@ -162,11 +162,7 @@ class UnetConfig(Section):
 
 
 def check_axes(points: tuple[int, ...]) -> None:
-    """Refuse a grid that networks on its points aren't made for.
-
-    Raises:
-        ConfigError: For more than two axes.
-    """
+    """Refuse a grid that networks on its points aren't made for."""
     if len(points) not in _FNO_MODES:
         raise ConfigError("baselines are made for 1D and 2D fields", found=f"{len(points)} axes")
 

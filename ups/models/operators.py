@@ -102,12 +102,7 @@ def dotted_name(name: str, *, allow_code: str | Iterable[str] | None = None) -> 
 
 
 def config_section(name: str, *, allow_code: str | Iterable[str] | None = None) -> type[Section]:
-    """The class of an operator's keys, its own `Config`.
-
-    Raises:
-        ConfigError: As `Registry.find`; kind "not_an_operator".
-        CheckpointError: As `Registry.find`.
-    """
+    """The class of an operator's keys, its own `Config`."""
     cls = operators.find(name, allow_code=allow_code)
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         expected = "a class that derives from torch.nn.Module"
@@ -121,12 +116,7 @@ def config_section(name: str, *, allow_code: str | Iterable[str] | None = None) 
 def read_config(
     name: str, values: Mapping[str, Any], *, allow_code: str | Iterable[str] | None = None
 ) -> Section:
-    """The section of an operator, its class's `Config`, from the values of `operator.config`.
-
-    Raises:
-        ConfigError: As `config_section`; kind "operator_config", for a wrong or an unknown key.
-        CheckpointError: As `config_section`.
-    """
+    """The section of an operator, its class's `Config`, from the values of `operator.config`."""
     from pydantic import ValidationError
 
     section = config_section(name, allow_code=allow_code)

@@ -78,9 +78,6 @@ class AveragedWeights(WeightsCopy):
             averages: By name, as `averages` has them, in whole form.
             num_updates: Updates that made them.
             path: Where they are from, for the error.
-
-        Raises:
-            OtherTensorsError: If names or shapes differ; nothing is changed then.
         """
         check_tensors(averages, self.averages, path=path, problem="its averages aren't those of the weights")
         self.num_updates = num_updates

@@ -27,11 +27,7 @@ _TALKATIVE = ("torchao", "torch.utils._pytree")  # they log, at import, what a u
 
 
 def import_torchao() -> ModuleType:
-    """The package's optimisers; importing them takes a second, so only those who take one do.
-
-    Raises:
-        MissingExtraError: If the package isn't there.
-    """
+    """The package's optimisers; importing them takes a second, so only those who take one do."""
     check_installed("torchao", extra="torchao")
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     before = [logger.level for logger in loggers]

@@ -51,12 +51,7 @@ _FRAMES_OF_ISOMETRY = 256  # of each array of each task, a token of each
 def make_autoencoder_stage(
     config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> AutoencoderStage:
-    """Open the data, measure statistics and basis on the training split, and build the model.
-
-    Raises:
-        ConfigError: If grid, patches and tokens don't go together, or as `measure_bases`.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Open the data, measure statistics and basis on the training split, and build the model."""
     with start.phase("data_opening"):
         train, val = (open_all(config, split) for split in ("train", "val"))
     with start.phase("statistics"):

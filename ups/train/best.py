@@ -106,9 +106,6 @@ class BestWeights:
             step: Optimiser steps that were made.
             is_over: Whether there are no more to make.
             state_path: Where the present weights are from.
-
-        Raises:
-            CheckpointError: Kind "lost_weights", if nothing more is trained.
         """
         problem = self.ranks.first_does(self._problem_of_exported)
         if problem is None:

@@ -91,11 +91,7 @@ class Costs:
 
 
 def measure_costs(stage: Stage, config: RunConfig, *, device: torch.device, ranks: Ranks = ALONE) -> Costs:
-    """Count what the batches of a stage cost; a collective. Its data are to be asked for from scratch then.
-
-    Raises:
-        ConfigError: Kind "budget", for stage joint, whose steps take turns.
-    """
+    """Count what the batches of a stage cost; a collective. Its data are to be asked for from scratch then."""
     check_countable(stage.name)
     autocast = autocast_of(config, stage.name, device)
     whole, priors = stage.curriculum, stage.priors
@@ -180,9 +176,6 @@ def within_budget(
         device: Where it is trained.
         is_continued: Whether a training state that is there is continued from.
         latents: As `StageStart.latents`.
-
-    Raises:
-        ConfigError: As `make_stage` and `measure_costs`.
     """
     settings = config.stage(name)
     if settings.budget is None or settings.steps is not None:

@@ -58,10 +58,6 @@ def check_nothing_refused_later(config: RunConfig, *, report_folder: Path) -> No
 
     Args:
         report_folder: Where the evaluation writes.
-
-    Raises:
-        UpsError: All that is refused, in one error.
-        MissingExtraError: If a package isn't installed that a whole run needs.
     """
     refused = [
         error for _, check in later_checks(config, report_folder=report_folder) for error in tried(check)
@@ -155,13 +151,7 @@ def builds_latents(config: RunConfig) -> bool:
 
 
 def check_encoder(config: RunConfig) -> None:
-    """Refuse a stage joint that can't make the encoder of the run.
-
-    Raises:
-        ConfigError: Kind "same_folder", if stage joint's field stores and the latent stores had one path;
-            "given_encoder", if stage joint would train another one than `latent.checkpoint`; and those of
-            stage joint.
-    """
+    """Refuse a stage joint that can't make the encoder of the run."""
     if config.trains(JOINT):
         check_joint(config)
         _check_no_given_encoder(config)
@@ -178,9 +168,6 @@ def check_steady_task(config: RunConfig, *, found: Collection[str] | None = None
 
     Args:
         found: Tasks whose files say that they are steady; None where these aren't looked at.
-
-    Raises:
-        ConfigError: Kind "no_steady_task".
     """
     steady = [task for task in config.data.tasks if is_steady_task(config, task)] if found is None else found
     if not steady:
@@ -194,12 +181,7 @@ def check_steady_task(config: RunConfig, *, found: Collection[str] | None = None
 
 
 def check_sizes(config: RunConfig) -> None:
-    """Refuse sizes that don't fit the grids of the tasks, and too few samples, before stores are built.
-
-    Raises:
-        ConfigError: As `cut_grid`, `check_has_dev`, and `describe_fields`.
-        ups_store.SourceError: If the sources are missing or can't be read.
-    """
+    """Refuse sizes that don't fit the grids of the tasks, and too few samples, before stores are built."""
     for task in config.data.tasks:
         if has_sizes(config):
             check_grid(config, describe_fields(config.build, task)[0].grid)
@@ -213,11 +195,7 @@ def has_sizes(config: RunConfig) -> bool:
 
 
 def check_grid(config: RunConfig, grid: GridSpec) -> None:
-    """Refuse patches and tokens that don't fit a grid.
-
-    Raises:
-        ConfigError: As `cut_grid`.
-    """
+    """Refuse patches and tokens that don't fit a grid."""
     num_tokens = config.latent.tokens if config.uses_encoder else None
     cut_grid(grid, patch_size=config.encoder.patch_size, num_tokens=num_tokens)
 
@@ -257,12 +235,7 @@ _SHOWN = 12  # digits of a hash
 
 
 def check_corrected_operator(config: RunConfig) -> None:
-    """Refuse an operator that the run doesn't train itself and that isn't there, or isn't for its tasks.
-
-    Raises:
-        CheckpointError: As `read_document`.
-        ConfigError: Kind "other_task".
-    """
+    """Refuse an operator that the run doesn't train itself and that isn't there, or isn't for its tasks."""
     path = config.corrected_operator_path
     if not config.trains_model(OPERATOR_MODEL):
         _check_tasks(
@@ -271,12 +244,7 @@ def check_corrected_operator(config: RunConfig) -> None:
 
 
 def check_teacher(config: RunConfig) -> None:
-    """Refuse a teacher that the run doesn't train itself and that isn't there, or corrects another operator.
-
-    Raises:
-        CheckpointError: As `read_document`.
-        ConfigError: Kinds "other_task", "other_operator".
-    """
+    """Refuse a teacher that the run doesn't train itself and that isn't there, or corrects another operator."""
     path = config.teacher_path
     if config.trains_model(CORRECTOR_MODEL):
         return
@@ -296,11 +264,7 @@ def check_teacher(config: RunConfig) -> None:
 
 
 def check_same_operator(config: RunConfig, of_teacher: str) -> None:
-    """Refuse a teacher of another operator than the run's, where that is there.
-
-    Raises:
-        ConfigError: Kind "other_operator", with both hashes.
-    """
+    """Refuse a teacher of another operator than the run's, where that is there."""
     path = config.corrected_operator_path
     if not path.exists() or (own := hash_tensors(path)) == of_teacher:
         return

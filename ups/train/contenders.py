@@ -304,10 +304,6 @@ def make_variants(
         overrides: `key=value` of both.
         only_optimized: `key=value` of the other one alone.
         stage: Whose steps are compared.
-
-    Raises:
-        ConfigError: Kind "not_comparable" names what differs of data and validation, kind "no_difference" if
-            nothing does; and those of `load_config`.
     """
     first = load_config(baseline, overrides=overrides)
     second = load_config(optimized, overrides=[*overrides, *only_optimized])

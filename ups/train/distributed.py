@@ -134,9 +134,6 @@ def share_out(
 
     Returns:
         Shapes of the whole model; None if it stays whole.
-
-    Raises:
-        ConfigError: As `make_mesh` and `Stage.shard`.
     """
     mesh = make_mesh(training.parallel, ranks, device_type=device.type, shard_size=training.shard_size)
     if mesh is None:
@@ -163,11 +160,7 @@ def without_graphs(mode: str) -> str:
 
 
 def check_num_ranks(training: TrainingConfig, ranks: Ranks) -> None:
-    """Refuse to train with another number of ranks than `training.num_gpus`: batches would be others.
-
-    Raises:
-        ConfigError: Kind "num_gpus", with the command that starts so many.
-    """
+    """Refuse to train with another number of ranks than `training.num_gpus`: batches would be others."""
     if ranks.world_size == 1 and training.parallel != "ddp":
         logger.warning(
             f"training.parallel = {training.parallel} has no effect: one process has all parameters"
@@ -229,11 +222,6 @@ def joined_ranks(
 
     Yields:
         This process's place and its device.
-
-    Raises:
-        ConfigError: If the variables contradict each other, or a rank has no GPU; kind "one_of_several" if a
-            scheduler started several processes without them, which would all train the same.
-        UpsError: Kind "rank_lost", when another rank ended or kept this one waiting for too long.
     """
     ranks = launched_ranks(variables)
     device = ranks.device(device_name)
@@ -285,11 +273,7 @@ def _leave(ranks: Ranks) -> None:
 
 
 def launched_ranks(variables: Mapping[str, str] = os.environ) -> Ranks:
-    """Read which rank this process is, as `torchrun` says it; alone without it.
-
-    Raises:
-        ConfigError: If that makes no sense, or as `check_shared`.
-    """
+    """Read which rank this process is, as `torchrun` says it; alone without it."""
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         check_shared(variables)
         return ALONE

@@ -166,14 +166,7 @@ def sampling_of(config: RunConfig) -> Sampling:
 def make_corrector_stage(
     config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> CorrectorStage:
-    """Load the operator, open or build the stores of its residuals, measure sigma_c, and build the model.
-
-    Raises:
-        CheckpointError: If there is no operator, or it is damaged.
-        ConfigError: Kinds "unknown_encoder", "too_few_trajectories", "lead_times", "other_task", and those of
-            a wrong size.
-        ups_store.StoreError: If the data can't be read, or the stores not be written.
-    """
+    """Load the operator, open or build the stores of its residuals, measure sigma_c, and build the model."""
     path = config.corrected_operator_path
     with start.phase("operator_loaded"):
         with hinting_where_missing(HOW_TO_HAVE_OPERATOR):

@@ -43,9 +43,6 @@ def before_steps(stage: str, state_path: Path, *, restart: bool = False) -> Iter
     Args:
         state_path: Where its state is, if it was trained before.
         restart: Whether it begins from scratch although there is one.
-
-    Raises:
-        InterruptedTrainingError: Kind "interrupted_at_start"; other ranks learn nothing of it.
     """
     try:
         yield

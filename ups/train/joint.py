@@ -79,12 +79,7 @@ class JointBatch(WindowBatch):
 def make_joint_stage(
     config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> JointStage:
-    """Open field stores and validation trajectories, and build the model.
-
-    Raises:
-        ConfigError: Kinds "no_inverse_losses", "no_latents", those of the stores, or of sizes.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Open field stores and validation trajectories, and build the model."""
     check_joint(config)
     with start.phase("data_opening"):
         windows = open_field_windows(config)
@@ -299,8 +294,6 @@ def make_joint_simulator(
 
     Returns:
         The simulator, on the CPU.
-    Raises:
-        ConfigError: As `make_spec`.
     """
     statistics = {name: _latent_statistics(autoencoder, name, some) for name, some in windows.items()}
     spec = make_spec(config, windows, statistics=statistics, autoencoder=autoencoder, autoencoder_sha256=None)

@@ -286,11 +286,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def saying_what_takes_memory(stage: str, settings: StageConfig) -> Iterator[None]:
-    """Inside, an error about memory names the batch.
-
-    Raises:
-        UpsError: Kind "out_of_memory".
-    """
+    """Inside, an error about memory names the batch."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -75,9 +75,6 @@ def open_windows(
         autoencoder_path: The checkpoint whose latents are wanted.
         device: Where states are used.
         start: Called with what is done, also from another thread; asked before a store is replaced.
-    Raises:
-        ConfigError: As `open_latent_windows`, `open_field_states` and `Windows`.
-        ups_store.StoreError: If a store can't be read.
     """
     batch_size = batch_size_of(config.stage(stages.OPERATOR.name))
     if config.operator.state == "latent":
@@ -99,12 +96,7 @@ def open_windows(
 
 
 def open_field_windows(config: RunConfig) -> dict[str, Windows]:
-    """Training windows of the field stores of all tasks.
-
-    Raises:
-        ConfigError: As `open_field_states` and `Windows`.
-        ups_store.StoreError: If a store can't be read.
-    """
+    """Training windows of the field stores of all tasks."""
     training = config.training
     return {
         task: Windows(
@@ -141,13 +133,7 @@ def are_of_known_encoder(source: WindowSource) -> bool:
 def make_operator_stage(
     config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> OperatorStage:
-    """Open stores and validation trajectories, measure the statistics, and build the model.
-
-    Raises:
-        ConfigError: Kinds "inverse_losses_frozen", those of the stores and windows, or of a wrong size.
-        CheckpointError: If there is no autoencoder, or it is damaged.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Open stores and validation trajectories, measure the statistics, and build the model."""
     check_no_inverse_losses(config)
     check_losses(config.training)
     path = config.autoencoder_path
@@ -373,12 +359,7 @@ def encoding_flops(autoencoder: Autoencoder, task: str, array: str) -> int:
 
 
 def load_autoencoder_of(config: RunConfig, path: Path, device: torch.device) -> Autoencoder:
-    """The autoencoder whose latents are a stage's states.
-
-    Raises:
-        CheckpointError: If there is none, or it is damaged.
-        ConfigError: Kinds "other_task", "latent_size".
-    """
+    """The autoencoder whose latents are a stage's states."""
     with hinting_where_missing(HOW_TO_HAVE_ENCODER):
         autoencoder = load_autoencoder(path, device=str(device))
     for task in config.data.tasks:
@@ -405,9 +386,6 @@ def make_spec(
         autoencoder: Encoder and decoder where states are latents.
         autoencoder_sha256: Of its weights; None while they are trained, too.
         is_encoder_known: Whether it made the latents, as `operator_states.are_of_known_encoder` says.
-
-    Raises:
-        ConfigError: If the sizes don't fit the grids.
     """
     known = {
         name: _of_fields(some) if autoencoder is None else autoencoder.spec.tasks[name]
@@ -432,11 +410,7 @@ def make_spec(
 
 
 def operator_document(config: RunConfig) -> dict[str, Any]:
-    """What a specification says of the operator: the sizes of the package's own, or name and configuration.
-
-    Raises:
-        ConfigError: As `operator_size` and `dotted_name`.
-    """
+    """What a specification says of the operator: the sizes of the package's own, or name and configuration."""
     operator = config.operator
     if operator.name == TOKEN_UNET:
         return operator_size(operator).to_json()

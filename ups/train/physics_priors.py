@@ -137,9 +137,6 @@ def make_priors(
     Args:
         spec: Of the simulator that is trained.
         windows: Training windows by task, whose stores know the domains.
-
-    Raises:
-        ConfigError: As `check_priors`; kind "unknown_encoder" where states can't be decoded.
     """
     settings = config.training.physics_priors
     if not settings.weights:
@@ -164,12 +161,7 @@ def make_priors(
 
 
 def check_floors(config: RunConfig, tasks: Collection[str]) -> None:
-    """Say by how much true frames miss the equation of a residual prior, and refuse it where that is much.
-
-    Raises:
-        ConfigError: As `check_residual_floor` and `open_fields`.
-        ups_store.StoreError: If the fields can't be read.
-    """
+    """Say by how much true frames miss the equation of a residual prior, and refuse it where that is much."""
     for task in tasks if "residual" in config.training.physics_priors.weights else ():
         fields = open_fields(config.build, task, "val", source=config.training.field_source)
         floor = residual_floor(config, fields)

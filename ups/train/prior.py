@@ -46,13 +46,7 @@ _AT_ONCE = 64
 def make_prior_stage(
     config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> SteadyPriorStage:
-    """Open the fields of the steady tasks, measure statistics, and build the model.
-
-    Raises:
-        CheckpointError: If states are latents, and there is no autoencoder, or it is damaged.
-        ConfigError: Kinds "no_steady_task", "observed_points", "no_input", and those of a wrong size.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Open the fields of the steady tasks, measure statistics, and build the model."""
     check_steady_task(config)
     settings = config.prior
     with start.phase("data_opening"):

@@ -57,11 +57,6 @@ def run_stage(
         after which the exported weights were, 0 if training didn't make them better, None if there was
         nothing to train; `start_score`, the validation error before the first step, None if that wasn't
         finite; `seconds` and `cpu_seconds` of this call, `data_wait_share` and the metrics `startup/...`.
-
-    Raises:
-        UpsError: Configuration, checkpoint, divergence, interruption, a rank that was lost; kind
-            "run_locked", if another process trains in the folder of checkpoints; "out_of_memory".
-        ups_store.StoreError: The data can't be read.
     """
     start, cpu_start = time.perf_counter(), time.process_time()
     name = present_stage(name)

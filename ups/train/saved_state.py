@@ -125,11 +125,7 @@ def state_path(config: RunConfig, stage: str) -> Path:
 
 
 def check_interrupted(config: RunConfig, stages: Iterable[str]) -> None:
-    """Fail if stages were interrupted that can't go on with this configuration.
-
-    Raises:
-        CheckpointError: As `SavedState.check_config`.
-    """
+    """Fail if stages were interrupted that can't go on with this configuration."""
     for stage in stages:
         if (path := state_path(config, stage)).exists() and not (state := SavedState.read(path)).is_over:
             state.check_config(config, stage=stage)

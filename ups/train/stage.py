@@ -259,11 +259,7 @@ class Stage(ABC):
 
 
 def facts_of(name: str) -> StageFacts:
-    """Give what is known of a stage.
-
-    Raises:
-        ConfigError: Kind "unknown_stage".
-    """
+    """Give what is known of a stage."""
     if name not in STAGES:
         expected, hint = f"one of {', '.join((*STAGES, ALL))}", did_you_mean(name, STAGES)
         raise ConfigError(
@@ -275,12 +271,7 @@ def facts_of(name: str) -> StageFacts:
 def make_stage(
     name: str, config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> Stage:
-    """Make a stage by its name.
-
-    Raises:
-        ConfigError: Kind "unknown_stage".
-        CheckpointError: As `start.check_data`.
-    """
+    """Make a stage by its name."""
     maker = facts_of(name).maker
     if isinstance(maker, str):
         module, _, function = maker.partition(":")
@@ -312,11 +303,7 @@ def forward_of(stage: Stage, config: RunConfig) -> nn.Module:
 
 
 def attention_of(model: nn.Module, config: RunConfig, *, device: torch.device) -> Attention:
-    """What computes the attention of a model: FlexAttention where it was asked for and can be trained.
-
-    Raises:
-        ConfigError: Kind "flex_heads", if its kernel isn't made for so few channels of a head.
-    """
+    """What computes the attention of a model: FlexAttention where it was asked for and can be trained."""
     layers = [module for module in model.modules() if isinstance(module, ShiftedWindowAttention)]
     if config.operator.attention == "sdpa" or not layers:
         return "sdpa"

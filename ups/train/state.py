@@ -52,9 +52,6 @@ def save_state(
         position: Where the run is; JSON values by the names in `POSITION`.
         is_over: Whether nothing is left to train.
         ema_updates: Updates that made the averages.
-
-    Raises:
-        OutputError: The old state is still there.
     """
     assert position.keys() == POSITION
     rng = {"rng.cpu": ranks.gather(torch.get_rng_state())}
@@ -85,11 +82,6 @@ def load_state(
     """Bring everything to where `save_state` left it, and return the position and the stage's own tensors.
 
     A rank that wasn't there when the state was saved keeps its own state of random numbers.
-
-    Raises:
-        CheckpointError: Kinds "too_old", "other_config" and "other_data" with the keys that are missing or
-            differ, or as `load_checkpoint`.
-        OtherTensorsError: As `StateTensors.fill`.
     """
     with hinting_at_restart():
         saved, document = read_tensors(path, form_of=tensors.form_of, ranks=ranks)
@@ -107,11 +99,7 @@ def load_state(
 
 
 def check_batch(path: Path, *, saved: int, now: int, ranks: Ranks) -> None:
-    """Fail unless a run goes on with batches of as many rows, over all ranks.
-
-    Raises:
-        CheckpointError: Kind "other_config", with both numbers.
-    """
+    """Fail unless a run goes on with batches of as many rows, over all ranks."""
     if saved != now:
         check_same(
             path,
@@ -122,11 +110,7 @@ def check_batch(path: Path, *, saved: int, now: int, ranks: Ranks) -> None:
 
 
 def check_shared(path: Path, *, step: int, ranks: Ranks) -> None:
-    """Fail unless all ranks found the same state; a collective.
-
-    Raises:
-        CheckpointError: Kind "not_shared".
-    """
+    """Fail unless all ranks found the same state; a collective."""
     if len(set(ranks.gather(torch.tensor(step)).tolist())) > 1:
         hint = "put checkpoint.dir where every machine sees it"
         raise CheckpointError("not all ranks see it", kind="not_shared", path=path, hint=hint)
@@ -271,9 +255,6 @@ def read_tensors(
 
     Returns:
         Tensors by name, and the document.
-
-    Raises:
-        CheckpointError: As `load_checkpoint`, about the file or one of the shards.
     """
     tensors, document = load_checkpoint(path, kind=TRAINING)
     form = document.get(FORM)

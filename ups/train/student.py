@@ -98,13 +98,7 @@ class Lesson:
 def make_student_stage(
     config: RunConfig, *, device: torch.device, start: StageStart = QUIET_START
 ) -> StudentStage:
-    """Load the teacher, open or build the stores of residuals and pairs, and build the student.
-
-    Raises:
-        CheckpointError: If there is no teacher, or it is damaged.
-        ConfigError: As `make_corrector_stage`; kind "other_operator", if it corrects another one.
-        ups_store.StoreError: If the data can't be read, or the stores not be written.
-    """
+    """Load the teacher, open or build the stores of residuals and pairs, and build the student."""
     training, path, method = (
         config.training,
         config.teacher_path,

@@ -170,12 +170,7 @@ def switches_on(config: RunConfig, stage: str, *, num_ranks: int) -> list[str]:
 
 
 def check_switches(config: RunConfig, stage: str, *, device: torch.device | str, num_ranks: int) -> None:
-    """Refuse what doesn't combine, or isn't there for a switch, before the stage is made; needs no torch.
-
-    Raises:
-        ConfigError: Kinds "switches" and "needs_gpu"; "optimizer" for one that isn't AdamW and is to be on
-            the CPU.
-    """
+    """Refuse what doesn't combine, or isn't there for a switch, before the stage is made; needs no torch."""
     settings = config.stage(stage)
     on = switches_on(config, stage, num_ranks=num_ranks)
     for first, second in combinations(on, 2):

@@ -82,12 +82,7 @@ class Space:
 
 
 def space_of(stage: str, config: RunConfig) -> Space:
-    """What is searched for a stage, as far as the grids of its tasks have room for it.
-
-    Raises:
-        ConfigError: Kind "unknown_stage", for a stage that isn't searched.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """What is searched for a stage, as far as the grids of its tasks have room for it."""
     searched = (OPERATOR.name, *BASELINES)
     if stage not in searched:
         expected = " or ".join(searched)
@@ -135,11 +130,7 @@ def _has_room(config: RunConfig, kind: str, size: Mapping[str, int], grids: Sequ
 
 
 def import_optuna() -> Any:
-    """The module.
-
-    Raises:
-        MissingExtraError: If it isn't installed.
-    """
+    """The module."""
     with needs("tune"):
         return import_module("optuna")
 

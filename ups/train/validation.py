@@ -104,12 +104,7 @@ def scored(errors: Mapping[str, float], name: str = "nrmse") -> dict[str, float]
 
 
 def open_validation(config: RunConfig) -> RolloutValidation:
-    """Open the validation trajectories of all tasks.
-
-    Raises:
-        ConfigError: As `open_trajectories`, such as for a split without samples.
-        ups_store.StoreError: If the data can't be read.
-    """
+    """Open the validation trajectories of all tasks."""
     trajectories = {
         task: open_trajectories(
             config.build,
@@ -124,12 +119,7 @@ def open_validation(config: RunConfig) -> RolloutValidation:
 
 
 def open_latent_validation(config: RunConfig) -> RolloutValidation:
-    """Open the validation trajectories of all tasks as latents, which need be no fields' that are at hand.
-
-    Raises:
-        ConfigError: As `open_latent_trajectories`, such as for a split without a store.
-        ups_store.StoreError: If a store can't be read.
-    """
+    """Open the validation trajectories of all tasks as latents, which need be no fields' that are at hand."""
     stride = config.training.stride
     trajectories = {
         task: open_latent_trajectories(config, task, "val", stride=stride, horizon=None)

@@ -114,9 +114,6 @@ def load_checkpoint(
 
     Returns:
         New tensors on the device by name, and the document.
-
-    Raises:
-        CheckpointError: Kinds "missing", "truncated", "damaged", "not_a_checkpoint", "other_kind", "too_new".
     """
     ours = _read_ours(path, kind=kind)
     from safetensors import SafetensorError

@@ -327,10 +327,6 @@ def load_corrected(
     Args:
         kind: "corrector" or "student".
         allow_code: As of `ups.load`.
-
-    Raises:
-        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together;
-            kind "other_operator", if the operator in it isn't the one that it was trained for.
     """
     tensors, document = load_checkpoint(path, kind=kind, device=device)
     spec, corrector = parse_specs(document, path)

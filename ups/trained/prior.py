@@ -296,11 +296,7 @@ def save_prior(path: str | os.PathLike[str], model: SteadyPrior, **training: Unp
 
 
 def load_prior(path: str | os.PathLike[str], *, device: str = "cpu") -> SteadyPrior:
-    """Read a prior, in evaluation mode; the one file is enough.
-
-    Raises:
-        CheckpointError: As `load_checkpoint`; kind "no_spec" or "other_weights" if it doesn't hold together.
-    """
+    """Read a prior, in evaluation mode; the one file is enough."""
     tensors, document = load_checkpoint(path, kind=PRIOR, device=device)
     spec, prior = parse_joined_specs(document, path, name=PRIOR, parse=PriorSpec.from_json)
     inner = spec_of_autoencoder(document, path)

@@ -49,11 +49,7 @@ class RolloutStart:
 
 
 def check_steps(steps: object, task: SimulatedTask) -> int:
-    """The steps of a rollout as a number.
-
-    Raises:
-        ConfigError: Kind "steps", unless they are at least 1, and of a steady task just that.
-    """
+    """The steps of a rollout as a number."""
     number = whole_number(steps, "steps of the rollout", kind="steps")
     if task.steady and number != 1:
         expected = "1 of a steady task"
@@ -84,10 +80,6 @@ def frames_of(
         fields: Physical units.
         device: Where they go.
         any_points: Whether another number of points will do, at least two along each axis.
-
-    Raises:
-        ShapeError: If they aren't numbers on the task's grid.
-        ConfigError: Kind "not_finite".
     """
     values = _numbers(fields, task.input_array, device=device)
     points = task.grid.points
@@ -116,10 +108,6 @@ def parse_parameters(
     """Parameters in the order of the models, NaN where a task has none of the name, shape (B, P).
 
     A parameter that had one value in all of training needs no mention.
-
-    Raises:
-        ConfigError: Kinds "unknown_parameter", "missing_parameter", "not_finite".
-        ShapeError: If a parameter isn't one number, nor one for each of `num` samples.
     """
     if unknown := given.keys() - task.parameters.keys():
         expected = " and ".join(task.parameters) or "none"
@@ -168,11 +156,7 @@ def outside_training(
 def check_within_training(
     task: SimulatedTask, parameters: Mapping[str, Numbers] | None, dt: Numbers | None, *, extrapolate: bool
 ) -> None:
-    """Refuse parameters and time steps that training knew nothing like, unless they are asked for.
-
-    Raises:
-        ConfigError: Kind "outside_training".
-    """
+    """Refuse parameters and time steps that training knew nothing like, unless they are asked for."""
     outside = [] if extrapolate else outside_training(task, parameters or {}, dt)
     if outside:
         raise ConfigError(
@@ -200,9 +184,6 @@ def check_room(
         device: Where they are held.
         points: Of the predicted frames; by default the task's.
         members: Of an ensemble of each sample; None of a single forecast.
-
-    Raises:
-        ConfigError: Kind "no_memory".
     """
     values = math.prod(points or task.grid.points) * dict(task.grid.channels)[FIELDS]
     needed = 2 * _FLOAT32_BYTES * num * (members or 1) * steps * values
@@ -228,12 +209,7 @@ def _shown_size(num: int, members: int | None, steps: int) -> str:
 
 
 def step_times(dt: Numbers, *, num: int, steps: int, device: torch.device) -> Tensor:
-    """Physical time of every step, shape (B, K), from a number, (B,) or (B, K).
-
-    Raises:
-        ShapeError: For another shape.
-        ConfigError: Kind "time_step", unless all are positive.
-    """
+    """Physical time of every step, shape (B, K), from a number, (B,) or (B, K)."""
     times = _numbers(dt, "dt", device=device)
     shaped = times[:, None] if times.ndim == 1 else times
     if tuple(shaped.shape) not in ((), (num, 1), (num, steps)):

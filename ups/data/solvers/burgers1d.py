@@ -111,9 +111,6 @@ def solve_between_walls(
 
     Returns:
         Trajectories with `fields` (N, T, X).
-
-    Raises:
-        ConfigError: As `solve`.
     """
     num_points = initial_NX.shape[1]
     whole = solve(
@@ -138,9 +135,6 @@ def solve_kicked(initial_NX: Array, kicks_NTX: Array, *, nu: float, t: Array) ->
 
     Returns:
         Trajectories with `fields` (N, T, X): states before their kick.
-
-    Raises:
-        ConfigError: As `solve`.
     """
     fields_NTX = np.empty((len(initial_NX), len(t), initial_NX.shape[1]))
     fields_NTX[:, 0] = initial_NX

@@ -109,10 +109,6 @@ def make_datasets(
 
     Returns:
         Paths in the order of the values.
-
-    Raises:
-        ConfigError: As `make_dataset`, before anything is solved where values are wrong; kind "same_file", if
-            two files would have the same name.
     """
     values = [value if isinstance(value, Sequence) else (value,) for value in settings.values()]
     combinations: list[dict[str, Any]] = [
@@ -142,11 +138,7 @@ def _file_name(problem: Problem, task_name: str, split: str | None) -> str:
 
 
 def make_problem(task_name: str, **settings: float) -> Problem:
-    """Build the problem of a task.
-
-    Raises:
-        ConfigError: Unknown task, setting that the problem doesn't have, or value out of range.
-    """
+    """Build the problem of a task."""
     if task_name not in SOLVERS:
         raise ConfigError(
             "unknown task",

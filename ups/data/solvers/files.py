@@ -119,9 +119,6 @@ def write_groups(
         settings: Stored with the sample number as YAML text in the attribute `config` of every group.
         name: Of the generator, stored there too.
         compression: h5py's filter; None for contiguous data.
-
-    Raises:
-        ConfigError: For more samples than four digits can name.
     """
     if num_samples > _MAX_GROUPS:
         expected = f"at most {_MAX_GROUPS}, as group names have four digits"
