@@ -89,7 +89,7 @@ def origin_of_given(path: Path, *, role: str) -> Origin:
 
 
 def digest_of_source(path: Path, kind: str, readers: Readers | None = None) -> str:
-    """blake3 of a source file: of all bytes ("full"), or of its size, structure and some blocks ("sampled")."""
+    """Hash a source file by blake3: all bytes ("full"), or size, structure and some blocks ("sampled")."""
     digests = DigestCache(path.parent, rehash=True, save=False, readers=readers)
     return digests.digest(path, "full" if kind == FULL else "sampled", lambda nbytes: None)
 

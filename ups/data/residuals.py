@@ -84,7 +84,7 @@ class CachedStore:
 
 
 def held_out(config: RunConfig, task: str) -> dict[HeldOutPart, Trajectories]:
-    """The validation trajectories of a task: those for training on their residuals, and those for measuring."""
+    """Divide the validation trajectories of a task: for training on their residuals, and for measuring."""
     fields = open_fields(config.build, task, "val", source=config.training.field_source)
     num, share = len(fields.num_steps), config.diffusion.residual_share
     check_enough(num, share, task=task, origin=fields.origin)

@@ -91,7 +91,7 @@ class Costs:
 
 
 def measure_costs(stage: Stage, config: RunConfig, *, device: torch.device, ranks: Ranks = ALONE) -> Costs:
-    """Count what the batches of a stage cost; a collective. Its data are to be asked for from scratch then."""
+    """Count what the batches of a stage cost; a collective. Its data have to be asked for anew then."""
     check_countable(stage.name)
     autocast = autocast_of(config, stage.name, device)
     whole, priors = stage.curriculum, stage.priors

@@ -244,7 +244,7 @@ def check_corrected_operator(config: RunConfig) -> None:
 
 
 def check_teacher(config: RunConfig) -> None:
-    """Refuse a teacher that the run doesn't train itself and that isn't there, or corrects another operator."""
+    """Refuse a teacher that isn't there and that the run doesn't train, or that corrects another operator."""
     path = config.teacher_path
     if config.trains_model(CORRECTOR_MODEL):
         return

@@ -410,7 +410,7 @@ def make_spec(
 
 
 def operator_document(config: RunConfig) -> dict[str, Any]:
-    """What a specification says of the operator: the sizes of the package's own, or name and configuration."""
+    """What a specification says of the operator: sizes of the package's own, or name and configuration."""
     operator = config.operator
     if operator.name == TOKEN_UNET:
         return operator_size(operator).to_json()
