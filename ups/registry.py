@@ -81,9 +81,15 @@ class Registry(Generic[Thing]):
             if os.getcwd() not in sys.path:  # as `python -m` has it; what is installed goes first
                 sys.path.append(os.getcwd())
         try:
-            return reduce(getattr, attribute.split("."), import_module(module))
-        except (ImportError, AttributeError) as error:
+            found = import_module(module)
+        except ImportError as error:
             hint = "install it, or run the command in the folder that it lies in"
+            raise ConfigError(f"{self.key} = {name}: {error}", kind="no_code", hint=hint) from error
+        try:
+            return reduce(getattr, attribute.split("."), found)
+        except AttributeError as error:
+            names = [key for key, value in vars(found).items() if callable(value) and key[0] != "_"]
+            hint = did_you_mean(attribute, names) or f"it has {', '.join(names) or 'nothing'}"
             raise ConfigError(f"{self.key} = {name}: {error}", kind="no_code", hint=hint) from error
 
 

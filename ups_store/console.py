@@ -41,6 +41,7 @@ _HINTS = {  # what to do about errors of the system
     errno.ENAMETOOLONG: "; choose a shorter name",
 }
 
+_STDLIB = os.path.dirname(os.__file__)
 _UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
 
 
@@ -286,7 +287,21 @@ def message_of(error: BaseException) -> str:
         return f"{where}{(error.strerror or str(error)).lower()}{hint}"
     if isinstance(error, MemoryError):
         return "out of memory"
+    if where := _place_in_code_of_others(error):
+        return f"{where}: {type(error).__name__}: {one_line(str(error))}; -vv shows the traceback"
     return f"unexpected {type(error).__name__}: {error}; run it with -vv and report what it prints"
+
+
+def _place_in_code_of_others(error: BaseException) -> str:
+    """Find the innermost frame that is of no package: code of the user's own that one of ours called."""
+    place, is_inside = "", False
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package in ("ups", "ups_store"):
+            place, is_inside = "", True
+        elif is_inside and not path.startswith(("<", _STDLIB)) and "-packages" not in path:
+            place = f"{one_line(path)}:{line}, in {frame.f_code.co_name}"
+    return place
 
 
 @contextlib.contextmanager

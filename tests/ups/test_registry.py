@@ -50,6 +50,12 @@ def test_an_unknown_name_lists_what_is_known_and_how_to_name_ones_own(things: Re
     assert caught.value.kind == "no_code"
 
 
+def test_a_name_that_a_module_lacks_has_the_nearest_beside_it(things: Registry[Any], mine: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean A") as caught:
+        things.find(f"{mine}:AA")
+    assert caught.value.kind == "no_code"
+
+
 def test_code_that_a_file_names_is_imported_if_allowed_only(
     things: Registry[Any], mine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

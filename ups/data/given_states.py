@@ -116,7 +116,8 @@ def read_given(
     if where.array not in arrays:
         found = ", ".join(sorted(arrays))
         problem = f"there is no {where.array!r} to start from"
-        raise ConfigError(problem, kind="no_array", path=path, expected=where.array, found=found)
+        hint = "take the store of fields that a build or a training made of it, in cache.dir"
+        raise ConfigError(problem, kind="no_array", path=path, expected=where.array, found=found, hint=hint)
     states, is_steady = arrays[where.array], where.array != FIELDS
     if len(states) == 0:
         raise ConfigError("there are no samples", kind="empty_split", path=path)

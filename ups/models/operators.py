@@ -16,6 +16,7 @@ channels of a token, P parameters.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -157,8 +158,15 @@ class NamedOperator(Recomputing):
         allow_code: str | Iterable[str] | None = None,
     ) -> None:
         super().__init__()
+        self._name = name
         section, cls = read_config(name, config, allow_code=allow_code), operators.find(name, allow_code=())
-        self.network: nn.Module = getattr(cls, "on_tokens", cls)(section, states)
+        make = getattr(cls, "on_tokens", cls)
+        try:
+            inspect.signature(make).bind(section, states)
+        except TypeError as error:
+            problem = f"operator {name}: __init__ doesn't take what operators are made of: {error}"
+            raise ConfigError(problem, kind="not_an_operator", expected="(config, states)") from error
+        self.network: nn.Module = make(section, states)
         # One without parts that are computed once more is computed once more as a whole.
         self._is_whole = not any(isinstance(part, Recomputing) for part in self.network.modules())
         low, high = torch.tensor(list(states.ranges.values()), dtype=torch.float32).reshape(-1, 2).T
@@ -189,6 +197,10 @@ class NamedOperator(Recomputing):
     def advance(self, state_BLD: Tensor, step: Step, geometry: TokenGeometry) -> Tensor:
         """The state a step later, or the solution; same shape, a new tensor."""
         computed = self._recomputed(state_BLD, step) if self._is_whole else self.network(state_BLD, step)
+        if computed.shape != state_BLD.shape:  # else it might be broadcast
+            problem = f"operator {self._name}: a step has another shape than the state"
+            expected, found = f"{tuple(state_BLD.shape)} (rows, tokens, dim)", str(tuple(computed.shape))
+            raise ConfigError(problem, kind="operator_shape", expected=expected, found=found)
         return computed if step.steady else state_BLD + computed
 
     @recomputed

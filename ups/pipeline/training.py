@@ -98,7 +98,7 @@ def run_all(
         if ranks.is_first:
             stack.enter_context(locked(checkpoints / TRAINING_LOCK, is_nested=True))
         if not restart:
-            check_interrupted(config, config.trained_stages)
+            check_interrupted(config, config.trained_stages, num_ranks=ranks.world_size)
         file = [] if config_path is None else ["--config", str(config_path)]
         run = Run(config, config, config, checkpoints, words=(*file, *overrides), is_first=ranks.is_first)
         executor = TrainingHere(run, restart=restart, began=began)

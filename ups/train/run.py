@@ -141,6 +141,8 @@ def _make_latents(name: str, config: RunConfig, state: SavedState | None) -> dic
         ranks = launched_ranks()
         check_num_ranks(config.training, ranks)
         check_switches(config, name, device=ranks.device(device), num_ranks=ranks.world_size)
+    if state is not None:
+        state.check_batch(config, stage=name, num_ranks=ranks.world_size)
     with locked(config.checkpoint.dir / TRAINING_LOCK, is_nested=True) if ranks.is_first else nullcontext():
         return make_latents(
             config,

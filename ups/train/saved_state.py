@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import RunConfig, StageConfig
-from ups.config.legacy import of_document, stage_file
+from ups.config.legacy import of_document, present_stage, stage_file
 from ups.config.stage_keys import flat_keys, stage_keys
 from ups.config.training import LawsConfig
 from ups.errors import CheckpointError, ConfigError
@@ -76,6 +76,12 @@ class SavedState:
         length = _length_keys(stage)
         check_same(self.path, "configuration", [text for text in differing if not text.startswith(length)])
 
+    def check_batch(self, config: RunConfig, *, stage: str, num_ranks: int) -> None:
+        """Fail unless the configuration makes batches of as many rows; before stores are built for it."""
+        settings = config.stage(stage)
+        rows = settings.global_batch_size or (settings.batch_size or 0) * num_ranks
+        check_batch(self.path, self.document["position"], rows=rows, num_ranks=num_ranks)
+
     def changes(self, config: RunConfig, *, stage: str) -> Iterator[str]:
         """Say what may differ from the state and yet changes what is still to be trained."""
         saved = of_document(self.document["config"])
@@ -124,11 +130,31 @@ def state_path(config: RunConfig, stage: str) -> Path:
     return stage_file(config.checkpoint.dir / f"{stage}.training.safetensors")
 
 
-def check_interrupted(config: RunConfig, stages: Iterable[str]) -> None:
+def check_interrupted(config: RunConfig, stages: Iterable[str], *, num_ranks: int) -> None:
     """Fail if stages were interrupted that can't go on with this configuration."""
     for stage in stages:
         if (path := state_path(config, stage)).exists() and not (state := SavedState.read(path)).is_over:
             state.check_config(config, stage=stage)
+            state.check_batch(config, stage=stage, num_ranks=num_ranks)
+
+
+def check_batch(path: Path, position: Mapping[str, Any], *, rows: int, num_ranks: int) -> None:
+    """Fail unless a run goes on with batches of as many rows, over all ranks."""
+    if (saved := position["global_batch_size"]) != rows:
+        of_ranks = "" if num_ranks == 1 else f" on {num_ranks} ranks"
+        kept = f"training.batch_size={saved}"
+        if num_ranks > 1:
+            kept = f"training.global_batch_size={saved}, on any number of ranks that divides it,"
+        check_same(
+            path,
+            "configuration",
+            [f"a batch over all ranks had {saved} rows and has {rows}{of_ranks}"],
+            hint=f"{kept} keeps it; or use another checkpoint.dir, or begin again: {_anew(path)}",
+        )
+
+
+def _anew(path: Path) -> str:
+    return f"ups train --stage {present_stage(path.name.partition('.')[0])} --restart"
 
 
 @contextmanager
@@ -185,12 +211,11 @@ def check_same(
     if differing:
         shown = "; ".join(differing[:_MOST_SHOWN])
         more = f" and {len(differing) - _MOST_SHOWN} more" if len(differing) > _MOST_SHOWN else ""
-        anew = f"ups train --stage {path.name.partition('.')[0]} --restart"
         error = CheckpointError(
             f"the training state is of another {what}: {shown}{more}",
             kind="other_config" if what == "configuration" else "other_data",
             path=path,
-            hint=hint or f"go back to it, use another checkpoint.dir, or begin again: {anew}",
+            hint=hint or f"go back to it, use another checkpoint.dir, or begin again: {_anew(path)}",
         )
         error.exit_code = ConfigError.exit_code  # as for a store that is of something else
         raise error

@@ -26,7 +26,7 @@ from ups.distributed.ranks import ALONE, Ranks
 from ups.distributed.sharding import Shard, load_shards, own_shards, shared_out
 from ups.errors import CheckpointError, OutputError
 from ups.optim import AveragedWeights
-from ups.train.saved_state import NAMED_BY, POSITION, TRAINING, SavedState, check_same, hinting_at_restart
+from ups.train.saved_state import NAMED_BY, POSITION, TRAINING, SavedState, hinting_at_restart
 from ups.trained.checkpoint import check_tensors, load_checkpoint, save_checkpoint
 
 
@@ -96,17 +96,6 @@ def load_state(
         if torch.cuda.is_available() and "rng.cuda" in saved:
             torch.cuda.set_rng_state(saved["rng.cuda"][ranks.rank].clone())
     return dict(document["position"]), own
-
-
-def check_batch(path: Path, *, saved: int, now: int, ranks: Ranks) -> None:
-    """Fail unless a run goes on with batches of as many rows, over all ranks."""
-    if saved != now:
-        check_same(
-            path,
-            "configuration",
-            [f"a batch over all ranks had {saved} rows and has {now} on {ranks.world_size} ranks"],
-            hint=f"training.global_batch_size={saved} keeps it, on any number of ranks that divides it",
-        )
 
 
 def check_shared(path: Path, *, step: int, ranks: Ranks) -> None:

@@ -27,13 +27,12 @@ from ups.train.interrupt import SAME_COMMAND, StallWatch, StopRequest, stop_on_s
 from ups.train.log import RunLog
 from ups.train.meter import LossMeter, PeakMemory, StartupClock, StepClock, Work, diverged, memory_of
 from ups.train.profile import StepProfile
-from ups.train.saved_state import SavedState, check_same, state_path
+from ups.train.saved_state import SavedState, check_batch, check_same, state_path
 from ups.train.schedules import Schedule
 from ups.train.stage import Stage, forward_of
 from ups.train.state import (
     StateFiles,
     StateTensors,
-    check_batch,
     check_shared,
     load_state,
     remove_state,
@@ -424,7 +423,7 @@ class Trainer:
             ranks=self.ranks,
         )
         rows = self.stage.loader.order.global_batch_size
-        check_batch(self.state_path, saved=position["global_batch_size"], now=rows, ranks=self.ranks)
+        check_batch(self.state_path, position, rows=rows, num_ranks=self.ranks.world_size)
         self.step, self.wandb_id = position["step"], position["wandb_id"]
         if self.step > self.total_steps:
             length = f"{self.step} steps were made, and it would end after {self.total_steps}"

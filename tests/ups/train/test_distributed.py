@@ -22,7 +22,7 @@ from ups.data.batches import TaskBatch
 from ups.distributed.ranks import Ranks
 from ups.errors import CheckpointError, ConfigError
 from ups.train.distributed import joined_ranks
-from ups.train.state import check_batch
+from ups.train.saved_state import check_batch
 from ups.train.trainer import Trainer
 from ups.trained.checkpoint import load_checkpoint
 from ups_store.errors import ConfigError as StoreConfigError
@@ -200,9 +200,9 @@ def test_random_numbers_of_the_rows_are_those_of_the_batch() -> None:
 
 def test_state_of_another_batch_over_all_ranks_is_refused_with_both_numbers(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    check_batch(path, saved=16, now=16, ranks=Ranks())
+    check_batch(path, {"global_batch_size": 16}, rows=16, num_ranks=1)
     with pytest.raises(CheckpointError, match="had 16 rows and has 8 on 2 ranks") as caught:
-        check_batch(path, saved=16, now=8, ranks=Ranks(world_size=2))
+        check_batch(path, {"global_batch_size": 16}, rows=8, num_ranks=2)
     assert caught.value.kind == "other_config"
     assert "training.global_batch_size=16" in str(caught.value.hint)
 

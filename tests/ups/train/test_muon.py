@@ -371,7 +371,7 @@ def test_pytorch_without_muon_is_refused_naming_the_stage(monkeypatch: pytest.Mo
 
 
 def test_names_of_earlier_configurations_are_taken() -> None:
-    keys = {"name": "muon_hybrid", "muon_momentum": 0.9, "muon_ns_steps": 4, "muon_backend": "auto"}
+    keys = {"name": "muon_hybrid", "muon_momentum": 0.9, "muon_ns_steps": 4}
     optimizer = make(make_operator(), OptimizerConfig.model_validate({**keys, "lr": 0.01}))
     assert isinstance(optimizer, MuonHybrid)
     group = next(group for group in optimizer.param_groups if "num_matrices" in group)

@@ -27,6 +27,7 @@ from ups.pipeline.memory_estimate import estimate_stages
 from ups.train.compare import compare_run
 from ups.train.run import run_stage
 from ups.trained.checkpoint import read_document
+from ups_store.console import message_of
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "own-operator.md").read_text()
 # It has a buffer, no blocks, and a parameter that the first steps of a training don't use.
@@ -267,6 +268,36 @@ def test_runs_lineage_and_predictions_take_it(run: Path, monkeypatch: pytest.Mon
     assert "mylab" not in sys.modules  # a file doesn't decide which code runs
     run_verb([*predict, "--allow-code", "mylab.hard"])
     assert run_verb(["lineage", "made.zarr.zip"]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Wide", r"operator mylab.wrong:Wide: .*expected \(8, 8, 4\) .*, found \(8, 1, 4\)"),
+        ("Plain", r"operator mylab.wrong:Plain: __init__ .*: expected \(config, states\)"),
+        ("Fails", r"wrong.py:14, in forward: AttributeError: .*'nope'"),
+    ],
+)
+def test_what_is_wrong_with_an_operator_is_said_of_it(run: Path, name: str, says: str) -> None:
+    Path("mylab/wrong.py").write_text(
+        "from torch import nn\n"
+        "class Plain(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "class Wide(nn.Module):\n"  # would be broadcast
+        "    def __init__(self, config, states):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(states.dim, states.dim)\n"
+        "    def forward(self, state, step):\n"
+        "        return self.layer(state[:, :1])\n"
+        "class Fails(Wide):\n"
+        "\n"
+        "    def forward(self, state, step):\n"
+        "        return self.nope(state)\n"
+    )
+    with pytest.raises((ConfigError, AttributeError)) as caught:
+        train(run, f"operator.name=mylab.wrong:{name}")
+    assert re.search(says, message_of(caught.value))
 
 
 def test_its_memory_is_counted_without_computing(run: Path) -> None:

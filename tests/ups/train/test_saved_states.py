@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -202,7 +203,8 @@ def test_build_that_fails_after_a_restart_does_not_say_that_the_same_command_con
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ups.pipeline.nodes._BUILD", ("-c", "raise SystemExit(3)"))
+    fails = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr("ups.pipeline.nodes._command", lambda *args, **options: fails)
     config = short(folder, "stages.autoencoder.epochs=0")
     with pytest.raises(UpsError, match="exit code 3; fix what its own message above says; the") as caught:
         run_all(config, config_path=None, overrides=[])
