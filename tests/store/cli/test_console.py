@@ -25,6 +25,7 @@ from ups_store.console import (
     format_nbytes,
     interruptible,
     log,
+    message_of,
     print_json,
     run,
 )
@@ -74,9 +75,14 @@ ENDS = [
         "/a: too many open files; raise the limit with `ulimit -n`",
     ),
     (MemoryError(), 1, "out of memory"),
-    (KeyError("u"), 1, "unexpected KeyError: 'u'; run it with -vv and report what it prints"),
     (typer.BadParameter("bad"), 2, "Invalid value: bad"),
 ]
+
+
+def test_unexpected_errors_are_to_be_reported_and_those_of_others_code_name_its_line(capsys: Capture) -> None:
+    assert message_of(KeyError("u")) == "unexpected KeyError: 'u'; run it with -vv and report what it prints"
+    assert code_of(raising(KeyError("u"))) == 1
+    assert "test_console.py:44, in main: KeyError: 'u'; -vv shows the traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("error", "code", "message"), ENDS, ids=lambda value: type(value).__name__)

@@ -81,11 +81,20 @@ def test_state_of_other_data_is_refused_before_stores_are_replaced(folder: Path)
     assert content(folder / "latents") != stores
 
 
-def test_state_of_another_configuration_is_refused_before_anything_is_opened(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("seed=1", r"seed was 0 and is 1"),
+        ("training.batch_size=3", r"had \d+ rows and has 3; training.batch_size=\d+ keeps it"),
+    ],
+)
+def test_state_of_another_configuration_is_refused_before_anything_is_opened(
+    folder: Path, override: str, says: str
+) -> None:
     train(short(folder))
     checkpoint(folder).unlink()
-    with pytest.raises(CheckpointError, match=r"seed was 0 and is 1") as caught:
-        train(short(folder, "seed=1"))
+    with pytest.raises(CheckpointError, match=says) as caught:
+        train(short(folder, override))
     assert (caught.value.kind, caught.value.exit_code) == ("other_config", 2)
 
 
