@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, content in made.items():
         files.append(File.generated(config, uri, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, /, **about: Any) -> str:
+    """Lead links to what a clone has to the pages that the site has instead."""
+    markdown = re.sub(r"(\]\(notebooks/\w+)\.py\)", r"\1.md)", markdown)
+    for uri, name in docs_reference.MOVED_PAGES.items():
+        markdown = markdown.replace(f"](../{name})", f"]({uri})")
+    return markdown
 
 
 def _at_the_top(name: str) -> str:

@@ -16,7 +16,7 @@ from remote_stores import object_server
 from small_stores import build
 
 import ups_store
-from tools.docs_reference import MOVED_PAGES, reference_pages
+from tools.docs_reference import reference_pages
 
 ROOT = Path(__file__).parents[2]
 NUM_SAMPLES, NUM_STEPS, NUM_POINTS = 3, 5, 8
@@ -154,10 +154,8 @@ def test_quickstart_begins_with_the_example_of_the_readme() -> None:
 
 
 def is_generated(page: Path) -> bool:
-    """Whether the site has the page although no file is there: made from code, or of a notebook."""
-    uri = os.path.relpath(page, ROOT / "docs")
-    is_notebook = uri.startswith("notebooks/") and page.with_suffix(".py").exists()
-    return is_notebook or uri in reference_pages() or uri in MOVED_PAGES
+    """Whether the site has the page, made from code, although a clone has no such file."""
+    return os.path.relpath(page, ROOT / "docs") in reference_pages()
 
 
 def headings(page: Path) -> set[str]:

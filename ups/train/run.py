@@ -102,6 +102,7 @@ def run_stage(
         if is_continued:
             state = SavedState.read(saved)
             state.check_config(config, stage=name)
+            state.check_batch(config, stage=name, num_ranks=ranks.world_size)
             for text in state.changes(config, stage=name) if ranks.is_first else ():
                 logger.info(text)
             expected = StageStart(state.check_data, clock.phase, latents)
