@@ -33,8 +33,8 @@ from ups_store.system import files
 
 @pytest.fixture
 def stride(request: pytest.FixtureRequest) -> int:
-    """Every point of power loss with --run-slow, every 31st without."""
-    return 1 if request.config.getoption("--run-slow") else 31
+    """Every point of power loss with --run-slow, every 16th without."""
+    return 1 if request.config.getoption("--run-slow") else 16
 
 
 @pytest.mark.timeout(900)

@@ -128,44 +128,44 @@ def noting(path: Path, disk_type: Callable[..., Disk]) -> object:
 
 TAKING_BACK = builds(lambda run: run.to_the_end(), before=damaged_build)
 NEEDED: dict[Place, Check] = {
-    ("write/commit.py", "commit_samples", 1): builds(in_three_batches),
-    ("write/commit.py", "write_records", 1): builds(in_three_batches),
-    ("write/commit.py", "take_back", 1): TAKING_BACK,
-    ("write/commit.py", "finish", 2): builds(in_three_batches),
-    ("write/commit.py", "finish", 3): builds(in_three_batches),
-    ("write/commit.py", "publish", 2): builds(in_three_batches),
-    ("write/create.py", "create_building", 1): builds(in_three_batches),
-    ("write/create.py", "create_building", 3): builds(in_three_batches),
-    ("write/create.py", "_resume", 1): builds(killed_before_a_record_was_durable),
-    ("write/create.py", "_resume", 2): builds(killed_before_the_name_was_durable),
-    ("write/create.py", "join", 1): builds(joined_before_the_name_was_durable),
-    ("write/target.py", "new_file", 1): makes("safetensors"),
-    ("write/target.py", "publish_file", 2): makes("safetensors"),
-    ("write/target.py", "new_folder", 1): makes("zarr"),
-    ("write/target.py", "new_folder", 2): makes("zarr"),
-    ("write/target.py", "new_folder", 3): makes("zarr"),
+    ("writing/commit.py", "commit_samples", 1): builds(in_three_batches),
+    ("writing/commit.py", "write_records", 1): builds(in_three_batches),
+    ("writing/commit.py", "take_back", 1): TAKING_BACK,
+    ("writing/commit.py", "finish", 2): builds(in_three_batches),
+    ("writing/commit.py", "finish", 3): builds(in_three_batches),
+    ("writing/commit.py", "publish", 2): builds(in_three_batches),
+    ("writing/create.py", "create_building", 1): builds(in_three_batches),
+    ("writing/create.py", "create_building", 3): builds(in_three_batches),
+    ("writing/create.py", "_resume", 1): builds(killed_before_a_record_was_durable),
+    ("writing/create.py", "_resume", 2): builds(killed_before_the_name_was_durable),
+    ("writing/create.py", "join", 1): builds(joined_before_the_name_was_durable),
+    ("writing/target.py", "new_file", 1): makes("safetensors"),
+    ("writing/target.py", "publish_file", 2): makes("safetensors"),
+    ("writing/target.py", "new_folder", 1): makes("zarr"),
+    ("writing/target.py", "new_folder", 2): makes("zarr"),
+    ("writing/target.py", "new_folder", 3): makes("zarr"),
     ("system/files.py", "replace_file", 1): makes("small file"),
-    ("write/spool.py", "_commit", 1): noting,
-    ("write/spool.py", "_commit", 2): noting,
-    ("write/spool.py", "_commit", 3): check_spool,
+    ("writing/spool.py", "_commit", 1): noting,
+    ("writing/spool.py", "_commit", 2): noting,
+    ("writing/spool.py", "_commit", 3): check_spool,
     ("remote/fetch.py", "run", 2): copying,
     ("remote/fetch.py", "run", 1): copying,
     ("remote/fetch.py", "_take", 1): copying,
     ("remote/fetch.py", "_start_again", 1): copying,
 }
 DEARER = {
-    ("write/spool.py", "_commit", 2),
-    ("write/create.py", "create_building", 3),
-    ("write/create.py", "_resume", 2),
-    ("write/create.py", "join", 1),
-    ("write/target.py", "new_folder", 1),
-    ("write/target.py", "new_folder", 2),
-    ("write/target.py", "new_folder", 3),
+    ("writing/spool.py", "_commit", 2),
+    ("writing/create.py", "create_building", 3),
+    ("writing/create.py", "_resume", 2),
+    ("writing/create.py", "join", 1),
+    ("writing/target.py", "new_folder", 1),
+    ("writing/target.py", "new_folder", 2),
+    ("writing/target.py", "new_folder", 3),
 }
 STAYS = {
-    ("write/commit.py", "finish", 1): "the one before the tail is cut off covers it; here an error of the "
+    ("writing/commit.py", "finish", 1): "the one before the tail is cut off covers it; here an error of the "
     "disk is found before anything of the finished layout is written",
-    ("write/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
+    ("writing/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
     "kept in order, which not every file system promises",
 }
 OF_OTHER_MACHINES = {  # of a server's disk, or after the bytes were synced by `fetch`
@@ -178,8 +178,8 @@ OF_OTHER_MACHINES = {  # of a server's disk, or after the bytes were synced by `
     ("remote/transfer.py", "_land", 1): "a name that is lost is pulled again",
 }
 OF_PERMISSIONS = {  # the disk in memory has none: see test_mode_is_durable_before_the_name_is_given
-    ("write/commit.py", "publish", 1),
-    ("write/target.py", "publish_file", 1),
+    ("writing/commit.py", "publish", 1),
+    ("writing/target.py", "publish_file", 1),
 }
 
 
