@@ -165,8 +165,12 @@ DEARER = {
 STAYS = {
     ("writing/commit.py", "finish", 1): "the one before the tail is cut off covers it; here an error of the "
     "disk is found before anything of the finished layout is written",
-    ("writing/create.py", "create_building", 2): "the one after the link covers it where names of a folder are "
-    "kept in order, which not every file system promises",
+    (
+        "writing/create.py",
+        "create_building",
+        2,
+    ): "the one after the link covers it where names of a folder "
+    "are kept in order, which not every file system promises",
 }
 OF_OTHER_MACHINES = {  # of a server's disk, or after the bytes were synced by `fetch`
     (

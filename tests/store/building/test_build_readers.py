@@ -34,7 +34,10 @@ from ups_store.errors import (
     SourceError,
     StoreError,
 )
+from ups_store.sources import open_source
+from ups_store.sources.contents import EVERYTHING
 from ups_store.sources.reader_pool import PoolStatus, ReaderStatus, Skipped
+from ups_store.sources.tasks import get_task
 from ups_store.system import files
 from ups_store.writing.writer import StoreWriter
 
@@ -146,6 +149,39 @@ def test_large_build_measures_a_reader_and_gives_the_same_bytes(
     assert report.readers.sentence() in watcher.notes
     assert "reading with 1 reader process, chosen automatically (" in report.readers.sentence()
     assert report.stores[0].path.read_bytes() == expected
+
+
+def test_a_slow_source_is_measured_twice_and_one_that_can_t_be_read_once(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "TINY_NBYTES", 0)
+    monkeypatch.setattr(readers, "START_S", 0.0)  # so that nothing is soon through
+    monkeypatch.setattr(readers, "chosen", lambda nbytes, **given: (given["most"], "measured"))
+    asked: list[Any] = []
+    unread = Skipped(np.arange(1), SourceError("gone", path=source))
+    for batch, times, why in (
+        (SimpleNamespace(arrays={"u": np.ones(MIB)}), 2, "measured"),
+        (unread, 1, "can't be read"),
+    ):
+        asked.clear()
+        with readers.Readers(ReadingConfig(num_workers="auto")) as measured:
+            monkeypatch.setattr(measured.pool, "read", lambda requests, b=batch: asked.append(b) or [b])
+            measured.for_samples(["one", "two"], nbytes=MIB, stored_nbytes=1, slot_nbytes=MIB)  # type: ignore[list-item]
+            assert len(asked) == times
+            assert why in measured.choice.why
+
+
+def test_samples_of_one_file_are_read_in_batches(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_BATCH_NBYTES", 1)
+    task = get_task("burgers1d")
+    with readers.Readers(ReadingConfig(num_workers=1)) as one, open_source(source, task=task) as direct:
+        info = one.describe(source, task)
+        found = one.read(info, task, EVERYTHING, range(1, 4))
+        for name, values in direct.read([1, 2, 3]).items():
+            np.testing.assert_array_equal(found[name], values)
+        (source).write_bytes(b"")
+        with pytest.raises(SourceError):
+            one.read(info, task, EVERYTHING, range(1, 4))
 
 
 @pytest.mark.multi_process

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import ups_store
 from ups_store.building.config import BuildConfig
 from ups_store.errors import SourceError, StoreClosedError
-from ups_store.sources import open_source
+from ups_store.sources import Source, open_source
 from ups_store.sources.tasks import get_task
 
 
@@ -69,17 +69,69 @@ def test_ragged_fields_are_refused(tmp_path: Path) -> None:
         open_source(path)
 
 
-def test_declared_axes_in_another_order_than_the_store_s_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, array(5, 8, 8), "y", "x")
-    layout = {"fields": [{"dataset": "fields", "axes": "sample x y"}]}
+def declared(folder: Path, arrays: dict[str, Any], layout: dict[str, Any], **options: Any) -> Source:
+    """A store of these arrays as the source of a task that is declared so."""
+    path = folder / "own_Re42.zarr.zip"
+    ups_store.write(path, arrays, **options).close()
     values = {
-        "data": {"tasks": ["mine"], "root": tmp_path},
-        "cache": {"dir": tmp_path},
+        "data": {"tasks": ["mine"], "root": folder},
+        "cache": {"dir": folder},
         "tasks": {"mine": {"files": path.name, "layout": layout}},
     }
     build = BuildConfig.model_validate(values, context={"tasks": ("mine",)})
-    with pytest.raises(SourceError, match="another order"):
-        open_source(path, task=build.get_task("mine"))
+    return open_source(path, task=build.get_task("mine"))
+
+
+U = {"fields": [{"dataset": "u", "axes": "sample x"}]}
+
+
+def test_declared_numbers_are_attributes_constants_and_parts_of_the_name(tmp_path: Path) -> None:
+    layout = {
+        **U,
+        "coordinates": {"x": {"start": 1.0, "step": 0.5}},
+        "parameters": {
+            "nu": {"attribute": "nu"},
+            "c": {"dataset": "c"},
+            "re": {"file_name": "Re([0-9]+)"},
+            "k": {"dataset": "k"},
+        },
+    }
+    arrays = {"u": array(5, 4), "k": array(5)}
+    with declared(tmp_path, arrays, layout, attrs={"nu": 0.1}, constants={"c": 3.0}) as source:
+        assert source.info.parameters == {"nu": 0.1, "c": 3.0, "re": 42.0}
+        np.testing.assert_array_equal(source.info.constants["x"], [1.0, 1.5, 2.0, 2.5])
+        np.testing.assert_allclose(source.read([2])["k"], arrays["k"][[2]])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "layout", "kind"),
+    [
+        ({"u": array(5, 8, 8)}, {"fields": [{"dataset": "u", "axes": "sample x y"}]}, None),
+        (
+            {"u": array(5, 8, 2)},
+            {"fields": [{"dataset": "u", "axes": "sample x channel", "channels": ["a"]}]},
+            "wrong_length",
+        ),
+        (
+            {"u": array(5, 8), "v": array(5, 9)},
+            {"fields": [{"dataset": "u", "axes": "sample x"}, {"dataset": "v", "axes": "sample x"}]},
+            "shapes_differ",
+        ),
+        ({"u": [array(3), array(4)]}, U, "wrong_rank"),
+        ({"u": array(5, 8)}, {**U, "coordinates": {"x": "x"}}, "missing_dataset"),
+        ({"u": array(5, 8)}, {**U, "coordinates": {"x": "c"}}, "wrong_length"),
+        ({"u": array(5, 8)}, {**U, "parameters": {"nu": {"attribute": "nu"}}}, "bad_parameter"),
+    ],
+    ids=["order", "channels", "sizes", "ragged", "no coordinate", "coordinate", "parameter"],
+)
+def test_declarations_that_the_store_doesn_t_fit_are_refused(
+    tmp_path: Path, arrays: dict[str, Any], layout: dict[str, Any], kind: str | None
+) -> None:
+    options = {"dims": {"u": ("y", "x")}} if kind is None else {}
+    with pytest.raises(SourceError) as caught:
+        declared(tmp_path, arrays, layout, constants={"c": 3.0}, **options)
+    assert kind in (None, caught.value.kind)
+    assert kind is not None or "another order" in str(caught.value)
 
 
 def test_closed_source_reads_nothing(tmp_path: Path) -> None:
