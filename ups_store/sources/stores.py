@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".zarr.zip"
 _LETTERS = {name: letter for letter, name in AXIS_NAMES.items()}
+_DECLARED = "the task's layout in the configuration (tasks.NAME.layout) says so"
 Note = Callable[[str], None]
 
 
@@ -271,13 +272,16 @@ class StoreSource:
         """The array of this name, which has to have these axes, the sample's first."""
         spec = self._store.arrays.get(name)
         if spec is None:
-            self._fail("there is no array", name, "missing_dataset", name, ", ".join(self._store.arrays))
+            there = ", ".join(self._store.arrays)
+            self._fail("there is no array", name, "missing_dataset", name, there, _DECLARED)
         shown = ", ".join(AXIS_NAMES[letter] for letter in letters)
         if len(spec.shape) != len(letters) or letters[:1] != "s":
-            self._fail("has other axes", name, "wrong_rank", f"({shown}), sample first", tuple(spec.shape))
+            expected = f"({shown}), sample first"
+            self._fail("has other axes", name, "wrong_rank", expected, tuple(spec.shape), _DECLARED)
         dims = [_LETTERS.get(dim, "") for dim in spec.dims or ()]
         if dims != [*letters] and sorted(dims) == sorted(letters):
-            self._fail("has its axes in another order", name, "wrong_rank", f"({shown})", spec.dims)
+            problem = "has its axes in another order"
+            self._fail(problem, name, "wrong_rank", f"({shown})", spec.dims, _DECLARED)
         return spec
 
     def _fail(
