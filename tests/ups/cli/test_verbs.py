@@ -81,7 +81,7 @@ def test_help_lists_and_mistakes_do_not_wait_for_torch(words: list[str], code: i
         (KeyboardInterrupt(), 5, "interrupted; run the same command again"),
         (DiskFullError("no space left on device"), 6, "no space left"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out"), 6, "out: no space left"),
-        (ZeroDivisionError("odd"), 1, "unexpected ZeroDivisionError: odd"),
+        (ZeroDivisionError("odd"), 1, "in fail: ZeroDivisionError: odd; -vv shows the traceback"),
     ],
 )
 def test_errors_end_a_verb_with_one_sentence_and_their_code(
