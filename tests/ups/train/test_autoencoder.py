@@ -362,8 +362,9 @@ def test_command_shows_the_resolved_configuration() -> None:
     ],
 )
 def test_command_ends_mistakes_with_a_sentence_and_its_code(
-    arguments: list[str], code: int, says: str
+    arguments: list[str], code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     done = run_command(*arguments)
     assert done.exit_code == code
     assert says in done.stderr
