@@ -18,7 +18,7 @@ from small_stores import MakeStore, Values, build, mixed_constants, mixed_values
 from tiny_disk import mounted
 
 # The syncs of a busy disk take long, so no example has a deadline.
-settings.register_profile("default", max_examples=10, stateful_step_count=20, deadline=None)
+settings.register_profile("default", max_examples=25, stateful_step_count=25, deadline=None)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.register_profile("slow", max_examples=100, stateful_step_count=25, deadline=None)  # of --run-slow
 settings.register_profile("nightly", max_examples=1000, stateful_step_count=60, deadline=None)

@@ -41,7 +41,8 @@ _HINTS = {  # what to do about errors of the system
     errno.ENAMETOOLONG: "; choose a shorter name",
 }
 
-_STDLIB = os.path.dirname(os.__file__)
+_NO_FILES = ("<", os.path.dirname(os.__file__))  # of the user: what was never a file, the standard library
+_INSTALLED = {"site-packages", "dist-packages"}
 _UNWRAPPED = 10_000  # columns; whoever reads a pipe wants whole lines
 
 
@@ -293,13 +294,13 @@ def message_of(error: BaseException) -> str:
 
 
 def _place_in_code_of_others(error: BaseException) -> str:
-    """Find the innermost frame that is of no package: code of the user's own that one of ours called."""
+    """Say where in code of the user's own, called by ours, an error is from; "" where it is ours."""
     place, is_inside = "", False
     for frame, line in traceback.walk_tb(error.__traceback__):
         path, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__")).partition(".")[0]
         if package in ("ups", "ups_store"):
             place, is_inside = "", True
-        elif is_inside and not path.startswith(("<", _STDLIB)) and "-packages" not in path:
+        elif is_inside and not (path.startswith(_NO_FILES) or _INSTALLED & {*path.split(os.sep)}):
             place = f"{one_line(path)}:{line}, in {frame.f_code.co_name}"
     return place
 

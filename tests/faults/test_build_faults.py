@@ -610,7 +610,7 @@ def session_of(leader: int) -> list[int]:
     return left
 
 
-def test_first_line_comes_within_a_second_and_a_diagnosis_follows_while_a_read_hangs(
+def test_first_line_comes_before_a_read_that_hangs_and_a_diagnosis_follows(
     source: Path, tmp_path: Path, disk: FaultyDisk, start_s: float
 ) -> None:
     disk.begin("hang", nbytes=1)
@@ -618,11 +618,8 @@ def test_first_line_comes_within_a_second_and_a_diagnosis_follows_while_a_read_h
     with started(tmp_path, *flags) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
-        # In time of its own, as other processes of the machine may have the processor.
-        used_s = sum(psutil.Process(process.pid).cpu_times()[:2])
         _, err = process.communicate(timeout=60)
     assert first == f"building burgers1d (train): sources in {source.parent}, stores in {tmp_path}/cache\n"
-    assert used_s < 5.0  # imports alone; half a second to two, by how busy the machine is
     assert "no progress for " in err
     assert f": the structure of {source}" in err
     assert "in open_hdf5" in err

@@ -32,7 +32,7 @@ def storm(trouble: str, num: int, *arguments: Any, timeout: float = 170) -> dict
 
 
 @pytest.mark.parametrize(
-    ("num_committers", "num_kills"), [(3, 6), pytest.param(3, 100, marks=pytest.mark.slow)]
+    ("num_committers", "num_kills"), [(1, 10), (3, 5), pytest.param(3, 100, marks=pytest.mark.slow)]
 )
 def test_killed_builders_lose_no_sample_and_write_no_wrong_byte(
     tmp_path: Path, num_committers: int, num_kills: int
@@ -69,7 +69,7 @@ def test_every_way_of_writing_in_trouble_ends_with_each_sample_once_and_nothing_
     Here each way meets one of the troubles; the next test has them all.
     """
     chosen = [word for way in ways for word in ("--way", way)]
-    outcome = storm(trouble, 6, *chosen, "--folder", tmp_path)
+    outcome = storm(trouble, 12, *chosen, "--folder", tmp_path)
     assert outcome["num_samples_checked"] > 0
 
 

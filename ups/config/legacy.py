@@ -104,9 +104,6 @@ _SAID_NOTHING: dict[str, dict[str, Any]] = {
 }
 _DEFAULTS = {key: value for beside in _SAID_NOTHING.values() for key, value in beside.items()}
 
-# Keys that came later, and what they say where nobody says anything: hashes are without it.
-_CAME_LATER: dict[str, Any] = {"baselines.own.name": None, "baselines.own.config": {}}
-
 # Naming one of these, and no mixer, means the PDE-Transformer that the operator once always was.
 _OF_ATTENTION = (
     *("operator.num_heads", "operator.window_size"),
@@ -209,8 +206,6 @@ def as_hashed(values: Mapping[str, Any]) -> dict[str, Any]:
     leaves = ((tuple(key.split(".")), value) for key, value in values.items()) if is_flat else _leaves(values)
     hashed = dict[tuple[str, ...], Any]()
     for path, value in leaves:
-        if _CAME_LATER.get(".".join(path), ...) == value:
-            continue
         hashed[_earlier(path)] = value
         for beside, constants in _SAID_NOTHING.items():
             if fnmatch.fnmatch(".".join(path), beside):

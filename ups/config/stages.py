@@ -198,3 +198,10 @@ class StageConfig(Section):
     @classmethod
     def _absent_is_default(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    def rows_over(self, num_ranks: int) -> int:
+        """Count the rows of a whole batch over all ranks, from either of the two batch sizes."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        assert self.batch_size is not None  # one of both is taken from `training`
+        return self.batch_size * num_ranks

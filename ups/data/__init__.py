@@ -6,7 +6,7 @@ Each of these uses what stands before it:
   or HDF5 into one in memory), `windows` (what is trained on, and trajectories that are evaluated).
 - `batches`, which the loader of `ups_store.torch` makes; `augment`, `statistics`, `patch_basis`, `seams`.
 - `latents` builds what an operator is trained on, `cached` what generative models are.
-- `ups predict`: `given_states`. `solvers` make data sets in the layout of PDEBench.
+- `ups predict`: `predictions`. `solvers` make data sets in the layout of PDEBench.
 """
 
 from ups.errors import check_installed

@@ -141,11 +141,8 @@ class TrainingData(Generic[Source]):
 
 
 def batch_size_of(settings: StageConfig) -> int:
-    """Rows of a whole batch over all ranks, from either of a stage's two batch sizes."""
-    if settings.global_batch_size is not None:
-        return settings.global_batch_size
-    assert settings.batch_size is not None  # one of both is taken from `training`
-    return settings.batch_size * ranks_of_torch()[1]
+    """Count the rows of a whole batch over all ranks that train together now."""
+    return settings.rows_over(ranks_of_torch()[1])
 
 
 def rows_of_rank(settings: StageConfig) -> int:

@@ -14,7 +14,9 @@ import torch
 
 import ups
 from ups.config import RunConfig
-from ups.data.given_states import (
+from ups.data.observations import check_observed, masks_of_samples, read_mask
+from ups.data.origins import origin_of_checkpoint, origin_of_given
+from ups.data.predictions import (
     ALL,
     AskSplit,
     GivenStates,
@@ -23,8 +25,6 @@ from ups.data.given_states import (
     save_preview_of,
     write_predictions,
 )
-from ups.data.observations import check_observed, masks_of_samples, read_mask
-from ups.data.origins import origin_of_checkpoint, origin_of_given
 from ups.device import choose_device
 from ups.errors import ConfigError
 from ups.eval.ensembles import check_members, seed_of

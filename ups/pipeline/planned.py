@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ups.config import RunConfig
-from ups.config.stages import StageConfig
 from ups.data.held_out import divided
 from ups.grid import FIELDS
 from ups.pipeline.sources import TaskSources
@@ -34,13 +33,6 @@ class PlannedRanks:
         num = config.pipeline.num_processes or training.num_gpus or 1
         shards = {"ddp": 1, "fsdp2": num, "hsdp": min(num, training.shard_size or num)}
         return cls(num, training.parallel, shards[training.parallel])
-
-    def batch_size_of(self, settings: StageConfig) -> int:
-        """Rows of a whole batch over all of them, from either of a stage's two batch sizes."""
-        if settings.global_batch_size is not None:
-            return settings.global_batch_size
-        assert settings.batch_size is not None  # one of both is taken from `training`
-        return settings.batch_size * self.num
 
     def steps_of(self, alone: int) -> int:
         """Optimiser steps of a budget that lasts one rank so many: all of them draw on it."""
@@ -78,7 +70,7 @@ def total_steps(
     sizes = [size for task in tasks.values() for size in _sizes(config, facts, task)]
     if not all(sizes) or not sizes:
         return None
-    size = ranks.batch_size_of(settings)
+    size = settings.rows_over(ranks.num)
     drop_last = facts.items == "frames" and min(sizes) >= size  # as `frame_data`
     order = random_order(sizes, global_batch_size=size, seed=config.seed, drop_last=drop_last)
     accum_steps = config.training.accum_steps

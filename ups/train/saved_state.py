@@ -80,8 +80,7 @@ class SavedState:
         """Fail unless the configuration makes batches of as many rows; before stores are built for it."""
         if not isinstance(STAGES[stage].maker, str):
             return  # a stage of one's own draws what batches it likes; the trainer compares them
-        settings = config.stage(stage)
-        rows = settings.global_batch_size or (settings.batch_size or 0) * num_ranks
+        rows = config.stage(stage).rows_over(num_ranks)
         check_batch(self.path, self.document["position"], rows=rows, num_ranks=num_ranks)
 
     def changes(self, config: RunConfig, *, stage: str) -> Iterator[str]:

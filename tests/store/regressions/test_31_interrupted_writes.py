@@ -47,11 +47,11 @@ def interrupted(call: Callable[[], object], *, lines: int, after: Callable[[], b
 
 
 @pytest.fixture
-def folders(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[range], Iterator[tuple[int, Path]]]:
-    """Numbers of lines, each with a folder of its own: all with --run-slow, every fifth without."""
+def folders(tmp_path: Path) -> Callable[[range], Iterator[tuple[int, Path]]]:
+    """Numbers of lines, each with a folder of its own."""
 
     def numbered(numbers: range) -> Iterator[tuple[int, Path]]:
-        for lines in numbers if request.config.getoption("--run-slow") else numbers[::5]:
+        for lines in numbers:
             (tmp_path / str(lines)).mkdir()
             yield lines, tmp_path / str(lines)
 

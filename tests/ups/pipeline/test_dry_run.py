@@ -159,7 +159,7 @@ def test_ranks_are_those_that_the_run_would_start(
     config = load_config(run, overrides=overrides)
     ranks = PlannedRanks.of(config)
     assert (ranks.num, ranks.num_shards) == expected
-    assert ranks.batch_size_of(config.stage("operator")) == expected[0] * (
+    assert config.stage("operator").rows_over(ranks.num) == expected[0] * (
         config.stage("operator").batch_size or 0
     )
     assert ranks.memory_of_rank(1000, states=400) == 600 + 400 // expected[1]
@@ -169,7 +169,7 @@ def test_ranks_are_those_that_the_run_would_start(
 def test_rows_over_all_ranks_are_divided_among_them(run: Path) -> None:
     ranks = ["training.num_gpus=2", "training.batch_size=null", "training.global_batch_size=8"]
     config = load_config(run, overrides=ranks)
-    assert PlannedRanks.of(config).batch_size_of(config.stage("operator")) == 8
+    assert config.stage("operator").rows_over(PlannedRanks.of(config).num) == 8
     with scratch_folder() as folder:
         given = {"config_path": run, "overrides": ranks, "tasks": {}, "trained": ()}
         scratch = Scratch(config, folder=folder, ranks=PlannedRanks.of(config), **given)

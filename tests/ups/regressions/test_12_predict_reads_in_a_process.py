@@ -9,7 +9,7 @@ import pytest
 from latent_runs import write_burgers
 
 import ups_store.sources.source
-from ups.data.given_states import Where, read_given
+from ups.data.predictions import Where, read_given
 from ups_store.build import BuildConfig, DataConfig
 
 pytestmark = pytest.mark.multi_process

@@ -1,5 +1,4 @@
-"""States that predictions start from, out of a store or an HDF5 file, reduced as the training data were; and
-the store that predictions are written into.
+"""What predictions start from, out of a store or an HDF5 file, and the store that they are written into.
 
 A source may have more points and time steps than the training took: every k-th one is taken, from the first
 on. Letters: N samples, B of a batch, M members, K predicted frames, X the axes of the grid, C channels.
