@@ -31,7 +31,7 @@ from ups.log import logger, once_each, quiet
 from ups.models.operator_size import TOKEN_UNET
 from ups.models.operators import config_section
 from ups.output import check_writable, write_atomically
-from ups.section import fact
+from ups.section import Section, fact
 from ups.stages import BASELINES, OPERATOR, OWN_BASELINE
 from ups.train.run import run_stage
 from ups.train.saved_state import differing_keys
@@ -99,21 +99,22 @@ def _sizes(stage: str, config: RunConfig, grids: Sequence[GridSpec]) -> dict[str
         patches = [size for size in _PATCHES if all(length % size == 0 for length in points)]
         own = {"encoder.patch_size": patches} if config.operator.state == "fields" and patches else {}
         if config.operator.name != TOKEN_UNET:
-            section = config_section(config.operator.name)
-            tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}
-            return {f"operator.config.{name}": some for name, some in tried.items() if some} | own
+            tried = _tried(config_section(config.operator.name))
+            return {f"operator.config.{name}": sizes for name, sizes in tried.items()} | own
         return {"operator.width": widths, **own}
     if stage == OWN_BASELINE.name:
-        section = config_section(own_kind(config))
-        tried = {name: fact(field, "tune") for name, field in section.model_fields.items()}
-        return {f"baselines.own.config.{name}": sizes for name, sizes in tried.items() if sizes}
-    section = type(getattr(config.baselines, stage))
-    tried = {name: fact(field, "tune") or () for name, field in section.model_fields.items()}
+        tried = _tried(config_section(own_kind(config)))
+        return {f"baselines.own.config.{name}": sizes for name, sizes in tried.items()}
     fitting = {
         name: [size for size in sizes if _has_room(config, stage, {name: size}, grids)]
-        for name, sizes in tried.items()
+        for name, sizes in _tried(type(getattr(config.baselines, stage))).items()
     }
     return {f"baselines.{stage}.{name}": sizes for name, sizes in fitting.items() if sizes}
+
+
+def _tried(section: type[Section]) -> dict[str, Sequence[int]]:
+    """Sizes to try of each key of a section that says some, `key(tune=)`."""
+    return {name: sizes for name, field in section.model_fields.items() if (sizes := fact(field, "tune"))}
 
 
 def _has_room(config: RunConfig, kind: str, size: Mapping[str, int], grids: Sequence[GridSpec]) -> bool:
@@ -130,7 +131,7 @@ def _has_room(config: RunConfig, kind: str, size: Mapping[str, int], grids: Sequ
 
 
 def import_optuna() -> Any:
-    """The module."""
+    """Import the module, or say which extra brings it."""
     with needs("tune"):
         return import_module("optuna")
 
